@@ -22,6 +22,9 @@ SPLITS_PER_PROCESSOR, FOLDED = 2, 8
 """Parts into which a sequence alone is cut for each multiprocessor, a multiple of FOLDED; the package's `core/paged.py`
 has the same."""
 
+PROMPT_KEYS = 16
+"""Keys of a part of a prompt at least, for each row of its tile; so does that."""
+
 FEW_ROWS = (16, 64)
 """Rows of a sequence, query heads of a group times new tokens, that one tile holds; of more it is a prompt."""
 
@@ -57,10 +60,11 @@ def splitting(decode: PagedTileConfig, prompts: PagedTileConfig, *, q_len: int, 
     """How a sequence with so many new tokens is split, by the tiles of both kinds of sequences."""
     rows = next((most for most in FEW_ROWS if q_len * group <= most), None)
     tile = prompts if rows is None else decode
+    keys = tile.keys_per_split if rows is not None else max(tile.keys_per_split, PROMPT_KEYS * tile.block_m)
     return Splitting(
         block_m=max(tile.block_m, rows or 0),
         block_n=tile.block_n,
-        keys_per_split=tile.keys_per_split,
+        keys_per_split=keys,
         group=group,
         kv_heads=kv_heads,
     )

@@ -119,6 +119,17 @@ class PagedPlan:
         return "Q_OFFSET_PER_BATCH" in self.plan.constants
 
     @property
+    def split_names(self) -> list[str]:
+        """The arguments of the plan that the splits of a tile depend on."""
+        others = {"records_ptr", "tiles_ptr", "counts_ptr", "num_seqs"}
+        return [name for group in self.plan.args for name in group.names if name not in others]
+
+    @property
+    def split_constants(self) -> list[str]:
+        """The constants of the plan that they depend on: numbers given by pointer are loaded once."""
+        return [name for name in self.plan.constants if name != "SCALARS_LOADED"]
+
+    @property
     def gap_statements(self) -> list[Statement]:
         """What the forward computes of the bounds: where the gaps between visited keys are."""
         gaps = uses(*(part for jump in self.bounds.jumps for part in (jump.at, jump.by)))
@@ -161,8 +172,8 @@ class PagedPlan:
     def cache_functions(self) -> list[str]:
         """What the kernels import of `device/paged.py`."""
         own = [
-            *("FOLDED", "WAVES", "add_values", "first_columns", "head_scale", "in_columns", "join_parts", "load_cache"),
-            *("load_heads", "load_pages", "store_heads", "token_scales", "value_unit", "zero_sums"),
+            *("FOLDED", "WAVES", "add_values", "dot_keys", "first_columns", "head_scale", "in_columns", "join_parts"),
+            *("load_cache", "load_heads", "load_pages", "store_heads", "token_scales", "value_unit", "zero_sums"),
         ]
         return sorted([*own, *(self.called & {"page_of", "slot_of"})])
 
@@ -170,7 +181,7 @@ class PagedPlan:
     def tile_functions(self) -> list[str]:
         """What they import of `device/tl.py`."""
         base_two = ["LOG2E"] if self.forward.linear or self.variant.sink else []
-        own = ["LN2", "dot_rows", *base_two]
+        own = ["LN2", *base_two]
         return sorted([*own, *(self.called & frozenset(device_functions(HELPER_FUNCTIONS)))])
 
 

@@ -120,7 +120,8 @@ _WORDS = """
     FLAT_TABLE FULL_BLOCKS HOPPER PAGE_SIZE PageRows copied_strides describe_pages end_seen k_page_rows
     make_paged_key_ring paged_ring place_prompts prompt_blocks q_batch_rows rows_apart v_page_rows
     K_SCALE SHARED_KV V_SCALE first_columns head_scale k_scale scales shares_values softmax_scale token_scales unit_new
-    PAIRS add_values in_columns pairs q_unit split_columns value_unit zero_sums
+    ONE_TILE PAIRS add_values dot_keys in_columns merges pairs q_unit split_columns split_tile split_tiles value_unit
+    zero_sums
     v_scale v_unit with_scales
 """
 WORDS = frozenset(_WORDS.split())

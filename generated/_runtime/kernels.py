@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: dbbbe501771aea86
+# hash: a999d4bcc8a8968c
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -304,8 +304,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "0e5b709b01045d89",
-            "plan": "c97cef063ee52e3f",
+            "fwd": "a3b08d32d605c0e3",
+            "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -338,8 +338,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "7e8e1927ceb24cd5",
-            "plan": "e45d5d904589a579",
+            "fwd": "3a77715708c5e3ac",
+            "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -401,8 +401,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "80b3c686a75b8814",
-            "plan": "6ae9b26e7df8a948",
+            "fwd": "9ddedf75be392382",
+            "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -435,8 +435,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "3e424ef8eacd4902",
-            "plan": "12c9617592c820da",
+            "fwd": "2127137e40d4ea36",
+            "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -469,8 +469,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "747cc1787f0335c7",
-            "plan": "a6098568e078cefa",
+            "fwd": "9ead4b76964a942c",
+            "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -503,8 +503,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "718a5c48f453175a",
-            "plan": "d3344f85074d65a0",
+            "fwd": "3342b3df4367e66b",
+            "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -537,8 +537,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "51cd0377a496d2c4",
-            "plan": "b669534eb1c791d8",
+            "fwd": "3e031e51371b6cbd",
+            "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -571,8 +571,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "4db50fbcf384e856",
-            "plan": "9418a4edb53ae8be",
+            "fwd": "2cbba34072aa4ceb",
+            "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -605,8 +605,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "b539513437c95811",
-            "plan": "47d255d237c67468",
+            "fwd": "083d0b7969fc527c",
+            "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -639,8 +639,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "d878a37f9e9e9e2b",
-            "plan": "7eed7830eb6f35ee",
+            "fwd": "975813875c16bc32",
+            "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -673,8 +673,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "46737647583b44af",
-            "plan": "85c9b813c6ffba77",
+            "fwd": "d49639f81d88c99f",
+            "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -707,8 +707,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "c228b6d29070841f",
-            "plan": "635c063d69459bc8",
+            "fwd": "1b4af86064096ab2",
+            "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -741,8 +741,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "5657629e5a94347e",
-            "plan": "edbb4b5e17cc6eac",
+            "fwd": "9f3fa4815f48f313",
+            "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -775,8 +775,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "b2eb457c6cb792f8",
-            "plan": "bc211ed9cf6f5adf",
+            "fwd": "5fad3916e8819217",
+            "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -809,8 +809,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "1c55051832a57a20",
-            "plan": "3c7032bfa6b4469b",
+            "fwd": "f1aba030da493c9b",
+            "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -843,8 +843,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "52bb697cdc2e1fe3",
-            "plan": "c8ed512f1aa27539",
+            "fwd": "7eb00dcf5dd5b76a",
+            "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -877,8 +877,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "53544efe7c36e5cf",
-            "plan": "fe4c531f900e4c39",
+            "fwd": "a0627491b7faf2e7",
+            "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -911,8 +911,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "d4cfede4248fde9a",
-            "plan": "6849612266a9c4c8",
+            "fwd": "71aa851c389d0e47",
+            "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -945,8 +945,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "cbcfea50bfebe3a3",
-            "plan": "e0f10584861eff64",
+            "fwd": "35dd479e5934be18",
+            "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -979,8 +979,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "abca5d566c5c7728",
-            "plan": "5a6bc951ec23a220",
+            "fwd": "6529186778c34f83",
+            "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1013,8 +1013,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "6ec387fcb9109fc5",
-            "plan": "0e70fe2495d199df",
+            "fwd": "a0bb1c2b0978a461",
+            "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },
     },

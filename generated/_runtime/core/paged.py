@@ -5,12 +5,13 @@ How a sequence is split follows from its own lengths, the chip and the heads alo
 so a sequence's results have the same bits in any batch, on any pages.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..archs import NARROW_HEAD_DIM
 from .checks import fail
 from .configs import block_columns, cdiv, next_power_of_2
-from .launches import Backend, Tensor
+from .launches import Backend, Tensor, tile_constants
 from .paged_tiles import PagedConfig, PagedTiles
 from .tiles import HOPPER, HopperTile, PagedTile, Tile
 
@@ -21,6 +22,9 @@ prompt."""
 LIMITED_REGISTERS = 128
 """Registers of a thread where `CacheCall.limits` limits them."""
 
+PROMPT_KEYS = 16
+"""Keys of a split of a prompt at least, for each row of its tile."""
+
 FEW_ROWS = CLASSES[-2]
 """Rows of a sequence up to which it is no prompt."""
 
@@ -30,6 +34,10 @@ cost little."""
 
 SPLITS_PER_PROCESSOR = 2
 """Splits into which a sequence alone is cut, so that it occupies the chip."""
+
+PART_ROWS, PART_COLUMNS = 32, 128
+"""Tiles of so many rows at most have wide keys in parts of so many columns: their products are then no long chain, in
+which each waits for the one before. Tiles of more rows have larger instructions."""
 
 WHOLE_ROW = 2**30
 """The page size of dense keys: a page holds a whole batch row."""
@@ -188,6 +196,9 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
 def _row_class(sizes: PagedSizes, splits: Splits, first_rows: int, last_rows: int, tile: PagedTile) -> RowClass:
     block_m, block_n = tile.block_m, tile.block_n
     least = tile.keys_per_split
+    if last_rows > FEW_ROWS:
+        # What the rows of a tile leave to be merged is as long as many keys.
+        least = max(least, PROMPT_KEYS * block_m)
     most = cdiv(SPLITS_PER_PROCESSOR * sizes.processors, sizes.num_kv_heads)
     # Splits are folded by FOLDED.
     most = most // FOLDED * FOLDED or most
@@ -355,10 +366,18 @@ class CacheCall(NamedTuple):
         is_part = self.v.shape[3] in (self.k.shape[3], block_columns(self.k.shape[3]))
         return is_part and (self.k.element_size() > 1 or pairs != "") and backend.begin_alike(self.k, self.v)
 
-    def tile_of(self, rows: RowClass, *, shares_values: bool) -> Tile:
-        """The tile of the forward: shared memory has a stage less where it holds wide values beside the keys."""
-        is_full = self.q.shape[-1] > NARROW_HEAD_DIM and self.k.element_size() > 1 and not shares_values
-        return rows.tile._replace(num_stages=min(rows.tile.num_stages, 2)) if is_full else rows.tile
+    def constants(self, rows: RowClass, *, shares_values: bool) -> Mapping[str, int]:
+        """The constants of the forward that follow from its tile and from the head dims of q and v."""
+        tile, dims = rows.tile, (self.q.shape[-1], self.v.shape[-1])
+        if dims[0] <= NARROW_HEAD_DIM:
+            return tile_constants(tile, *dims)
+        if self.k.element_size() > 1 and not shares_values:
+            # Shared memory has a stage less, as it holds wide values beside the keys.
+            tile = tile._replace(num_stages=min(tile.num_stages, 2))
+        found = tile_constants(tile, *dims)
+        if tile.block_m > PART_ROWS or self.q.element_size() != 2:
+            return found
+        return {**found, "BLOCK_D": PART_COLUMNS, "BLOCK_DV": min(PART_COLUMNS, found["BLOCK_DV"])}
 
     def results(self, backend: Backend) -> tuple[Tensor, Tensor]:
         """Room for o and lse."""
@@ -377,12 +396,14 @@ class CacheCall(NamedTuple):
         return max(min(items, PROGRAMS_PER_PROCESSOR * backend.multiprocessors(self.q)), 1)
 
     def tables(self, backend: Backend, rows: RowClass) -> tuple[Tensor, Tensor, Tensor]:
-        """Room for the records of splits and of tiles, and their numbers, zero at first. Hopper's family has records of
-        its blocks alone; nobody reads the others."""
+        """Room for the records of splits and of tiles, and their numbers, which are zero at first where sequences have
+        several tiles. Hopper's family has records of its blocks alone; nobody reads the others."""
         new, dtype = self.q, backend.INT32
         num_tiles = 1 if rows.tile.family == HOPPER else rows.num_tiles
         records = new.new_empty((rows.num_entries, rows.record_size), dtype=dtype)
-        return records, new.new_empty((num_tiles, 8), dtype=dtype), new.new_zeros((2,), dtype=dtype)
+        counted = rows.last_rows > rows.tile.block_m and rows.tile.family != HOPPER
+        counts = (new.new_zeros if counted else new.new_empty)((2,), dtype=dtype)
+        return records, new.new_empty((num_tiles, 8), dtype=dtype), counts
 
     def partials(self, backend: Backend, rows: RowClass) -> tuple[Tensor, Tensor]:
         """Room for what each part sums: its values, and the maximum and the sum of its logits."""
@@ -394,12 +415,15 @@ class CacheCall(NamedTuple):
 def _makes_pairs(head_dim: int) -> bool:
     """Whether half of each part of a tile has the 16 columns that an MMA takes at least.
 
-    >>> [_makes_pairs(n) for n in (16, 64, 72, 96, 127, 128, 576)]
-    [False, True, False, True, False, True, True]
+    >>> [_makes_pairs(n) for n in (16, 64, 72, 96, 127, 128, 528, 576)]
+    [False, True, False, True, False, True, False, True]
     """
-    first = block_columns(head_dim)
-    rest = head_dim - first
-    return head_dim % 2 == 0 and first >= 32 and (rest <= 0 or next_power_of_2(rest) >= 32)
+    first = PART_COLUMNS if head_dim > NARROW_HEAD_DIM else block_columns(head_dim)
+    rest = head_dim % first if head_dim > first else 0
+    return head_dim % 2 == 0 and first >= 32 and (rest == 0 or next_power_of_2(rest) >= 32)
+
+
+MERGE_WARPS = 8
 
 
 def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, tensors: tuple[Tensor, ...]) -> None:
@@ -419,6 +443,6 @@ def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, 
         # A function of chip and heads alone: with it the order of sums would change.
         BLOCK_P=min(next_power_of_2(cdiv(rows.most_splits, FOLDED)), FOLDED),
         OVERLAPS=overlaps,
-        num_warps=8,
+        num_warps=MERGE_WARPS,
         **options,
     )

@@ -5,8 +5,11 @@ A matrix product takes its second operand from pairs of rows. Of 16-bit elements
 from shared memory, of 8-bit elements none does. So a pair of columns is loaded as one element, and its bytes become two
 float16 tiles: one of the columns 0, 2, 4, ..., one of 1, 3, 5, .... Every float8 is a float16, so nothing is rounded.
 
-Such a tile is a tuple: the even and the odd columns of the first part, then those of the second part, if there is one.
+Such a tile is a tuple: the even and the odd columns of the first part, then those of the next.
 """
+
+# ruff: noqa: RUF005
+# Triton has no starred tuples.
 
 import triton
 import triton.language as tl
@@ -82,8 +85,7 @@ def split_columns(tile):
 @triton.jit
 def join_pairs(tile):
     """The inverse for sums: each part with its columns in order."""
-    first = tl.interleave(tile[0], tile[1])
-    if len(tile) == 2:
-        return (first,)
-    else:
-        return first, tl.interleave(tile[2], tile[3])
+    parts = ()
+    for i in tl.static_range(len(tile) // 2):
+        parts = parts + (tl.interleave(tile[2 * i], tile[2 * i + 1]),)  # type: ignore[assignment]  # it grows
+    return parts

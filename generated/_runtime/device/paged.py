@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from ..core import paged as calls
 from .column_pairs import as_pairs, join_pairs, unpack_pairs
-from .tl import LN2, second_width, zero_tile
+from .tl import LN2, dot_rows
 
 WHOLE_ROW = tl.constexpr(calls.WHOLE_ROW)
 
@@ -24,6 +24,19 @@ FOLDED = tl.constexpr(8)
 WAVES = tl.constexpr(2)
 """Programs on each processor, one after the other, for which the work of a batch must do before a program takes several
 splits."""
+
+
+@triton.constexpr_function
+def num_parts(COLS, BLOCK_COLS):
+    """The parts of the tile of a matrix of COLS columns, each of BLOCK_COLS but for the last."""
+    return max(triton.cdiv(COLS, BLOCK_COLS), 1)
+
+
+@triton.constexpr_function
+def part_width(COLS, BLOCK_COLS, i):
+    """The width of part `i`."""
+    rest = COLS - i * BLOCK_COLS
+    return BLOCK_COLS if i == 0 or rest >= BLOCK_COLS else max(triton.next_power_of_2(rest), 16)
 
 
 @triton.jit
@@ -109,51 +122,64 @@ def load_cache(
     """
     # In units of what is loaded.
     STEP: tl.constexpr = 1 if PAIRS == "" else 2
-    REST: tl.constexpr = COLS - BLOCK_COLS
     if PAIRS != "":
         MANTISSA: tl.constexpr = base.dtype.element_ty.fp_mantissa_width
         base = as_pairs(base)
         stride_page, stride_slot = stride_page // STEP, stride_slot // STEP
-    first = _cache_columns(
-        base, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N, COLS // STEP, BLOCK_COLS // STEP
-    )
-    if REST <= 0:
-        return unpack_pairs(first, MANTISSA, PAIRS == "ptx") if PAIRS != "" else (first.to(DTYPE),)
-    else:
-        WIDTH: tl.constexpr = second_width(REST)
-        rest = _cache_columns(
-            base + BLOCK_COLS // STEP, page, start_n, seen, stride_page, stride_slot, PAGE_SIZE, BLOCK_N,
-            REST // STEP, WIDTH // STEP,
-        )  # fmt: skip
-        if PAIRS != "":
-            return unpack_pairs(first, MANTISSA, PAIRS == "ptx") + unpack_pairs(rest, MANTISSA, PAIRS == "ptx")
-        else:
-            return first.to(DTYPE), rest.to(DTYPE)
+    parts = ()
+    for i in tl.static_range(num_parts(COLS, BLOCK_COLS)):
+        part = _cache_columns(
+            base + i * (BLOCK_COLS // STEP),
+            page,
+            start_n,
+            seen,
+            stride_page,
+            stride_slot,
+            PAGE_SIZE,
+            BLOCK_N,
+            (COLS - i * BLOCK_COLS) // STEP,
+            part_width(COLS, BLOCK_COLS, i) // STEP,
+        )
+        parts = parts + (unpack_pairs(part, MANTISSA, PAIRS == "ptx") if PAIRS != "" else (part.to(DTYPE),))
+    return parts
 
 
 @triton.jit
 def first_columns(tile, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, PAIRS: tl.constexpr):
-    """The tile of the first columns of a matrix: a part of its tile, or all of it."""
-    if COLS > BLOCK_COLS:
-        return tile
-    elif PAIRS != "":
-        return tile[0], tile[1]
-    else:
-        return (tile[0],)
+    """The tile of the first COLS columns of a matrix, which are whole parts of its tile."""
+    parts = ()
+    for i in tl.static_range(num_parts(COLS, BLOCK_COLS) * (1 if PAIRS == "" else 2)):
+        parts = parts + (tile[i],)
+    return parts
 
 
 @triton.jit
 def zero_sums(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, PAIRS: tl.constexpr):
     """An fp32 accumulator of ROWS rows, with the parts of a tile of COLS columns of values."""
-    zeros = zero_tile(ROWS, COLS, BLOCK_COLS)
-    if PAIRS == "":
-        return zeros
-    else:
-        parts = ()
-        for i in tl.static_range(len(zeros)):
-            half = tl.zeros([ROWS, zeros[i].shape[1] // 2], tl.float32)
+    parts = ()
+    for i in tl.static_range(num_parts(COLS, BLOCK_COLS)):
+        if PAIRS == "":
+            parts = parts + (tl.zeros([ROWS, part_width(COLS, BLOCK_COLS, i)], tl.float32),)
+        else:
+            half = tl.zeros([ROWS, part_width(COLS, BLOCK_COLS, i) // 2], tl.float32)
             parts = parts + (half, half)
-        return parts
+    return parts
+
+
+@triton.jit
+def dot_keys(q_tile, k_tile):
+    """The product of each row with each key. An MMA waits for the one before it that adds to the same sum: so the parts
+    of wide rows have sums of their own."""
+    if len(q_tile) <= 2:
+        return dot_rows(q_tile, k_tile)
+    else:
+        qk = tl.dot(q_tile[0], tl.trans(k_tile[0]), input_precision="ieee")
+        ones = tl.full(qk.shape, 1.0, tl.float32)
+        for i in tl.static_range(1, len(q_tile)):
+            part = tl.dot(q_tile[i], tl.trans(k_tile[i]), input_precision="ieee")
+            # Triton makes one chain of products of a plain sum.
+            qk = tl.fma(part, ones, qk)
+        return qk
 
 
 @triton.jit
@@ -169,7 +195,7 @@ def add_values(acc, weights, tile, alpha):
 
 @triton.jit
 def in_columns(acc, PAIRS: tl.constexpr):
-    """The parts of a sum of values with their columns in order."""
+    """A sum of values with its columns in order."""
     if PAIRS == "":
         return acc
     else:
@@ -212,12 +238,13 @@ def _head_columns(ptr, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.const
 @triton.jit
 def load_heads(ptr, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
     """A tile of rows that begin at `offsets`; those that are none are zero."""
-    first = _head_columns(ptr, offsets, is_row, COLS, BLOCK_COLS)
-    if COLS <= BLOCK_COLS:
-        return (first,)
-    else:
-        REST: tl.constexpr = COLS - BLOCK_COLS
-        return first, _head_columns(ptr + BLOCK_COLS, offsets, is_row, REST, second_width(REST))
+    parts = ()
+    for i in tl.static_range(num_parts(COLS, BLOCK_COLS)):
+        part = _head_columns(
+            ptr + i * BLOCK_COLS, offsets, is_row, COLS - i * BLOCK_COLS, part_width(COLS, BLOCK_COLS, i)
+        )
+        parts = parts + (part,)
+    return parts
 
 
 @triton.jit

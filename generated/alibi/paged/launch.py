@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 6a37407c1dda6058
+# hash: dac0adfc47dad29b
 """Launches of the kernels of `alibi` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -144,7 +144,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], slope: Tens
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: 2282b1e31c4e870b
+# hash: 2cbe75401c4ccb26
 """Launches of the kernels of `band` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -150,7 +150,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], before: int
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

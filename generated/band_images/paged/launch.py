@@ -4,10 +4,10 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/paged_launch.py.jinja
-# hash: 57de9b12275a971f
+# hash: 5041d4ec96d20f7a
 """Launches of the kernels of `band_images` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import band_images_paged_fwd, band_images_paged_plan
@@ -103,7 +103,7 @@ def forward(
             GROUP=call.group,
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -4,10 +4,10 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/paged_launch.py.jinja
-# hash: 338797e82ba0f115
+# hash: 6bc893cb247d7d8d
 """Launches of the kernels of `band_mask` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import band_mask_paged_fwd, band_mask_paged_plan
@@ -110,7 +110,7 @@ def forward(
             GROUP=call.group,
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

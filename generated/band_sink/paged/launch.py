@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: 64a6162f8351871e
+# hash: 9eea1ab479a48e43
 """Launches of the kernels of `band_sink` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -154,7 +154,7 @@ def forward(
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/paged_launch.py.jinja
-# hash: 6f6fd027f4effbaa
+# hash: fed483c16a56e638
 """Launches of the kernels of `band_softcap` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -156,7 +156,7 @@ def forward(
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/paged_launch.py.jinja
-# hash: 88f4666c838c2fc2
+# hash: d70412a75cb458ee
 """Launches of the kernels of `causal` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -140,7 +140,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

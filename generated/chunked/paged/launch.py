@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: 80e9bc11a2e5145e
+# hash: 49d4f2829be159a9
 """Launches of the kernels of `chunked` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import chunked_paged_fwd, chunked_paged_plan
@@ -95,7 +95,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
             GROUP=call.group,
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

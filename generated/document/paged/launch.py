@@ -3,10 +3,10 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/paged_launch.py.jinja
-# hash: d343e829545b5a78
+# hash: 66fde9fdcb8ccec9
 """Launches of the kernels of `document` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import document_paged_fwd, document_paged_plan
@@ -97,7 +97,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], doc: Tensor
             GROUP=call.group,
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

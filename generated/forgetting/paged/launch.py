@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/paged_launch.py.jinja
-# hash: 43813e525905222d
+# hash: e73312569c61a777
 """Launches of the kernels of `forgetting` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import forgetting_paged_fwd, forgetting_paged_plan
@@ -105,7 +105,7 @@ def forward(
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/paged_launch.py.jinja
-# hash: 1eeeb293c3afa203
+# hash: bfb65adf0dc9c572
 """Launches of the kernels of `full` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -131,7 +131,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/paged_launch.py.jinja
-# hash: d7f0040a5c2f564a
+# hash: 96377969e0b7af7d
 """Launches of the kernels of `gpt_oss` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -142,7 +142,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], sink: Tenso
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/paged_launch.py.jinja
-# hash: 1582ea87db71b274
+# hash: 4bfadc8a78698631
 """Launches of the kernels of `natten` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import natten_paged_fwd, natten_paged_plan
@@ -93,7 +93,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
             GROUP=call.group,
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/paged_launch.py.jinja
-# hash: f00b51030f3035dd
+# hash: 72cb3604a9afe971
 """Launches of the kernels of `padding` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -137,7 +137,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: Ten
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: 39518fb13228102f
+# hash: 4ca8134179b40c0d
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -146,7 +146,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 009dedfa60d2395c
+# hash: 18cf2fad6bfff1e2
 """Launches of the kernels of `relative_bias` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -149,7 +149,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tenso
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: paged/portable.py.jinja
-# hash: 030281c6ed384e0d
+# hash: abbb19a3fcf593d6
 """`relative_bias` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx
@@ -47,6 +47,7 @@ from ..._runtime.device.paged import (
     FOLDED,
     WAVES,
     add_values,
+    dot_keys,
     first_columns,
     head_scale,
     in_columns,
@@ -59,7 +60,7 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, clamp_index, dot_rows, load_pairs
+from ..._runtime.device.tl import LN2, clamp_index, load_pairs
 
 
 @triton.jit(do_not_specialize=["q_offset", "bias_size_1", "table_stride", "num_kv_heads", "partial_rows"])
@@ -210,7 +211,7 @@ def relative_bias_paged_fwd(
                 BLOCK_D,
                 PAIRS,
             )
-            qk = dot_rows(q_tile, k_tile)  # [M, N]
+            qk = dot_keys(q_tile, k_tile)  # [M, N]
             if PAIRS != "":
                 qk *= q_unit[:, None]
             if K_SCALE == "token":
@@ -278,7 +279,7 @@ def relative_bias_paged_fwd(
                     BLOCK_D,
                     PAIRS,
                 )
-                qk = dot_rows(q_tile, k_tile)  # [M, N]
+                qk = dot_keys(q_tile, k_tile)  # [M, N]
                 if PAIRS != "":
                     qk *= q_unit[:, None]
                 if K_SCALE == "token":
@@ -342,6 +343,58 @@ def relative_bias_paged_fwd(
             tl.store(partial_sums_ptr + part_rows * 2 + 1, row_sum, mask=is_row)
 
 
+@triton.jit
+def relative_bias_paged_plan_tile(
+    b,
+    tile,
+    share,
+    cu_seqlens_q_ptr,
+    kv_lengths_ptr,
+    q_offset,
+    q_rows,
+    most_keys,
+    most_splits,
+    least_keys,
+    Q_AT_END: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    PACKED: tl.constexpr,
+    BALANCED: tl.constexpr,
+    FIRST_ROWS: tl.constexpr,
+    LAST_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FOLDS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The splits of a tile of one sequence, or of some: start and length of its queries, its keys, first visited key
+    and number of them with gaps taken out, keys of a split, splits of a part, number of parts: 0 of no tile."""
+    kv_len = most_keys
+    if kv_lengths_ptr is not None:
+        kv_len = tl.maximum(tl.minimum(tl.load(kv_lengths_ptr + b), most_keys), 0)
+    q_start = tl.load(cu_seqlens_q_ptr + b) if PACKED else 0
+    q_len = tl.load(cu_seqlens_q_ptr + b + 1) - q_start if PACKED else q_rows
+    # Sequences of fewer rows than FIRST_ROWS or more than LAST_ROWS are left to another plan.
+    is_served = (q_len * GROUP >= FIRST_ROWS) & (q_len * GROUP <= LAST_ROWS)
+    num_tiles = tl.where(is_served, tl.cdiv(q_len * GROUP, BLOCK_M), 0)
+    # Tiles of one sequence share its splits: of a long prompt none is split.
+    most = tl.cdiv(most_splits, tl.maximum(num_tiles, 1))
+    least = least_keys
+    if BALANCED:
+        least = tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, least_keys)
+        most = tl.maximum(tl.cdiv(kv_len, BLOCK_N), 1)
+    q_shift = kv_len - q_len if Q_AT_END else tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_last = (tl.minimum(tile * BLOCK_M + BLOCK_M, q_len * GROUP) - 1) // GROUP + q_shift
+    kv_end = tl.minimum(q_last + 1, kv_len)
+
+    first_step = 0
+    span = tl.maximum(kv_end - first_step, 0)
+    keys = tl.maximum(tl.cdiv(tl.cdiv(span, most), BLOCK_N) * BLOCK_N, least)
+    # Where the batch alone occupies the chip a program takes several splits, which saves their merging.
+    taken = tl.where(keys * FOLDED * WAVES <= share, FOLDED, 1) if FOLDS else 1
+    parts = tl.cdiv(tl.maximum(tl.cdiv(span, keys), 1), taken)
+    return q_start, q_len, kv_len, first_step, span, keys, taken, tl.where(tile < num_tiles, parts, 0)
+
+
 @triton.jit(do_not_specialize=["q_offset", "q_rows", "num_seqs", "most_keys", "most_splits", "least_keys"])
 def relative_bias_paged_plan(
     cu_seqlens_q_ptr,
@@ -366,18 +419,7 @@ def relative_bias_paged_plan(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    # Sequences of fewer rows than FIRST_ROWS or more than LAST_ROWS are left to another plan.
     b = tl.program_id(0).to(tl.int64)
-    kv_len = most_keys
-    if kv_lengths_ptr is not None:
-        kv_len = tl.maximum(tl.minimum(tl.load(kv_lengths_ptr + b), most_keys), 0)
-    q_start = tl.load(cu_seqlens_q_ptr + b) if PACKED else 0
-    q_len = tl.load(cu_seqlens_q_ptr + b + 1) - q_start if PACKED else q_rows
-    is_served = (q_len * GROUP >= FIRST_ROWS) & (q_len * GROUP <= LAST_ROWS)
-    num_tiles = tl.where(is_served, tl.cdiv(q_len * GROUP, BLOCK_M), 0)
-    # Tiles of one sequence share its splits: of a long prompt none is split.
-    most = tl.cdiv(most_splits, tl.maximum(num_tiles, 1))
-    least = least_keys
     # If all sequences of the batch were cut into as many keys for each program, this would be how many.
     all_keys = num_seqs * most_keys
     if kv_lengths_ptr is not None:
@@ -386,58 +428,117 @@ def relative_bias_paged_plan(
             seqs = first + tl.arange(0, 256)
             all_keys += tl.sum(tl.load(kv_lengths_ptr + seqs, mask=seqs < num_seqs, other=0), 0)
     share = tl.cdiv(all_keys, most_splits)
-    if BALANCED:
-        least = tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, least_keys)
-        most = tl.maximum(tl.cdiv(kv_len, BLOCK_N), 1)
-    q_shift = kv_len - q_len if Q_AT_END else tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    entries = 0
-    for tile in range(num_tiles):
-        q_last = (tl.minimum(tile * BLOCK_M + BLOCK_M, q_len * GROUP) - 1) // GROUP + q_shift
-        kv_end = tl.minimum(q_last + 1, kv_len)
-
-        first_step = 0
-        span = tl.maximum(kv_end - first_step, 0)
-        keys = tl.maximum(tl.cdiv(tl.cdiv(span, most), BLOCK_N) * BLOCK_N, least)
-        splits = tl.maximum(tl.cdiv(span, keys), 1)
-        # Where the batch alone occupies the chip a program takes several splits, which saves their merging.
-        taken = tl.where(keys * FOLDED * WAVES <= share, FOLDED, 1) if FOLDS else 1
-        parts = tl.cdiv(splits, taken)
-        entries += parts
-    if entries > 0:
-        entry = tl.atomic_add(counts_ptr, entries)
+    ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
+    if ONE_TILE:
+        # Each program counts the parts of all sequences: no counter has to be cleared before.
+        entry, entries, split_tile, split_tiles = 0, 0, 0, 0
+        for first in range(0, num_seqs, 256):
+            seqs = first + tl.arange(0, 256)
+            _, _, _, _, _, _, _, parts = relative_bias_paged_plan_tile(
+                tl.minimum(seqs, num_seqs - 1),
+                0,
+                share,
+                cu_seqlens_q_ptr,
+                kv_lengths_ptr,
+                q_offset,
+                q_rows,
+                most_keys,
+                most_splits,
+                least_keys,
+                Q_AT_END,
+                Q_OFFSET_PER_BATCH,
+                PACKED,
+                BALANCED,
+                FIRST_ROWS,
+                LAST_ROWS,
+                GROUP,
+                FOLDS,
+                BLOCK_M,
+                BLOCK_N,
+            )
+            parts = tl.where(seqs < num_seqs, parts, 0)
+            merges = (parts > 1).to(tl.int32)
+            entry += tl.sum(tl.where(seqs < b, parts, 0), 0)
+            entries += tl.sum(parts, 0)
+            split_tile += tl.sum(tl.where(seqs < b, merges, 0), 0)
+            split_tiles += tl.sum(merges, 0)
+        tl.store(counts_ptr, entries, mask=b == 0)
+        tl.store(counts_ptr + 1, split_tiles, mask=b == 0)
+        num_tiles = 1
+    else:
+        q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
+        num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
+        entries = 0
         for tile in range(num_tiles):
-            q_last = (tl.minimum(tile * BLOCK_M + BLOCK_M, q_len * GROUP) - 1) // GROUP + q_shift
-            kv_end = tl.minimum(q_last + 1, kv_len)
-
-            first_step = 0
-            span = tl.maximum(kv_end - first_step, 0)
-            keys = tl.maximum(tl.cdiv(tl.cdiv(span, most), BLOCK_N) * BLOCK_N, least)
-            splits = tl.maximum(tl.cdiv(span, keys), 1)
-            # Where the batch alone occupies the chip a program takes several splits, which saves their merging.
-            taken = tl.where(keys * FOLDED * WAVES <= share, FOLDED, 1) if FOLDS else 1
-            parts = tl.cdiv(splits, taken)
-            for first in range(0, parts, 32):
-                nth = first + tl.arange(0, 32)
-                record = records_ptr + (entry + nth) * 16
-                begin = first_step + nth * taken * keys
-                end = tl.minimum(begin + taken * keys, first_step + span)
-                tl.store(record, b.to(tl.int32), mask=nth < parts)
-                tl.store(record + 1, q_start, mask=nth < parts)
-                tl.store(record + 2, q_len, mask=nth < parts)
-                tl.store(record + 3, tile * BLOCK_M, mask=nth < parts)
-                tl.store(record + 4, begin, mask=nth < parts)
-                tl.store(record + 5, end, mask=nth < parts)
-                tl.store(record + 6, tl.where(parts > 1, entry + nth, -1), mask=nth < parts)
-                tl.store(record + 7, nth, mask=nth < parts)
-                tl.store(record + 8, kv_len, mask=nth < parts)
-                tl.store(record + 9, keys, mask=nth < parts)
-            if parts > 1:
-                record = tiles_ptr + tl.atomic_add(counts_ptr + 1, 1) * 8
-                tl.store(record, b.to(tl.int32))
-                tl.store(record + 1, q_start)
-                tl.store(record + 2, q_len)
-                tl.store(record + 3, tile * BLOCK_M)
-                tl.store(record + 4, entry)
-                tl.store(record + 5, parts)
-                tl.store(record + 6, taken)
-            entry += parts
+            _, _, _, _, _, _, _, parts = relative_bias_paged_plan_tile(
+                b,
+                tile,
+                share,
+                cu_seqlens_q_ptr,
+                kv_lengths_ptr,
+                q_offset,
+                q_rows,
+                most_keys,
+                most_splits,
+                least_keys,
+                Q_AT_END,
+                Q_OFFSET_PER_BATCH,
+                PACKED,
+                BALANCED,
+                FIRST_ROWS,
+                LAST_ROWS,
+                GROUP,
+                FOLDS,
+                BLOCK_M,
+                BLOCK_N,
+            )
+            entries += parts
+        entry = tl.atomic_add(counts_ptr, entries)
+    for tile in range(num_tiles):
+        q_start, q_len, kv_len, first_step, span, keys, taken, parts = relative_bias_paged_plan_tile(
+            b,
+            tile,
+            share,
+            cu_seqlens_q_ptr,
+            kv_lengths_ptr,
+            q_offset,
+            q_rows,
+            most_keys,
+            most_splits,
+            least_keys,
+            Q_AT_END,
+            Q_OFFSET_PER_BATCH,
+            PACKED,
+            BALANCED,
+            FIRST_ROWS,
+            LAST_ROWS,
+            GROUP,
+            FOLDS,
+            BLOCK_M,
+            BLOCK_N,
+        )
+        for first in range(0, parts, 32):
+            nth = first + tl.arange(0, 32)
+            record = records_ptr + (entry + nth) * 16
+            begin = first_step + nth * taken * keys
+            end = tl.minimum(begin + taken * keys, first_step + span)
+            tl.store(record, b.to(tl.int32), mask=nth < parts)
+            tl.store(record + 1, q_start, mask=nth < parts)
+            tl.store(record + 2, q_len, mask=nth < parts)
+            tl.store(record + 3, tile * BLOCK_M, mask=nth < parts)
+            tl.store(record + 4, begin, mask=nth < parts)
+            tl.store(record + 5, end, mask=nth < parts)
+            tl.store(record + 6, tl.where(parts > 1, entry + nth, -1), mask=nth < parts)
+            tl.store(record + 7, nth, mask=nth < parts)
+            tl.store(record + 8, kv_len, mask=nth < parts)
+            tl.store(record + 9, keys, mask=nth < parts)
+        if parts > 1:
+            record = tiles_ptr + (split_tile if ONE_TILE else tl.atomic_add(counts_ptr + 1, 1)) * 8
+            tl.store(record, b.to(tl.int32))
+            tl.store(record + 1, q_start)
+            tl.store(record + 2, q_len)
+            tl.store(record + 3, tile * BLOCK_M)
+            tl.store(record + 4, entry)
+            tl.store(record + 5, parts)
+            tl.store(record + 6, taken)
+        entry += parts

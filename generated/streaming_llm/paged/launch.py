@@ -3,10 +3,10 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/paged_launch.py.jinja
-# hash: 11cb85b03d8529bd
+# hash: 65e6dfe20531080a
 """Launches of the kernels of `streaming_llm` on paged caches."""
 
-from ..._runtime.core.launches import Backend, Tensor, tile_constants
+from ..._runtime.core.launches import Backend, Tensor
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.device.paged import merge_splits
 from .portable import streaming_llm_paged_fwd, streaming_llm_paged_plan
@@ -103,7 +103,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int, 
             GROUP=call.group,
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: 0df859db0b051939
+# hash: ccdda8e126478b9d
 """Launches of the kernels of `window` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -146,7 +146,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
             FOLDS=rows.folds,
             OVERLAPS=rows.splits and backend.overlaps(q),
             FULL_BLOCKS=rows.has_prompts,
-            **tile_constants(call.tile_of(rows, shares_values=shares_values), q.shape[-1], v.shape[-1]),
+            **call.constants(rows, shares_values=shares_values),
             **call.limits(backend, rows),
         )
         if rows.splits:
