@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 MIXED = (1024, 16384)
-OURS = ("codegen", "contiguous", "balanced", "bfloat16", "packed", "apart", "jax")
+OURS = ("codegen", "contiguous", "balanced", "bfloat16", "single", "packed", "apart", "jax")
 """Our implementations: on pages; with a page for each sequence; splits that balance a batch; caches of bfloat16 where
-the case has 8 bits; the packed op, without pages; a call for each number of queries; on pages in JAX. Others: peers."""
+the case has 8 bits; one query where it has more; the packed op, without pages; a call for each number of queries; on
+pages in JAX. All others are peers."""
 
 PEERS = ("flashinfer", "fa3", "sdpa", "pallas")
-BASES = {"codegen": ("bfloat16", "packed", "apart"), "jax": ("pallas",)}
+BASES = {"codegen": ("bfloat16", "single", "packed", "apart", "contiguous"), "jax": ("pallas",)}
 """Beside which implementations of the same case, the first that it has, ours is compared as a ratio."""
 
 FP8 = "float8_e4m3fn"
@@ -61,8 +63,9 @@ class DecodeCase:
         return replace(self, lengths=cut, queries=counts if packed else counts[0])
 
     def read_by(self, implementation: str) -> DecodeCase:
-        """The case as an implementation takes it: `bfloat16` has caches of that dtype."""
-        return replace(self, cache="bfloat16") if implementation == "bfloat16" else self
+        """The case as an implementation takes it: `bfloat16` has caches of that dtype, `single` has one query."""
+        changes: dict[str, dict[str, Any]] = {"bfloat16": {"cache": "bfloat16"}, "single": {"queries": 1}}
+        return replace(self, **changes.get(implementation, {}))
 
 
 def mixed_lengths(sequences: int = 64) -> tuple[int, ...]:
@@ -86,19 +89,18 @@ def cases(variants: Iterable[str]) -> list[DecodeCase]:
                 _causal(
                     f"B64 mixed page {page}",
                     mixed,
-                    ("codegen", *(("balanced", "flashinfer", "fa3") if page == 16 else ())),
+                    (*both, *(("balanced", "flashinfer", "fa3") if page == 16 else ())),
                 ),
                 page_size=page,
             )
             for page in (16, 1, 64, 256)
         ),
-        _causal("B64 mixed contiguous", mixed, ("contiguous",)),
         *(
             replace(_causal(f"B16 S8192 H{8 * group}/8", (8192,) * 16, ("codegen", "flashinfer")), heads=8 * group)
             for group in (1, 3, 5, 7, 8, 16)
         ),
         *(
-            replace(_causal(f"B16 S8192 {queries} queries", (8192,) * 16, ("codegen",)), queries=queries)
+            replace(_causal(f"B16 S8192 {queries} queries", (8192,) * 16, ("codegen", "single")), queries=queries)
             for queries in (4, 8)
         ),
     ]

@@ -156,6 +156,7 @@ BUILDERS: dict[str, Callable[[Step], Built]] = {
     "balanced": lambda step: _ours(step, splits="balanced"),
     "flashinfer": _flashinfer,
     "bfloat16": _ours,
+    "single": _ours,
     "packed": _packed,
     "apart": _apart,
     "jax": decode_jax.ours,

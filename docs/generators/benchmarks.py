@@ -30,6 +30,7 @@ DECODE = {
     "balanced": "ours, splits by the batch",
     "flashinfer": "FlashInfer",
     "bfloat16": "ours, bfloat16 caches",
+    "single": "ours, one query",
     "packed": "ours, packed without pages",
     "apart": "ours, a call for each number of queries",
     "jax": "ours in JAX",

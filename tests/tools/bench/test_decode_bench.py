@@ -58,6 +58,12 @@ def test_what_is_checked_has_prompts_and_decoding_sequences() -> None:
     assert (prompt.queries, prompt.lengths) == (640, (2000,))
 
 
+def test_implementations_beside_ours_change_what_they_are_named_after() -> None:
+    assert CASES["B64 mixed page 16 fp8"].read_by("bfloat16").cache == "bfloat16"
+    assert CASES["B16 S8192 8 queries"].read_by("single").counts == (1,) * 16
+    assert CASES["B16 S8192 8 queries"].read_by("codegen").counts == (8,) * 16
+
+
 def test_peers_can_be_chosen_and_be_absent() -> None:
     case = CASES["B16 S8192"]
     assert cases.with_peers(case, ("fa3",), ["sdpa"]).implementations == ("codegen", "contiguous", "fa3")
@@ -117,6 +123,8 @@ def test_rates_are_of_bytes_or_of_what_is_computed() -> None:
         ("prompt 2048 of 32768 causal page 256", "codegen"),
         ("prompt 2048 of 32768 window page 64", "packed"),
         ("prompt 2048 of 32768 alibi page 64", "packed"),
+        ("B16 S8192 4 queries", "codegen"),
+        ("B16 S8192 4 queries", "single"),
         (MIXED_STEP, "codegen"),
         (MIXED_STEP, "apart"),
     ],
