@@ -175,7 +175,7 @@ def _decode(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
     from bench.runs import decode
     from codegen.testing.golden import load_manifest
 
-    gone = missing(peer for peer in PEERS if options.peers is None or peer in options.peers)
+    gone = missing(["jax", *(peer for peer in PEERS if options.peers is None or peer in options.peers)])
     _say_missing(results, gone)
     legal = [name for name, entry in load_manifest().items() if not entry["dropout"] and not entry["decay"]]
     chosen = [
@@ -192,7 +192,7 @@ def _decode(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
         results.settings["copy_tb_per_s"] = copy_tb_per_s
         keep()
 
-    return decode.run(chosen, keep_decode, clock)
+    return decode.run(chosen, keep_decode, clock, options.jobs)
 
 
 def _models(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:

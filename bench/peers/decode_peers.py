@@ -1,139 +1,108 @@
-"""The implementations of the decode suite: our op on pages and on a page for each sequence, FlashInfer and SDPA."""
+"""The implementations of the decode suite in torch, ours and peers, and their comparison with float64."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from bench.cases.decode import DecodeCase
+from bench.peers import decode_jax
+from bench.peers.decode_step import DTYPE, Built, Step, draw
 from codegen.testing import golden
 
-DTYPE = torch.bfloat16
 WORKSPACE = 256 * 2**20
 """Bytes that FlashInfer keeps its parts in."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A layer's inputs: q is `[B, Hq, queries, D]`, caches are `[pages, page size, Hkv, D]`."""
-
-    case: DecodeCase
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    page_table: Tensor
-    kv_lengths: Tensor
-    own: Mapping[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the keys and values of all sequences."""
-        row = self.k.shape[2] * (self.k.shape[3] * self.k.element_size() + self.v.shape[3] * self.v.element_size())
-        return sum(self.case.lengths) * row
-
-    def gathered(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """The keys and values of one sequence, `[1, Hkv, S, D]`."""
-        length, size = self.case.lengths[sequence], self.k.shape[1]
-        places = torch.arange(length, device=self.q.device)
-        pages = self.page_table[sequence].long()[places // size]
-        k, v = (x[pages, places % size].transpose(0, 1)[None] for x in (self.k, self.v))
-        return k, v
-
-
-def draw(case: DecodeCase, device: str, *, contiguous: bool = False) -> Step:
-    """Random inputs, on pages in random order, or with a page for each sequence."""
-    count = len(case.lengths)
-    size = max(case.lengths) if contiguous else case.page_size
-    needed = [-(-length // size) for length in case.lengths]
-    table = torch.full((count, max(needed)), -1, dtype=torch.int32)
-    order = torch.arange(count) if contiguous else torch.randperm(sum(needed))
-    first = 0
-    for row, pages in zip(table, needed, strict=True):
-        row[:pages] = order[first : first + pages].int()
-        first += pages
-    shape = (sum(needed), size, case.kv_heads, case.dim)
-    k = torch.randn(shape, dtype=DTYPE, device=device)
-    return Step(
-        case=case,
-        q=torch.randn(count, case.heads, case.queries, case.dim, dtype=DTYPE, device=device),
-        k=k,
-        v=torch.randn_like(k),
-        page_table=table.to(device),
-        kv_lengths=torch.tensor(case.lengths, dtype=torch.int32, device=device),
-        own=_own(case, shape[:2], device),
-    )
-
-
-def _own(case: DecodeCase, pages: tuple[int, int], device: str) -> dict[str, Any]:
-    """The arguments of the variant itself.
-
-    A tensor with an element for every key lies in pages; one with an element for every pair of query and key does not.
-    """
-    entry = golden.load_manifest()[case.variant]
-    sizes = {"h": (case.heads,), "hkv": (case.kv_heads,), "b": (len(case.lengths),), "kv_idx": pages}
-    found: dict[str, Any] = {}
-    for name, spec in entry["tensors"].items():
-        if "q_idx" in spec["dims"]:
-            x = torch.rand(len(case.lengths), case.heads, case.queries, max(case.lengths), device=device)
-            found[name] = x < 0.7 if spec["dtype"] == "bool" else x
-            continue
-        dims = [dim for dim in spec["dims"] if dim != "b" or "kv_idx" not in spec["dims"]]
-        shape = [n for dim in dims for n in (sizes.get(dim, (16384,)) if isinstance(dim, str) else (dim,))]
-        if not spec["dtype"].startswith("int"):
-            found[name] = torch.rand(shape, device=device) * 0.1
-        elif "kv_idx" in dims:
-            found[name] = torch.zeros(shape, dtype=torch.int32, device=device)  # one document
-        else:
-            found[name] = torch.full(shape, max(case.lengths), dtype=torch.int32, device=device)
-    for name in entry["scalars"]:
-        found[name] = entry["scalar_examples"][name]
-    if entry["sink"]:
-        found["sink"] = torch.randn(case.heads, device=device)
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """A call on a step's inputs, whose result is `[B, Hq, queries, D]`; `plan`, what is done once for all layers of a
-    step. `wait` blocks until a result is there, of calls that no CUDA graph of torch can hold. `others` differ in an
-    option: the fastest counts."""
-
-    call: Callable[[Step], Any]
-    plan: Callable[[], Any] | None = None
-    wait: Callable[[Any], Any] | None = None
-    others: tuple[Callable[[Step], Any], ...] = ()
+def _taken(function: Any, step: Step) -> dict[str, Any]:
+    """Those of the variant's own arguments that a plan or a schedule takes."""
+    return {name: x for name, x in step.own.items() if name in (function.__kwdefaults__ or {})}
 
 
 def _ours(step: Step, *, splits: str | None = None) -> Built:
     op: Any = golden.load_op(step.case.variant)
-    common = {"page_table": step.page_table, "kv_lengths": step.kv_lengths, "splits": splits}
-    bounds = op.plan.__kwdefaults__ or {}
-    own = {name: x for name, x in step.own.items() if name in bounds}
+    common = {"page_table": step.page_table, "kv_lengths": step.kv_lengths, "splits": splits, **step.packing}
+    own = _taken(op.plan, step)
 
     def plan() -> Any:
-        return op.plan(step.q, step.k, **common, **own)
+        return op.plan(step.q, step.k, step.v, **common, **own)
 
     made = plan()
 
     def call(layer: Step) -> Tensor:
         tables = common | {"page_table": layer.page_table, "kv_lengths": layer.kv_lengths}
-        o: Tensor = op(layer.q, layer.k, layer.v, schedule=made, **tables, **layer.own)
+        o: Tensor = op(layer.q, layer.k, layer.v, schedule=made, **tables, **layer.own, **layer.scales)
         return o
 
     return Built(call=call, plan=plan)
+
+
+def _apart(step: Step) -> Built:
+    """A call for all sequences that have as many queries as each other, which lie together."""
+    op: Any = golden.load_op(step.case.variant)
+    calls: list[Callable[[Step], Tensor]] = []
+    begin = first = 0
+    for count, group in itertools.groupby(step.case.counts):
+        size = len(list(group))
+        calls.append(_one_count(op, step, slice(begin, begin + size), slice(first, first + size * count), count))
+        begin, first = begin + size, first + size * count
+
+    def result(found: Sequence[Tensor]) -> Tensor:
+        return torch.cat([o.transpose(1, 2).flatten(0, 1) for o in found])
+
+    return Built(call=lambda layer: [call(layer) for call in calls], result=result)
+
+
+def _one_count(op: Any, step: Step, sequences: slice, rows: slice, count: int) -> Callable[[Step], Tensor]:
+    """A call on some of a step's sequences, of `count` queries each: o is `[sequences, Hq, count, D]`."""
+
+    def given(layer: Step) -> tuple[Tensor, Tensor, Tensor]:
+        return layer.q[rows].unflatten(0, (-1, count)).transpose(1, 2), layer.k, layer.v
+
+    pages = {"page_table": step.page_table[sequences], "kv_lengths": step.kv_lengths[sequences]}
+    made = op.plan(*given(step), **pages, **_taken(op.plan, step))
+
+    def call(layer: Step) -> Tensor:
+        o: Tensor = op(*given(layer), schedule=made, **pages, **layer.own)
+        return o
+
+    return call
+
+
+def _packed(step: Step) -> Built:
+    """The packed op, on keys without pages."""
+    op: Any = golden.load_op(step.case.variant)
+    if len({*step.case.lengths}) > 1 or step.packing:
+        raise ValueError("takes one length and one number of queries for all sequences")
+    length, count = step.case.lengths[0], step.case.counts[0]
+
+    def ends(each: int) -> Tensor:
+        steps = range(len(step.case.lengths) + 1)
+        return torch.tensor([each * number for number in steps], dtype=torch.int32, device=step.q.device)
+
+    def given(layer: Step) -> tuple[Tensor, Tensor, Tensor]:
+        return layer.q.transpose(1, 2).flatten(0, 1), layer.k.flatten(0, 1), layer.v.flatten(0, 1)
+
+    packing = {"cu_seqlens_q": ends(count), "cu_seqlens_k": ends(length), "q_offset": length - count}
+    made = op.schedule(*given(step), backward=False, **packing, **_taken(op.schedule, step))
+
+    def call(layer: Step) -> Tensor:
+        o: Tensor = op(*given(layer), schedule=made, **packing, **layer.own)
+        return o
+
+    return Built(call=call, result=lambda o: o.unflatten(0, (-1, count)).transpose(1, 2))
 
 
 def _flashinfer(step: Step) -> Built:
     import flashinfer  # optional
 
     case, size, device = step.case, step.k.shape[1], step.q.device
-    if case.queries != 1:
+    if case.counts[0] != 1:
         raise ValueError("decodes one query")
     pages = [-(-length // size) for length in case.lengths]
     ends = torch.tensor([0, *pages]).cumsum(0).int()
@@ -170,7 +139,7 @@ def _sdpa(step: Step) -> Built:
     """FlashAttention-2's split decode, of sequences of one length without pages."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if len(set(step.case.lengths)) > 1 or step.case.queries != 1:
+    if len(set(step.case.lengths)) > 1 or step.case.counts[0] != 1:
         raise ValueError("takes one length for all sequences, and one query")
 
     def call(layer: Step) -> Tensor:
@@ -181,73 +150,51 @@ def _sdpa(step: Step) -> Built:
     return Built(call=call)
 
 
-def _fa3(step: Step) -> Built:
-    """FlashAttention-3's kernels for caches, by the package that binds them to JAX; the best of some split counts."""
-    # Else XLA takes most of the memory at once.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    import jax
-    from flash_attn3_jax.kvcache import flash_mha_with_kvcache  # optional
-
-    def array(x: Tensor) -> Any:
-        return jax.dlpack.from_dlpack(x.contiguous())
-
-    table, lengths = array(step.page_table.clamp(min=0)), array(step.kv_lengths)
-    arrays: dict[int, tuple[Any, ...]] = {}
-
-    def given(layer: Step) -> tuple[Any, ...]:
-        if id(layer) not in arrays:
-            arrays[id(layer)] = (array(layer.q.transpose(1, 2)), array(layer.k), array(layer.v))
-        return arrays[id(layer)]
-
-    def splitting(splits: int) -> Callable[[Step], Any]:
-        call = jax.jit(
-            lambda q, k, v: flash_mha_with_kvcache(
-                q, k, v, cache_seqlens=lengths, page_table=table, is_causal=True, num_splits=splits
-            )
-        )
-        return lambda layer: call(*given(layer))
-
-    first, *others = map(splitting, (1, 4, 8, 16, 32, 64))
-    return Built(call=first, wait=jax.block_until_ready, others=tuple(others))
-
-
 BUILDERS: dict[str, Callable[[Step], Built]] = {
     "codegen": _ours,
     "contiguous": _ours,
     "balanced": lambda step: _ours(step, splits="balanced"),
     "flashinfer": _flashinfer,
-    "fa3": _fa3,
+    "bfloat16": _ours,
+    "single": _ours,
+    "packed": _packed,
+    "apart": _apart,
+    "jax": decode_jax.ours,
+    "pallas": decode_jax.pallas,
+    "fa3": decode_jax.fa3,
     "sdpa": _sdpa,
 }
-CONTIGUOUS = frozenset({"contiguous", "sdpa"})
+CONTIGUOUS = frozenset({"contiguous", "packed", "sdpa"})
 """Implementations whose caches have a page for each sequence."""
 
 
 def fault(case: DecodeCase, name: str, device: str) -> str:
     """The error of one implementation of a small case against float64 of the gathered cache; "" if it is right."""
-    step = draw(case.small(), device, contiguous=name in CONTIGUOUS)
-    if name == "sdpa":
-        step = draw(DecodeCase(**{**vars(case), "lengths": (2000, 2000)}), device, contiguous=True)
-    got = BUILDERS[name](step).call(step)
-    if name == "fa3":
-        got = from_dlpack(got).transpose(1, 2)
+    small = case.read_by(name).small()
+    if name == "sdpa":  # takes one length
+        small = replace(small, lengths=(small.lengths[0],) * len(small.lengths))
+    step = draw(small, device, contiguous=name in CONTIGUOUS)
+    built = BUILDERS[name](step)
+    got = built.result(built.call(step))
     reference = golden.load_reference(case.variant)
     dims = {key: spec["dims"] for key, spec in golden.load_manifest()[case.variant]["tensors"].items()}
-    worst = 0.0
+    errors: list[float] = []
     for number, length in enumerate(step.case.lengths):
-        k, v = (x.double() for x in step.gathered(number))
+        k, v = step.gathered(number)
         own = {key: _alone(x, dims.get(key, []), step, number) for key, x in step.own.items()}
         want = reference(
-            step.q[number : number + 1].double(),
+            step.rows(step.q, number).double(),
             k,
             v,
-            q_offset=length - case.queries,
+            q_offset=length - small.counts[number],
             first_batch=number,
             **own,
         )
         want = want[0] if isinstance(want, tuple) else want
-        worst = max(worst, float((got[number : number + 1].double() - want).norm() / want.norm()))
-    return "" if worst <= golden.BOUND[DTYPE] else f"WRONG against float64: o is off by {worst:.1e}"
+        errors.append(float((step.rows(got, number).double() - want).norm() / want.norm()))
+    # A NaN is not within the bound.
+    wrong = [error for error in errors if not error <= golden.BOUND[DTYPE]]
+    return f"WRONG against float64: o is off by {max(wrong):.1e}" if wrong else ""
 
 
 def _alone(x: Any, dims: list[str], step: Step, sequence: int) -> Any:
@@ -255,7 +202,7 @@ def _alone(x: Any, dims: list[str], step: Step, sequence: int) -> Any:
     if "kv_idx" not in dims:
         return x
     if "q_idx" in dims:  # the reference reads it by position, a call on paged caches by row
-        length, queries = step.case.lengths[sequence], step.case.queries
+        length, queries = step.case.lengths[sequence], step.case.counts[sequence]
         rows = (torch.arange(length, device=x.device) - (length - queries)).clamp(min=0)
         return x[sequence, :, rows, :length][None].expand(sequence + 1, -1, -1, -1)
     places = torch.arange(step.case.lengths[sequence], device=step.q.device)

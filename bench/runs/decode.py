@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from bench.cases.decode import OURS, DecodeCase
-from bench.peers.decode_peers import BUILDERS, CONTIGUOUS, Step, draw, fault
+from bench.cases.decode import BASES, FEW_QUERIES, OURS, DecodeCase
+from bench.peers.decode_peers import BUILDERS, CONTIGUOUS, fault
+from bench.peers.decode_step import Built, Step, draw
 from bench.timing.clock import Clock
+from bench.timing.warm_compile import compile_in_parallel
 from codegen.testing.golden import load_op
 
 COLD_BYTES = 300 * 10**6
 """Bytes of caches that the layers of a step read together: several times what a cache of the chip holds."""
 
 MOST_LAYERS, REPLAYS, CALLS = 40, 15, 200
+MOST_JOBS = 8
+"""Processes that compile at once."""
+
+ROWS = 512
+"""Query rows whose pairs with keys are counted at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeMeasurement:
-    """One implementation of a case: GPU microseconds of a layer, TB/s of keys and values that the mask lets it read,
-    and of what is done once a step. `note`: why it was not measured, or what is wrong."""
+    """One implementation of a case: GPU microseconds of a layer, and of what is done once a step.
+
+    `tb_per_s`: keys and values that the mask lets it read. `tflops`: scores that the mask keeps, of prompts and of
+    latent attention. `ratio`: the time of the implementation `over` of the same case divided by its own. `note`: why it
+    was not measured, or what is wrong.
+    """
 
     case: str
     implementation: str
     us: float | None = None
     tb_per_s: float | None = None
+    tflops: float | None = None
+    ratio: float | None = None
+    over: str = ""
     plan_us: float | None = None
     note: str = ""
 
@@ -72,6 +88,21 @@ def copy_tb_per_s() -> float:
     return 2 * x.numel() * x.element_size() / statistics.median(times) / 1e9
 
 
+def rates(case: DecodeCase) -> tuple[float | None, float | None]:
+    """The share of the keys that few queries of a sequence may see, and the FLOPs of prompts and of latent attention.
+
+    None where a rate says nothing: neither of a step that has prompts beside decoding sequences.
+    """
+    few = max(case.counts) <= FEW_QUERIES
+    if not few and min(case.counts) <= FEW_QUERIES:
+        return None, None
+    flops = None
+    if not few or case.value_dim is not None:
+        columns = case.dim + (case.value_dim or case.dim)
+        flops = 2.0 * case.heads * columns * _over_sequences(case, kept_pairs)
+    return seen_share(case) if few else None, flops
+
+
 def seen_share(case: DecodeCase) -> float | None:
     """The share of all keys that some query of its sequence may see: all of them, as `draw` makes tensors.
 
@@ -79,29 +110,45 @@ def seen_share(case: DecodeCase) -> float | None:
     counted, so such a row has no rate.
     """
     from bench.cases.pairs import library_spec
-    from codegen.inspect.block_status import pairs
-    from codegen.inspect.call import make_call
 
     spec = library_spec().variants[case.variant]
     if any("q_idx" in tensor.dims for tensor in spec.tensors.values()):
         return None
     if spec.mask is None or spec.tensors:
         return 1.0
-    seen = 0
-    for length in set(case.lengths):
-        call = make_call(
-            spec,
-            q_len=case.queries,
-            kv_len=length,
-            q_offset=length - case.queries,
-            batch=0,
-            head=0,
-            scalars={},
-            files={},
-        )
-        kept = pairs(spec.mask, call, 0, case.queries)
-        seen += int((kept > 0).any(axis=0).sum()) * case.lengths.count(length)
-    return seen / sum(case.lengths)
+    return _over_sequences(case, seen_keys) / sum(case.lengths)
+
+
+def _over_sequences(case: DecodeCase, counted: Callable[[str, int, int], int]) -> int:
+    return sum(counted(case.variant, *each) for each in zip(case.counts, case.lengths, strict=True))
+
+
+@functools.cache
+def seen_keys(variant: str, queries: int, length: int) -> int:
+    """How many keys of a sequence some of its last queries may see."""
+    return int(sum(kept.any(axis=0) for kept in _kept(variant, queries, length)).astype(bool).sum())
+
+
+@functools.cache
+def kept_pairs(variant: str, queries: int, length: int) -> int:
+    """How many pairs of a key and one of a sequence's last queries the mask keeps."""
+    return sum(int(kept.sum()) for kept in _kept(variant, queries, length))
+
+
+def _kept(variant: str, queries: int, length: int) -> list[Any]:
+    """Of each ROWS of the last queries of a sequence, which keys they see: bool, `[rows, keys]`."""
+    import numpy as np
+
+    from bench.cases.pairs import library_spec
+    from codegen.inspect.block_status import pairs
+    from codegen.inspect.call import make_call
+
+    spec = library_spec().variants[variant]
+    if spec.mask is None:
+        return [np.ones((queries, length), dtype=bool)]
+    offset = length - queries
+    call = make_call(spec, q_len=queries, kv_len=length, q_offset=offset, batch=0, head=0, scalars={}, files={})
+    return [pairs(spec.mask, call, first, first + ROWS) for first in range(0, queries, ROWS)]
 
 
 def measure(case: DecodeCase, device: str = "cuda") -> list[DecodeMeasurement]:
@@ -117,39 +164,70 @@ def measure(case: DecodeCase, device: str = "cuda") -> list[DecodeMeasurement]:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
             found.append(DecodeMeasurement(case=case.name, implementation=name, note=reason))
         torch.cuda.empty_cache()
+    return compared(found)
+
+
+def compared(rows: Sequence[DecodeMeasurement]) -> list[DecodeMeasurement]:
+    """The rows of a case, ours with its ratio to what it is compared with."""
+    timed = {m.implementation: m.us for m in rows if m.us is not None}
+    found = []
+    for m in rows:
+        base = next((name for name in BASES.get(m.implementation, ()) if name in timed), None)
+        found.append(replace(m, ratio=timed[base] / m.us, over=base) if base is not None and m.us is not None else m)
     return found
 
 
 def _timed(case: DecodeCase, name: str, device: str) -> DecodeMeasurement:
+    case = case.read_by(name)
+
     def layer() -> Step:
         return draw(case, device, contiguous=name in CONTIGUOUS)
 
     first = layer()
-    count = max(2, min(MOST_LAYERS, -(-COLD_BYTES // first.nbytes)))
+    built = BUILDERS[name](first)
+    count = max(built.layers, min(MOST_LAYERS, -(-COLD_BYTES // first.nbytes)))
     # The layers of a model share a page table and lengths.
     layers = [
         first,
         *(Step(**{**vars(layer()), "page_table": first.page_table, "own": first.own}) for _ in range(count - 1)),
     ]
-    built = BUILDERS[name](first)
-    every = [[partial(call, x) for x in layers] for call in (built.call, *built.others)]
-    us = graph_us(every[0]) if built.wait is None else min(_enqueued_us(calls, built.wait) for calls in every)
-    share = seen_share(case)
-    rate = None if share is None else first.nbytes * share / us / 1e6
-    plan_us = graph_us([built.plan] * 8) if built.plan is not None and name in OURS else None
-    return DecodeMeasurement(case=case.name, implementation=name, us=us, tb_per_s=rate, plan_us=plan_us)
+    us = graph_us([partial(built.call, x) for x in layers]) if built.programs is None else _program_us(built, layers)
+    share, flops = rates(case)
+    return DecodeMeasurement(
+        case=case.name,
+        implementation=name,
+        us=us,
+        tb_per_s=None if share is None else first.nbytes * share / us / 1e6,
+        tflops=None if flops is None else flops / us / 1e6,
+        plan_us=graph_us([built.plan] * 8) if built.plan is not None and name in OURS else None,
+    )
 
 
-def _enqueued_us(calls: Sequence[Callable[[], Any]], wait: Callable[[Any], Any]) -> float:
-    """Microseconds of each of some calls that are enqueued one after the other."""
+def _program_us(built: Built, layers: Sequence[Step]) -> float:
+    """Microseconds of a layer in the fastest of the programs of all layers; those that do not run do not count."""
     from bench.timing.loops import loop_ms
 
-    def step() -> Any:
-        for call in calls:
-            last = call()
-        return last
+    if built.programs is None or built.wait is None:
+        raise ValueError("expected programs and what waits for them")
+    times: list[float] = []
+    failed: list[Exception] = []
+    for program in built.programs(layers):
+        try:
+            times.append(loop_ms(program, built.wait))
+        except Exception as error:  # too large for the GPU, as an option of a peer may be
+            failed.append(error)
+    if not times:
+        raise failed[0]
+    return min(times) / len(layers) * 1e3
 
-    return loop_ms(step, wait) / len(calls) * 1e3
+
+def rehearse(case: DecodeCase) -> None:
+    """Check our implementations of a case once, so that their kernels are in the cache on disk."""
+    for name in case.implementations:
+        # A failure here happens again in `measure`, which reports it. JAX compiles its programs in one process.
+        if name in OURS and name != "jax":
+            with contextlib.suppress(Exception):
+                fault(case, name, "cuda")
 
 
 def host_us() -> float:
@@ -172,19 +250,25 @@ def host_us() -> float:
 def table(measurements: Sequence[DecodeMeasurement], copy: float) -> str:
     """One line per case and implementation."""
     width = max(len(m.case) for m in measurements)
-    lines = [f"{'case':{width}} {'by':12} {'us':>9} {'TB/s':>6} {'of copy':>7} {'plan us':>7}"]
+    lines = [f"{'case':{width}} {'by':12} {'us':>9} {'TB/s':>6} {'of copy':>7} {'TF':>4} {'plan us':>7}  times as fast"]
     for m in measurements:
         if m.us is None:
             lines.append(f"{m.case:{width}} {m.implementation:12} {m.note}")
             continue
         plan = f"{m.plan_us:7.1f}" if m.plan_us is not None else f"{'':7}"
         rate = f"{'':14}" if m.tb_per_s is None else f"{m.tb_per_s:6.2f} {m.tb_per_s / copy:7.0%}"
-        lines.append(f"{m.case:{width}} {m.implementation:12} {m.us:9.1f} {rate} {plan}")
+        flops = f"{'':4}" if m.tflops is None else f"{m.tflops:4.0f}"
+        ratio = "" if m.ratio is None else f"{m.ratio:6.3f} of {m.over}"
+        lines.append(f"{m.case:{width}} {m.implementation:12} {m.us:9.1f} {rate} {flops} {plan} {ratio}".rstrip())
     return "\n".join(lines)
 
 
-def run(chosen: Sequence[DecodeCase], keep: Callable[[list[dict[str, Any]], float], None], clock: Clock) -> bool:
-    """Measure, call `keep` after each case, and print the table. True if ours is right."""
+def run(
+    chosen: Sequence[DecodeCase], keep: Callable[[list[dict[str, Any]], float], None], clock: Clock, jobs: int = 0
+) -> bool:
+    """Compile in `jobs` processes, measure, call `keep` after each case, and print the table. True if ours is right."""
+    if jobs > 0:
+        compile_in_parallel(rehearse, chosen, min(jobs, MOST_JOBS), clock.at(0.5), "decode: compiling")
     load_op("causal")
     copy = copy_tb_per_s()
     measurements: list[DecodeMeasurement] = []
@@ -199,7 +283,8 @@ def run(chosen: Sequence[DecodeCase], keep: Callable[[list[dict[str, Any]], floa
     if not measurements:
         return True
     print(
-        f"\ndecode, bfloat16, keys and values cold; a copy moves {copy:.2f} TB/s; CPU time of a call {host.us:.0f} us\n"
+        "\ndecode, bfloat16, keys and values cold; TF: TFLOP/s of unmasked scores; "
+        f"a copy moves {copy:.2f} TB/s; CPU time of a call {host.us:.0f} us\n"
     )
     print(table(measurements, copy), flush=True)
     return not any(m.note for m in measurements if m.implementation in OURS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bench.record import OURS, PASSES, TITLES, parse_name
@@ -29,6 +29,12 @@ DECODE = {
     "contiguous": "ours, a page for each sequence",
     "balanced": "ours, splits by the batch",
     "flashinfer": "FlashInfer",
+    "bfloat16": "ours, bfloat16 caches",
+    "single": "ours, one query",
+    "packed": "ours, packed without pages",
+    "apart": "ours, a call for each number of queries",
+    "jax": "ours in JAX",
+    "pallas": "Pallas' kernel for GPUs",
     "fa3": "FlashAttention-3",
     "sdpa": "FlashAttention-2, by SDPA",
 }
@@ -52,7 +58,7 @@ ABOUT = {
     "dims": "Causal attention at 8192 tokens, by head dim.",
     "variants": "Every variant at 16384 tokens, beside causal attention of the same shape: what a mask or score costs.",
     "packed": "Kvax's benchmark: 131072 tokens, 12 documents in each row, packed and with segment ids.",
-    "decode": "Few queries on keys in pages: 32 query heads for 8 key heads of 128 columns.",
+    "decode": "Decoding steps and prompts on keys in pages: 32 query heads for 8 key heads of 128 columns.",
     "models": "Training steps of whole models in transformers and Flax, eight layers of each, with random weights.",
     "jax": "The JAX ops beside torch's, cuDNN through `jax.nn`, Pallas and Kvax.",
     "host": "CPU time of one call: 8 heads, 128 tokens, head dim 64.",
@@ -262,21 +268,33 @@ def _host(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _decode(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    yield "TB/s count the keys and values that the mask lets the queries see. A plan serves all layers of a step."
+    yield (
+        "TB/s count the keys and values that the mask lets the queries see, TFLOP/s the scores that it keeps. A ratio "
+        "is the time of what a row names, divided by its own. A plan serves all layers of a step."
+    )
     yield figures(
-        ["case", "implementation", "µs", "TB/s", "plan, µs", "remark"],
+        ["case", "implementation", "µs", "TB/s", "TFLOP/s", "ratio", "plan, µs", "remark"],
         [
             [
                 row["case"],
                 DECODE.get(row["implementation"], row["implementation"]),
                 _number(row["us"], 1),
                 _number(row["tb_per_s"], 2),
+                _number(row.get("tflops"), 0),
+                _over(row),
                 _number(row["plan_us"], 1),
                 row["note"],
             ]
             for row in rows
         ],
     )
+
+
+def _over(row: Mapping[str, Any]) -> str:
+    """The ratio of a row of `decode`, and to what."""
+    if not row.get("ratio"):
+        return "-"
+    return f"{row['ratio']:.2f} of {DECODE.get(row['over'], row['over'])}"
 
 
 def _models(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
