@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: a999d4bcc8a8968c
+# hash: 0a45c29eaa2c5de7
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -304,7 +304,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "a3b08d32d605c0e3",
+            "fwd": "a7b4aeb533246495",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -338,7 +338,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "3a77715708c5e3ac",
+            "fwd": "6b92e1f6af73c718",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -401,7 +401,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "9ddedf75be392382",
+            "fwd": "7bda72b437925bfc",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -435,7 +435,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "2127137e40d4ea36",
+            "fwd": "9f30cdae5af14cb6",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -469,7 +469,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "9ead4b76964a942c",
+            "fwd": "2181a02e21b6c996",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -503,7 +503,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "3342b3df4367e66b",
+            "fwd": "83bd653d08c37844",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -537,7 +537,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "3e031e51371b6cbd",
+            "fwd": "d4e6c2cb59e5872a",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -571,7 +571,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "2cbba34072aa4ceb",
+            "fwd": "a944fd2449ff50b1",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -605,7 +605,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "083d0b7969fc527c",
+            "fwd": "1048116ca2a9010b",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -639,7 +639,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "975813875c16bc32",
+            "fwd": "77e566972209cea6",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -673,7 +673,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "d49639f81d88c99f",
+            "fwd": "ced1f1c0c83be6ac",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -707,7 +707,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "1b4af86064096ab2",
+            "fwd": "76a60892c1e2d8b2",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -741,7 +741,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "9f3fa4815f48f313",
+            "fwd": "6ea8a47195966b27",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "5fad3916e8819217",
+            "fwd": "5d7e867e1fe50687",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -809,7 +809,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "f1aba030da493c9b",
+            "fwd": "bc66cb75f990d45d",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -843,7 +843,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "7eb00dcf5dd5b76a",
+            "fwd": "c1ebf3c509db0b71",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -877,7 +877,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "a0627491b7faf2e7",
+            "fwd": "75eae202805581b3",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -911,7 +911,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "71aa851c389d0e47",
+            "fwd": "a29ea659ae49f53f",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -945,7 +945,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "35dd479e5934be18",
+            "fwd": "ce41364906246ba4",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -979,7 +979,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "6529186778c34f83",
+            "fwd": "ef2b279fc164e149",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1013,7 +1013,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "a0bb1c2b0978a461",
+            "fwd": "c3ea085d8d6d97ab",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -186,7 +186,10 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
     if last_rows <= FEW_ROWS:
         # One tile holds all rows of such a sequence, so that its keys are read once.
         tile = sizes.tiles.decode
-        tile = tile._replace(block_m=max(tile.block_m, last_rows))
+        block_m = max(tile.block_m, last_rows)
+        # The sums of more than 16 wide rows need the registers of eight warps.
+        is_large = sizes.is_wide and block_m > 16
+        tile = tile._replace(block_m=block_m, num_warps=max(tile.num_warps, 8) if is_large else tile.num_warps)
     elif most < FEW_ROWS < tile.block_m:
         # Its warps are those of as many rows as it loses.
         tile = tile._replace(num_warps=min(tile.num_warps, 4))
@@ -423,7 +426,9 @@ def _makes_pairs(head_dim: int) -> bool:
     return head_dim % 2 == 0 and first >= 32 and (rest == 0 or next_power_of_2(rest) >= 32)
 
 
-MERGE_WARPS = 8
+MERGE_WARPS = 2
+"""Warps of a program that merges the parts of a row: with few, many rows are merged at once, while the last parts are
+computed."""
 
 
 def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, tensors: tuple[Tensor, ...]) -> None:
