@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from codegen.arch.chips import CHIPS, HOPPER
+from codegen.arch.chips import CHIPS, HOPPER, Chip
 from codegen.arch.tile_rules import BLOCK_SIZES, NARROW_HEAD_DIM, TileConfig
 
 
@@ -22,8 +22,8 @@ class PagedPass(StrEnum):
     PAGED_FWD = "paged_fwd"
 
 
-LEAST_KEYS = 128
-"""Keys of a split at least, where nothing else is known: fewer cost more to merge than they gain."""
+LEAST_KEYS, WIDE_LEAST_KEYS = 128, 512
+"""Keys of a split at least, where nothing else is known, and of wide heads: fewer cost more to merge than they gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,6 @@ HEAD_DIMS = (64, 128, 192, 256, 576)
 
 _ROWS = {PagedPass.DECODE: 16, PagedPass.PAGED_FWD: 128}
 _WARPS = {PagedPass.DECODE: 4, PagedPass.PAGED_FWD: 8}
-_WIDE_ROWS = {PagedPass.DECODE: 16, PagedPass.PAGED_FWD: 64}
 _KEYS = (64, 32, 16)
 _MOST_STAGES, _LEAST_STAGES = 3, 2
 
@@ -61,10 +60,7 @@ def _tile(arch: str, pass_: PagedPass, itemsize: int, head_dim: int) -> PagedTil
     """The most keys in flight of which a key and a value of each take their part of the shared memory."""
     chip = CHIPS[arch]
     if head_dim > NARROW_HEAD_DIM:
-        # Such rows need the registers of eight warps: with four, those of 64 rows spill.
-        block_n, num_stages = (16, 2) if itemsize == 4 else (32, 3)
-        block_m = 16 if itemsize == 4 else _WIDE_ROWS[pass_]
-        return PagedTileConfig(block_m=block_m, block_n=block_n, num_warps=8, num_stages=num_stages)
+        return _wide_tile(chip, pass_, itemsize)
     # 160 KiB of an H100, the same part of NVIDIA's others. AMD's pipelines keep a block in registers.
     budget = 160 * 1024 * chip.shared_memory // HOPPER.shared_memory if chip.is_nvidia else chip.shared_memory
     row_bytes = 2 * head_dim * itemsize
@@ -82,3 +78,15 @@ def _tile(arch: str, pass_: PagedPass, itemsize: int, head_dim: int) -> PagedTil
         block_m //= 2
     num_warps = min(_WARPS[pass_], max(block_m // 16, 4))
     return PagedTileConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
+
+
+def _wide_tile(chip: Chip, pass_: PagedPass, itemsize: int) -> PagedTileConfig:
+    """The tile of heads of more than NARROW_HEAD_DIM columns, those of latent attention."""
+    if itemsize == 4:
+        return PagedTileConfig(block_m=16, block_n=16, num_warps=8, num_stages=2)
+    if pass_ is PagedPass.DECODE:
+        # Two programs of four warps fit a processor. The sums of a split are as long as 14 keys for each row.
+        return PagedTileConfig(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=WIDE_LEAST_KEYS)
+    # 64 such rows need the registers of eight warps. Queries and two blocks of keys take 216 KiB.
+    block_n, num_stages = (64, 2) if chip.has_wgmma else (32, 3)
+    return PagedTileConfig(block_m=64, block_n=block_n, num_warps=8, num_stages=num_stages)

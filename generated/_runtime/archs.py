@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: ab69fda8bf3b12f8
+# hash: 83f09bd1daa0891b
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -105,7 +105,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
                 192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
                 256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
-                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
             },
             "paged_fwd": {
                 64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
@@ -180,7 +180,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                 192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                 256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
             },
             "paged_fwd": {
                 64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
@@ -255,7 +255,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
                 192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
                 256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
-                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
             },
             "paged_fwd": {
                 64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
@@ -330,7 +330,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                 192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
                 256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
-                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
             },
             "paged_fwd": {
                 64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
@@ -405,7 +405,7 @@ ARCHS: dict[str, ArchTiles] = {
                 128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
                 192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
                 256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
-                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
             },
             "paged_fwd": {
                 64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
@@ -528,14 +528,14 @@ ARCHS: dict[str, ArchTiles] = {
                 128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                 192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                 256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
             },
             "paged_fwd": {
                 64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                 128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                 192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                 256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
             },
         },
         paged_float32={
@@ -656,14 +656,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -781,14 +781,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -906,14 +906,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1031,14 +1031,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1156,14 +1156,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1281,14 +1281,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1406,14 +1406,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1531,14 +1531,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1656,14 +1656,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1781,14 +1781,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={
@@ -1906,14 +1906,14 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=16, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
                 },
                 "paged_fwd": {
                     64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
                     256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
-                    576: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=3, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
                 },
             },
             paged_float32={

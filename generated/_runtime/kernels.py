@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 0a45c29eaa2c5de7
+# hash: 4b781c21e2014707
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -304,7 +304,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "a7b4aeb533246495",
+            "fwd": "0a5aadca3d7afb5b",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -338,7 +338,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "6b92e1f6af73c718",
+            "fwd": "037ac5cefaa19c40",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -401,7 +401,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "7bda72b437925bfc",
+            "fwd": "1f198fdf011a88bd",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -435,7 +435,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "9f30cdae5af14cb6",
+            "fwd": "a2a24bc28c7d036f",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -469,7 +469,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "2181a02e21b6c996",
+            "fwd": "deb848f528266447",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -503,7 +503,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "83bd653d08c37844",
+            "fwd": "a7ef7054286e498f",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -537,7 +537,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "d4e6c2cb59e5872a",
+            "fwd": "964e02539b3ed83a",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -571,7 +571,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "a944fd2449ff50b1",
+            "fwd": "17baf3b81908f28f",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -605,7 +605,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "1048116ca2a9010b",
+            "fwd": "10fcbce192d010ef",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -639,7 +639,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "77e566972209cea6",
+            "fwd": "235c5a269804c882",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -673,7 +673,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "ced1f1c0c83be6ac",
+            "fwd": "8a58577acb04b59a",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -707,7 +707,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "76a60892c1e2d8b2",
+            "fwd": "14f6504946e1655d",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -741,7 +741,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "6ea8a47195966b27",
+            "fwd": "876468cb1fad7675",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "5d7e867e1fe50687",
+            "fwd": "7abd8d551746f363",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -809,7 +809,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "bc66cb75f990d45d",
+            "fwd": "8dbbe1a11a724027",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -843,7 +843,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "c1ebf3c509db0b71",
+            "fwd": "bd8e379fdda2cb97",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -877,7 +877,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "75eae202805581b3",
+            "fwd": "8c21c95262df9f16",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -911,7 +911,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "a29ea659ae49f53f",
+            "fwd": "72f32bc9e9f76b53",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -945,7 +945,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "ce41364906246ba4",
+            "fwd": "ef5db93ed9ec70c5",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -979,7 +979,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "ef2b279fc164e149",
+            "fwd": "1af4916d3cf428e4",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1013,7 +1013,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "c3ea085d8d6d97ab",
+            "fwd": "bb43fc843b11d100",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -39,6 +39,9 @@ PART_ROWS, PART_COLUMNS = 32, 128
 """Tiles of so many rows at most have wide keys in parts of so many columns: their products are then no long chain, in
 which each waits for the one before. Tiles of more rows have larger instructions."""
 
+WIDE_KEYS = 32
+"""Keys of a block at most where wide values are apart from their keys."""
+
 WHOLE_ROW = 2**30
 """The page size of dense keys: a page holds a whole batch row."""
 
@@ -375,8 +378,8 @@ class CacheCall(NamedTuple):
         if dims[0] <= NARROW_HEAD_DIM:
             return tile_constants(tile, *dims)
         if self.k.element_size() > 1 and not shares_values:
-            # Shared memory has a stage less, as it holds wide values beside the keys.
-            tile = tile._replace(num_stages=min(tile.num_stages, 2))
+            # Shared memory has fewer blocks, as it holds wide values beside the keys.
+            tile = tile._replace(block_n=min(tile.block_n, WIDE_KEYS), num_stages=min(tile.num_stages, 2))
         found = tile_constants(tile, *dims)
         if tile.block_m > PART_ROWS or self.q.element_size() != 2:
             return found
