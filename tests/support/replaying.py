@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from codegen.testing import golden
 from generated._runtime.core.schedules import Schedule
 from generated._runtime.torch import replay as torch_replay
+from generated._runtime.torch.last_call import LastCall
 from tests.support.cases import INTERPRET
 
 
@@ -78,6 +79,7 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
 
     run, kind_of, empty = InterpretedFunction.run, torch_replay._kind_of, torch.empty_strided
+    pointers_of = LastCall.pointers
     # Imported before anything is patched, as they are everywhere else.
     op = importlib.import_module(f"generated.{variant}.torch_op")
     every_mode = [op.DENSE, op.PACKED, op.SEGMENTED]
@@ -96,6 +98,10 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         memory.keep(values)
         return kind_of(values, *others)
 
+    def kept_pointers(last: LastCall, values: Sequence[Any], names: Any) -> Any:
+        memory.keep(values)
+        return pointers_of(last, values, names)
+
     def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
         made = empty(*args, **kwargs)
         memory.keep([made])
@@ -111,6 +117,7 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         patch(torch_replay, "ENABLED", True)
         patch(torch_replay, "CompiledKernel", _Interpreted)
         patch(torch_replay, "_kind_of", kept_kind)
+        patch(LastCall, "pointers", kept_pointers)
         patch(torch_replay, "_is_current", lambda _x: True)
         patch(torch_replay, "_stream", lambda _device: 0)
         for kernels in every_mode:
@@ -125,9 +132,9 @@ def replaying(variant: str) -> Iterator[tuple[Any, Replays]]:
     replays, op = Replays(), golden.load_op(variant)
     replay = torch_replay._Plan.__call__
 
-    def counted(plan: Any, pointers: list[int]) -> Any:
+    def counted(plan: Any, given: list[Tensor], pointers: list[int]) -> Any:
         replays.count += 1
-        return replay(plan, pointers)
+        return replay(plan, given, pointers)
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(torch_replay._Plan, "__call__", counted))

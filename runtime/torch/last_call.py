@@ -1,0 +1,100 @@
+"""The last call of a function that was replayed: whether the next looks the same is found at little cost.
+
+torch.compile's guards compare all tensors in one step of C++: dtypes, shapes, strides, devices, whether gradients are
+wanted, and the modes that decide what an operator does. Everything else is compared as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..core.schedules import Schedule
+
+try:
+    from torch._C._dynamo import guards as _guards
+except ImportError:  # it is no public name
+    _guards = None  # type: ignore[assignment]
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+_NUMBERS = (int, float)
+
+
+def _modes() -> tuple[Any, ...]:
+    """What a call depends on beside its arguments."""
+    return (
+        torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None,
+        torch.is_grad_enabled(),
+        torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None,
+        torch.are_deterministic_algorithms_enabled(),
+        forward_ad._current_level,
+    )
+
+
+class LastCall:
+    """What a call looked like, and `plan`, what is done in its place.
+
+    A schedule is held weakly: it keeps tables on the device.
+    """
+
+    __slots__ = ("_check", "_modes", "_names", "_order", "_others", "_schedules", "_tensors", "plan")
+
+    def __init__(self, values: Sequence[Any], names: Iterable[str], plan: Any) -> None:
+        """Raises `TypeError` for a call that cannot be compared so, `AttributeError` where torch has no such guards."""
+        self.plan = plan
+        self._names, self._modes = tuple(names), _modes()
+        self._tensors = [place for place, x in enumerate(values) if type(x) in _TENSORS]
+        self._schedules = {place: ref(x) for place, x in enumerate(values) if type(x) is Schedule}
+        told = {*self._tensors, *self._schedules}
+        self._order = sorted(told)
+        self._others = [(place, x) for place, x in enumerate(values) if place not in told]
+        tensors = [values[place] for place in self._tensors]
+        if any(type(x) is list for _, x in self._others):
+            raise TypeError("lists of tensors are not compared")
+        compared: Any = getattr(_guards, "TensorGuards")  # noqa: B009  # an AttributeError where torch has none
+        self._check = compared(
+            *tensors,
+            dynamic_dims_sizes=[list(x.shape) for x in tensors],
+            dynamic_dims_strides=[list(x.stride()) for x in tensors],
+        ).check
+        if self.pointers(values, self._names) is None:
+            raise TypeError("one tensor twice, or at places that decide which kernels are compiled")
+
+    def pointers(self, values: Sequence[Any], names: Iterable[str]) -> tuple[list[Tensor], list[int]] | None:
+        """The tensors of a call and where they lie, in the order of its arguments; None if it looks otherwise, or lies
+        at places that decide which kernels are compiled."""
+        if len(values) != len(self._order) + len(self._others):
+            return None
+        for place, known in self._others:
+            x = values[place]
+            if x is not known and not (type(x) is type(known) and type(x) in _NUMBERS and x == known and x != 0):
+                return None
+        tensors = [values[place] for place in self._tensors]
+        if tuple(names) != self._names or _modes() != self._modes or not self._check(*tensors):
+            return None
+        if not self._schedules:
+            given, pointers = tensors, [x.data_ptr() for x in tensors]
+        else:
+            given, pointers = [], []
+            for place in self._order:
+                x = values[place]
+                held = self._schedules.get(place)
+                if held is None:
+                    given.append(x)
+                    pointers.append(x.data_ptr())
+                elif held() is x:
+                    _, tables, places, _ = x.__dict__["known"]
+                    given += tables
+                    pointers += places
+                else:
+                    return None
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        is_plain = bits % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
+        return (given, pointers) if is_plain else None
