@@ -1,0 +1,80 @@
+"""Rank replay: the local work of every rank of many, one after the other on one GPU, and what follows for all of them.
+
+Kernels and local copies are measured. Links are not there: their times are the cost model's, from the rate of a
+`Machine`, so that whatever counts them is marked "modelled". Power limits and links that several busy GPUs share are
+in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from bench.cases.parallel import Job
+from bench.peers.parallel_ours import draw, make_plan, one_gpu, sharded, strategies
+from bench.peers.replayed import LoneRank
+from bench.runs.parallel_run import Rows, Run, row_of
+from bench.timing.ranks import Ranks, once_ms
+
+REPEATS = 2
+"""Calls whose mean is a time."""
+
+
+def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
+    """A row for each strategy: the slowest rank's local work, balance, and the predicted scaling."""
+    case, size = job.case, job.ranks
+    assert case is not None
+    inputs = draw(case, run.device, run.dtype)
+    call = one_gpu(case, inputs)
+    run.say(doing=f"{case} on one GPU")
+    one, note = ranks.attempt(lambda: _local_ms(ranks, call.both))
+    if one is None:
+        return [row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)]
+    auto = make_plan(case, size, "auto", run.machine).strategy
+    found: Rows = []
+    for strategy in dict.fromkeys([auto, *strategies()]):
+        run.say(doing=f"{case} by {strategy}, {size} ranks")
+        row = row_of(run, "replay", str(case), strategy, ranks=size)
+
+        def every(strategy: str = strategy) -> tuple[list[float], float, float, float]:
+            times: list[float] = []
+            # By heads every rank does the same.
+            for rank in range(1 if strategy == "heads" else size):
+                layout = make_plan(case, LoneRank(rank, size, run.device), strategy, run.machine)
+                times.append(_local_ms(ranks, sharded(case, inputs, layout, rank).both))
+                run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
+            assert layout.cost is not None
+            # The model's own rule for what runs beside what, with the kernels' time as measured.
+            total = replace(layout.cost, compute=max(times) / 1e3).total
+            return times, layout.imbalance, total * 1e3, layout.predicted * 1e3
+
+        result, note = ranks.attempt(every)
+        if result is None:
+            found.append(replace(row, note=note))
+            continue
+        times, planned, total, predicted = result
+        mean = sum(times) / len(times)
+        found.append(
+            replace(
+                row,
+                ms={"fwd+bwd": total, "kernels": max(times)},
+                rank_ms={"kernels": times},
+                one_ms={"fwd+bwd": one},
+                scaling={"fwd+bwd": one / size / total, "kernels": one / size / mean},
+                imbalance={"kernels": max(times) / mean - 1},
+                tflops={"fwd+bwd": case.flops("fwd+bwd") / total / 1e9},
+                planned=planned,
+                predicted_ms=predicted,
+                source="modelled",
+                remark=f"links {run.machine.link / 1e9:.0f} GB/s"
+                + ("" if "link" in run.spec["machine"] else ", assumed")
+                + ("; chosen by auto" if strategy == auto else ""),
+            )
+        )
+    return found
+
+
+def _local_ms(ranks: Ranks, call: Callable[[], Any]) -> float:
+    """Milliseconds of a forward and backward, behind one that compiles and allocates."""
+    once_ms(ranks, call)
+    return once_ms(ranks, call, REPEATS)
