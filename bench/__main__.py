@@ -230,7 +230,10 @@ def _parallel(options: argparse.Namespace, results: Results, keep: Keep, clock: 
 
     known = {each.name for each in fields(Machine)}
     if unknown := set(options.machine) - known:
-        print(f"--machine: no such rate: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}", file=sys.stderr)
+        print(
+            f"--machine: no such rate: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}",
+            file=sys.stderr,
+        )
         return False
     device = "cuda" if torch.cuda.is_available() else "cpu"
     there = torch.cuda.device_count() if device == "cuda" else 2

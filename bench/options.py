@@ -17,7 +17,19 @@ JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
 PARALLEL_PARTS = ("links", "exact", "ours", "peers", "jax")
 """Parts of the suite `parallel`, those of `bench.cases.parallel`."""
 
-PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax", "flashinfer", "fa3", "sdpa", "eager", "xla", "cp-cudnn", "cp-flash", "cp-flex")
+PEERS = (
+    *(name for name in TITLES if name != OURS),
+    "pallas",
+    "kvax",
+    "flashinfer",
+    "fa3",
+    "sdpa",
+    "eager",
+    "xla",
+    "cp-cudnn",
+    "cp-flash",
+    "cp-flex",
+)
 
 DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
 """Processes that compile at once. Each has a CUDA context and a case's tensors, a few GiB, on the same GPU."""
@@ -30,7 +42,7 @@ python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims,
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 python -m bench --suite models --quick                 # tiny models, also on a CPU
 python -m bench --suite parallel --ranks 2 --minutes 9 # context parallelism on two GPUs of this host
-python -m bench --suite parallel --replay 8,64         # the same for more GPUs than there are: measured work, modelled links
+python -m bench --suite parallel --replay 8,64         # more GPUs than there are: work measured, links modelled
 python -m bench --suite core --list                    # the cases and an estimate of their time; needs no GPU
 python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # report on a stored run; needs no GPU
 """
@@ -128,7 +140,7 @@ def parser() -> argparse.ArgumentParser:
         type=_rates,
         default={},
         metavar="NAME=RATE,...",
-        help="rates for the plans of the suite parallel, as measured: link (bytes a second), forward, backward (FLOP/s)",
+        help="rates for the plans of the suite parallel, as measured: link (bytes/s), forward, backward (FLOP/s)",
     )
     add(
         "--quick",

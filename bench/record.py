@@ -69,7 +69,7 @@ class ParallelMeasurement:
 
     Attributes:
         section: "links", "exact", "ours", "peers", "jax" or "replay". ranks: how many GPUs it is about.
-        ms: the slowest rank's milliseconds by pass, "fwd" or "fwd+bwd"; of links a call's. rank_ms: those of every rank.
+        ms: the slowest rank's milliseconds by pass, "fwd" or "fwd+bwd"; of links a call's. rank_ms: every rank's.
         one_ms: one GPU's milliseconds of the same call unsharded, the mean over the GPUs. scaling: one GPU's time over
             that of the slowest rank times their number, 1 at best. imbalance: the slowest rank over the mean, minus 1.
         planned: the imbalance that the layout plans. predicted_ms: forward and backward by the cost model, for the

@@ -5,6 +5,7 @@ Rows are those of a long training sequence: one batch row, 32 query heads on 8 k
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ class ParallelCase:
         if self.seq <= EXACT_SEQ:
             return self
         ends = [end * EXACT_SEQ // self.seq for end in self.cu_seqlens]
-        documents = tuple(end - begin for begin, end in zip(ends, ends[1:], strict=False))
+        documents = tuple(end - begin for begin, end in itertools.pairwise(ends))
         return replace(self, seq=EXACT_SEQ, documents=documents)
 
 
@@ -132,7 +133,7 @@ def other(variant: str, seq: int) -> ParallelCase:
 
 def tiny(case: ParallelCase) -> ParallelCase:
     """A case of the same kind with some hundred rows, to run the suite on a CPU."""
-    seq = max(64, case.seq // 512)
+    seq = max(32, case.seq // 512)
     documents = lognormal_lengths(seq) if case.documents else ()
     scalars = tuple((name, max(1, value // 64)) for name, value in case.scalars)
     return replace(case, seq=seq, documents=documents, scalars=scalars, heads=(4, 2), dim=16)

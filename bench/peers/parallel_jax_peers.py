@@ -88,9 +88,9 @@ def one_device(case: ParallelCase, arrays: Mapping[str, Any]) -> Program:
 
 def ours(case: ParallelCase, arrays: Mapping[str, Any], strategy: str, machine: Machine) -> Program:
     """Ours over all devices."""
-    op, ranks, given = getattr(ops, case.variant), len(jax.devices()), dict(case.scalars)
-    ids = segment_ids(case)
-    documents = {} if ids is None else {"segment_ids": ids}
+    op, ranks = getattr(ops, case.variant), len(jax.devices())
+    given: dict[str, Any] = dict(case.scalars)
+    documents: dict[str, Any] = {"segment_ids": segment_ids(case)} if case.documents else {}
     layout = plan(
         op,
         ranks,

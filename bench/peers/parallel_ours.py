@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bench.cases.parallel import ParallelCase
 from codegen.testing.calls import Inputs, Shape, draw_inputs, load_manifest, load_op, load_reference, packed
+from generated._runtime.core.costs import Machine
 from generated._runtime.core.shard_plans import STRATEGIES
-from generated.torch_parallel import Layout, Machine, context_parallel, plan
+from generated.torch_parallel import Layout, context_parallel, plan
 
 
 def strategies() -> tuple[str, ...]:
@@ -53,14 +54,14 @@ def draw(case: ParallelCase, device: str, dtype: torch.dtype) -> Inputs:
     return packed(entry, inputs) if case.documents else inputs
 
 
-def _call(case: ParallelCase, op: Callable[..., Any], leaves: Mapping[str, Tensor], inputs: Inputs) -> Call:
+def _call(op: Callable[..., Any], leaves: Mapping[str, Tensor], inputs: Inputs) -> Call:
     rest = {name: x for name, x in inputs.tensors.items() if name not in leaves}
     return Call(op=op, leaves=leaves, do=inputs.do, given={**rest, **dict(inputs.scalars)})
 
 
 def one_gpu(case: ParallelCase, inputs: Inputs, op: Callable[..., Any] | None = None) -> Call:
     """The whole call, unsharded; with another `op` of the same arguments, such as a reference."""
-    call = _call(case, op or load_op(case.variant), inputs.leaves(), inputs)
+    call = _call(op or load_op(case.variant), inputs.leaves(), inputs)
     if not case.documents:
         return call
     begins = torch.tensor(case.cu_seqlens, dtype=torch.int32, device=inputs.q.device)
@@ -68,10 +69,11 @@ def one_gpu(case: ParallelCase, inputs: Inputs, op: Callable[..., Any] | None = 
 
 
 def reference(case: ParallelCase, inputs: Inputs) -> Call:
-    """The plain mathematics of the whole call in float32."""
+    """The plain mathematics of the whole call in float32, and of one in float32 in float64."""
+    dtype = torch.float64 if inputs.q.dtype == torch.float32 else torch.float32
 
     def single(x: Tensor) -> Tensor:
-        return x.detach().float().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+        return x.detach().to(dtype).requires_grad_(x.requires_grad) if x.is_floating_point() else x
 
     q, k, v, do, dlse = (single(x) for x in (inputs.q, inputs.k, inputs.v, inputs.do, inputs.dlse))
     tensors = {name: single(x) for name, x in inputs.tensors.items()}
@@ -92,7 +94,9 @@ def row_axis(case: ParallelCase, name: str) -> int:
 
 def make_plan(case: ParallelCase, mesh: Any, strategy: str, machine: Machine) -> Layout:
     """The layout of a case; `mesh` may be the number of ranks."""
-    documents = {"cu_seqlens": case.cu_seqlens} if case.documents else {}
+    given: dict[str, Any] = dict(case.scalars)
+    if case.documents:
+        given["cu_seqlens"] = case.cu_seqlens
     return plan(
         load_op(case.variant),
         mesh,
@@ -101,8 +105,7 @@ def make_plan(case: ParallelCase, mesh: Any, strategy: str, machine: Machine) ->
         head_dim=case.dim,
         strategy=strategy,
         machine=machine,
-        **documents,
-        **dict(case.scalars),
+        **given,
     )
 
 
@@ -111,12 +114,10 @@ def sharded(case: ParallelCase, inputs: Inputs, layout: Layout, rank: int) -> Ca
 
     def local(name: str, x: Tensor) -> Tensor:
         axis = row_axis(case, name)
-        x = x.detach()
-        own = x.clone() if axis < 0 else layout.shard(x, axis, rank=rank)
-        return own
+        return x.detach().clone() if axis < 0 else layout.shard(x.detach(), axis, rank=rank)
 
     leaves = {name: local(name, x).requires_grad_() for name, x in inputs.leaves().items()}
-    call = _call(case, context_parallel(load_op(case.variant), layout), leaves, inputs)
+    call = _call(context_parallel(load_op(case.variant), layout), leaves, inputs)
     return Call(op=call.op, leaves=call.leaves, do=local("o", inputs.do), given=call.given)
 
 

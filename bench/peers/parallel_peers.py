@@ -6,13 +6,14 @@ Both are experimental in torch, and their names are those of torch 2.11 to 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.cases.parallel import ParallelCase
@@ -68,13 +69,13 @@ def sdpa(case: ParallelCase, inputs: Inputs, mesh: Any, rank: int, backend: SDPB
 
         def grouped() -> Tensor:
             with sdpa_kernel(backend):
-                o: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
+                o: Tensor = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=group > 1)
                 return o
 
         def repeated() -> Tensor:
             with sdpa_kernel(backend):
-                wide = (x.repeat_interleave(group, 1) for x in (k, v))
-                o: Tensor = F.scaled_dot_product_attention(q, *wide, is_causal=True)
+                wide_k, wide_v = (x.repeat_interleave(group, 1) for x in (k, v))
+                o: Tensor = functional.scaled_dot_product_attention(q, wide_k, wide_v, is_causal=True)
                 return o
 
         peer = Peer(forward=grouped, leaves=leaves, do=do, rows=rows)
@@ -84,7 +85,9 @@ def sdpa(case: ParallelCase, inputs: Inputs, mesh: Any, rank: int, backend: SDPB
             raise
         except (RuntimeError, NotImplementedError, AssertionError):
             # The same on every rank: it is the shapes that it does not know.
-            peer = Peer(forward=repeated, leaves=leaves, do=do, rows=rows, remark="key heads repeated: it has no groups")
+            peer = Peer(
+                forward=repeated, leaves=leaves, do=do, rows=rows, remark="key heads repeated: it has no groups"
+            )
         yield peer
 
 
@@ -110,7 +113,8 @@ def flex(case: ParallelCase, inputs: Inputs, mesh: Any, rank: int) -> Iterator[P
     mask = create(keep, 1, 1, case.seq, case.seq, device=str(device.type))
     balancer = _PTRRLoadBalancer(mask, mesh.size())
     rows = balancer._generate_indices()[0].chunk(mesh.size())[rank]
-    q, k, v, do, own_mask = _context_parallel_shard(mesh, [*dense(inputs), mask], [2] * 5, balancer)
+    parts: list[Any] = _context_parallel_shard(mesh, [*dense(inputs), mask], [2] * 5, balancer)
+    q, k, v, do, own_mask = parts
     leaves = tuple(x.contiguous().requires_grad_() for x in (q, k, v))
     group = _get_process_group_name(mesh.get_group())
     options: dict[str, Any] = {"block_mask": own_mask, "enable_gqa": case.heads[0] != case.heads[1]}
@@ -138,8 +142,8 @@ def flex(case: ParallelCase, inputs: Inputs, mesh: Any, rank: int) -> Iterator[P
 
 
 BUILDERS: dict[str, Callable[[ParallelCase, Inputs, Any, int], Any]] = {
-    "cp-cudnn": lambda *given: sdpa(*given, SDPBackend.CUDNN_ATTENTION),
-    "cp-flash": lambda *given: sdpa(*given, SDPBackend.FLASH_ATTENTION),
+    "cp-cudnn": functools.partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION),
+    "cp-flash": functools.partial(sdpa, backend=SDPBackend.FLASH_ATTENTION),
     "cp-flex": flex,
 }
 """Context managers that are a peer while they are open."""

@@ -18,7 +18,7 @@ TITLES = {
 
 ABOUT = {
     "links": "Bytes that a GPU receives from the others in a second, by the bytes of all GPUs' parts together.",
-    "ours": "Scaling is one GPU's time over the number of GPUs and the slowest GPU's time. Predicted by the cost model.",
+    "ours": "Scaling: one GPU's time over the number of GPUs and the slowest GPU's time. Predicted: the cost model.",
     "peers": "The ratio is the peer's forward and backward over that of the strategy that ours chooses.",
     "jax": "One process with all GPUs. The ratio is the implementation's forward and backward over ours, auto.",
     "exact": "Bits beside one GPU's, and errors against float32 over one GPU's errors.",
@@ -55,7 +55,18 @@ def _links(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _ours(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    heads = ["case", "by", "one, ms", "fwd, ms", "scaling", "fwd+bwd, ms", "scaling", "slowest", "predicted, ms", "remark"]
+    heads = [
+        "case",
+        "by",
+        "one, ms",
+        "fwd, ms",
+        "scaling",
+        "fwd+bwd, ms",
+        "scaling",
+        "slowest",
+        "predicted, ms",
+        "remark",
+    ]
     return heads, [
         [
             row["case"],
@@ -108,7 +119,17 @@ def _exact(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def _replay(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    heads = ["case", "by", "planned", "replayed", "kernels, ms", "of one GPU's rate", "with links, ms", "scaling", "remark"]
+    heads = [
+        "case",
+        "by",
+        "planned",
+        "replayed",
+        "kernels, ms",
+        "of one GPU's rate",
+        "with links, ms",
+        "scaling",
+        "remark",
+    ]
     return heads, [
         [
             row["case"],
@@ -160,14 +181,22 @@ def rates(rows: Iterable[Row]) -> str:
     return ",".join(f"{name}={rate:.3g}" for name, rate in found.items())
 
 
+WIDEST = 60
+"""Characters of a remark in a table of text."""
+
+
 def report(rows: Sequence[Row]) -> str:
     """All tables as text."""
     parts = []
     for name, heads, lines in tables(rows):
+        lines = [[cell if len(cell) <= WIDEST else f"{cell[: WIDEST - 3]}..." for cell in line] for line in lines]
         widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
         text = [f"{TITLES[name]}. {ABOUT[name]}"]
         for line in [heads, *lines]:
-            cells = (cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+            cells = (
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
             text.append("  ".join(cells).rstrip())
         parts.append("\n".join(text))
     if found := rates(rows):

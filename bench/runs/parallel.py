@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.cases.parallel import JAX_PEERS, PARTS, Job, jobs, replays
 from bench.record import ParallelMeasurement
@@ -87,7 +87,9 @@ def plan(
 class Processes:
     """Processes of one module, each with a specification and its number, and the lines that they leave."""
 
-    def __init__(self, module: str, spec: dict[str, Any], count: int, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, module: str, spec: dict[str, Any], count: int, folder: Path, environment: dict[str, str]
+    ) -> None:
         path = folder / f"{module.rpartition('.')[2]}-{len(list(folder.iterdir()))}.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
         self._outputs = [Path(f"{path}.{rank}") for rank in range(count)]
@@ -170,7 +172,9 @@ class Suite:
     def _lost(self, job: str, note: str) -> None:
         part, _, case = job.partition(" ")
         name = case or part
-        self._add([vars(ParallelMeasurement(section=part, case=name, implementation="all", ranks=self.what.ranks, note=note))])
+        self._add(
+            [vars(ParallelMeasurement(section=part, case=name, implementation="all", ranks=self.what.ranks, note=note))]
+        )
 
     def _in_torch(self, folder: Path) -> None:
         left = [job.name for job in self.what.jobs]
@@ -187,9 +191,9 @@ class Suite:
 
     def _once(self, folder: Path, names: list[str], deadline: float) -> list[str]:
         """Start all ranks for some jobs; those that are left when they end."""
-        import torch.distributed as dist
+        from torch import distributed
 
-        what = self.what
+        what, dist = self.what, cast("Any", distributed)  # TCPStore is in no __all__
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if what.ranks > 1 else None
         one_ms = {row["case"].rpartition(" ")[0]: row["one_ms"] for row in self.rows if row["section"] == "ours"}
         spec = {
@@ -286,11 +290,13 @@ def said(row: Mapping[str, Any]) -> str:
         return f"{head} {row['note']}"
     if row["gb_per_s"] is not None:
         return f"{head} {row['gb_per_s']:.1f} GB/s"
-    times = " ".join(f"{which} {ms:.3f} ms" for which, ms in row["ms"].items())
-    scaling = " ".join(f"{which} {share:.1%}" for which, share in row["scaling"].items())
-    same = " ".join(f"{name} {'same bits' if is_same else 'other bits'}" for name, is_same in row["bits"].items())
-    label = f" [{row['source']}]" if row["source"] != "measured" else ""
-    return f"{head} {times}{' scaling ' if scaling else ''}{scaling}{same}{label}"
+    parts = [f"{which} {ms:.3f} ms" for which, ms in row["ms"].items()]
+    parts += [f"{which} scaling {share:.1%}" for which, share in row["scaling"].items()]
+    parts += [f"same bits: {' '.join(name for name, same in row['bits'].items() if same) or 'none'}"] * bool(
+        row["bits"]
+    )
+    parts += [row["source"]] * (row["source"] != "measured") + [row["remark"]] * bool(row["remark"])
+    return f"{head} {', '.join(parts)}"
 
 
 def run(what: Plan, keep: Keep, clock: Clock) -> tuple[bool, list[str]]:

@@ -35,68 +35,69 @@ ERROR = {"bfloat16": 3e-2, "float32": 2e-5}
 
 def measure(spec: dict[str, Any], say: Callable[..., None]) -> None:
     """Every case, ours first."""
-    ranks = len(jax.devices())
-    machine = Machine(**spec["machine"])
-    is_gpu = jax.default_backend() == "gpu"
-    dtype = "bfloat16" if is_gpu else "float32"
-    cases = [make(SEQ_PER_GPU * ranks) for make in (causal, documents)]
-    for case in [tiny(case) for case in cases] if spec["tiny"] else cases:
-        if spec["deadline"] and time.time() > spec["deadline"]:
+    for make in (causal, documents):
+        case = make(SEQ_PER_GPU * len(jax.devices()))
+        if spec["tiny"]:
+            case = tiny(case)
+        if _is_over(spec):
             say(skipped=f"jax {case}")
             continue
-        arrays = draw(case, BATCH, dtype)
-        programs: dict[str, Program] = {}
-        rows: list[ParallelMeasurement] = []
-        builders: dict[str, Callable[[], Program]] = {"one GPU": lambda: one_device(case, arrays)}
-        builders |= {
-            f"ours, {name}": functools.partial(ours, case, arrays, name, machine)
-            for name in STRATEGIES
-        }
-        builders |= {name: functools.partial(_kvax, case, arrays) for name in spec["peers"]}
-        want: dict[str, Any] = {}
-        for name, build in builders.items():
-            say(doing=f"jax {case} by {name}")
-            if spec["deadline"] and time.time() > spec["deadline"]:
-                rows.append(_row(case, name, ranks, note="out of time"))
-                continue
-            try:
-                program = build()
-                o, dq, *_ = jax.block_until_ready(program.both())
-                found = {"o": _whole(program, o), "dq": _whole(program, dq)}
-                del o, dq, _
-                jax.block_until_ready(program.forward())
-            except Exception as error:  # a peer may be missing or fail in any way; its row says so
-                rows.append(_row(case, name, ranks, note=reason(error)))
-                continue
-            if not want:
-                want, programs[name] = found, program
-                continue
-            same = {key: bool(jnp.array_equal(found[key], want[key])) for key in want}
-            bound = ERROR[dtype] * (1 if name.startswith("ours") else 2)
-            wrong = _fault(found, want, bound)
-            planned = {} if program.layout is None else _planned(program)
-            rows.append(_row(case, name, ranks, note=wrong, bits=same, **planned))
-            if not wrong:
-                programs[name] = program
-        say(doing=f"jax {case}, timing")
-        say(rows=[asdict(row) for row in _timed(case, rows, programs, ranks)])
-        del arrays, programs, builders
+        say(rows=[asdict(row) for row in measured(case, spec, say)])
         gc.collect()
+
+
+def _is_over(spec: dict[str, Any]) -> bool:
+    return bool(spec["deadline"]) and time.time() > spec["deadline"]
+
+
+def measured(case: ParallelCase, spec: dict[str, Any], say: Callable[..., None]) -> list[ParallelMeasurement]:
+    """A row for each implementation of a case, checked beside one device and timed."""
+    ranks = len(jax.devices())
+    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    arrays = draw(case, BATCH, dtype)
+    machine = Machine(**spec["machine"])
+    builders: dict[str, Callable[[], Program]] = {
+        "one GPU": functools.partial(one_device, case, arrays),
+        **{f"ours, {name}": functools.partial(ours, case, arrays, name, machine) for name in STRATEGIES},
+        **{name: functools.partial(_kvax, case, arrays) for name in spec["peers"]},
+    }
+    programs: dict[str, Program] = {}
+    rows: list[ParallelMeasurement] = []
+    want: dict[str, Any] = {}
+    for name, build in builders.items():
+        say(doing=f"jax {case} by {name}")
+        if _is_over(spec):
+            rows.append(_row(case, name, ranks, remark="out of time"))
+            continue
+        try:
+            program = build()
+            o, dq, _dk, _dv = jax.block_until_ready(program.both())
+            found = {"o": _whole(program, o), "dq": _whole(program, dq)}
+            jax.block_until_ready(program.forward())
+        except Exception as error:  # a peer may be missing or fail in any way; its row says so
+            rows.append(_row(case, name, ranks, note=reason(error)))
+            continue
+        if name == "one GPU":
+            want, programs[name] = found, program
+            continue
+        row = _row(case, name, ranks)
+        if program.layout is not None:
+            predicted = BATCH * program.layout.predicted * 1e3
+            row = replace(row, planned=program.layout.imbalance, predicted_ms=predicted, remark=program.layout.strategy)
+        if want:
+            same = {key: bool(jnp.array_equal(found[key], want[key])) for key in want}
+            wrong = _fault(found, want, ERROR[dtype] * (1 if name.startswith("ours") else 2))
+            row = replace(row, bits=same, note=wrong)
+        rows.append(row)
+        if not row.note:
+            programs[name] = program
+    say(doing=f"jax {case}, timing")
+    return _timed(case, rows, programs, ranks)
 
 
 def _row(case: ParallelCase, name: str, ranks: int, **more: Any) -> ParallelMeasurement:
     title = f"{case.label} B{BATCH} S{case.seq} P{ranks}"
     return ParallelMeasurement(section="jax", case=title, implementation=name, ranks=ranks, **more)
-
-
-def _planned(program: Program) -> dict[str, Any]:
-    assert program.layout is not None
-    layout = program.layout
-    return {
-        "planned": layout.imbalance,
-        "predicted_ms": BATCH * layout.predicted * 1e3,
-        "remark": layout.strategy,
-    }
 
 
 def _kvax(case: ParallelCase, arrays: dict[str, Any]) -> Program:
@@ -118,7 +119,9 @@ def _whole(program: Program, x: Any) -> Any:
 
 @jax.jit
 def _error(x: Any, wanted: Any) -> Any:
-    return jnp.linalg.norm((x.astype(jnp.float32) - wanted).ravel()) / jnp.linalg.norm(wanted.astype(jnp.float32).ravel())
+    return jnp.linalg.norm((x.astype(jnp.float32) - wanted).ravel()) / jnp.linalg.norm(
+        wanted.astype(jnp.float32).ravel()
+    )
 
 
 def _fault(found: dict[str, Any], want: dict[str, Any], bound: float) -> str:
@@ -134,7 +137,7 @@ def _timed(
     names = list(programs)
     ms: dict[str, dict[str, float]] = {name: {} for name in names}
     for which in ("fwd", "fwd+bwd"):
-        calls = [programs[name].forward if which == "fwd" else programs[name].both for name in names]
+        calls = [_alone(programs[name].forward if which == "fwd" else programs[name].both) for name in names]
         for name, each in zip(names, loops_ms(*((call, jax.block_until_ready) for call in calls)), strict=True):
             ms[name][which] = each
     one = ms.get("one GPU", {})
@@ -152,6 +155,11 @@ def _timed(
             )
         )
     return found
+
+
+def _alone(call: Callable[[], Any]) -> Callable[[], Any]:
+    """On a CPU a call that waits for its end: XLA runs out of threads for the collectives of several at once."""
+    return call if jax.default_backend() == "gpu" else lambda: jax.block_until_ready(call())
 
 
 def main(arguments: list[str]) -> int:

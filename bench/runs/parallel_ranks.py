@@ -7,6 +7,7 @@ JSON in the file SPEC.RANK: `begin` a job, `doing` a step of it, its `rows`, its
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -33,6 +34,7 @@ from bench.peers.parallel_ours import (
     sharded,
     squared_errors,
 )
+from bench.record import ParallelMeasurement
 from bench.runs.parallel_replay import replay
 from bench.runs.parallel_run import PASSES, Rows, Run, chosen, row_of, timed
 from bench.timing.ranks import Ranks, RanksLostError, side_by_side_ms
@@ -88,11 +90,17 @@ def links(run: Run, ranks: Ranks, _job: Job) -> Rows:
             "send-receive": (send_recv, 1.0),
         }
         for name, (call, share) in calls.items():
-            ms, note = ranks.attempt(lambda call=call: (call(), max(side_by_side_ms(ranks, {"": call})[""]))[1])
+            ms, note = ranks.attempt(functools.partial(_link_ms, ranks, call))
             rate = None if ms is None else mb * 2**20 * share / ms / 1e6
             times = {} if ms is None else {"call": ms}
             found.append(row_of(run, "links", f"{mb} MB", name, ms=times, gb_per_s=rate, note=note))
     return found
+
+
+def _link_ms(ranks: Ranks, call: Callable[[], None]) -> float:
+    """Milliseconds of a collective on the slowest rank, behind one that sets up its connections."""
+    call()
+    return max(side_by_side_ms(ranks, {"": call})[""])
 
 
 # ----------------------------------------------------------------------------------------------------------------- ours
@@ -106,8 +114,8 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
     one = one_gpu(case, inputs).results()
     want = reference(case, inputs).results()
     alone = relative([squared_errors(case, one, want, None, 0)])
-    found: Rows = []
-    for strategy in chosen(run, job):
+    names, found = chosen(run, "exact", case, run.size)
+    for strategy in names:
         run.say(doing=f"{case} by {strategy}")
 
         def compare(strategy: str = strategy) -> tuple[dict[str, bool], dict[str, float]]:
@@ -155,8 +163,7 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
     if note:
         return [row_of(run, "ours", str(case), "one GPU", note=note)]
     layouts: dict[str, Layout] = {}
-    found: Rows = []
-    names = chosen(run, job)
+    names, found = chosen(run, "ours", case, run.size, job.implementations)
     for strategy in names:
         run.say(doing=f"{case} by {strategy}")
 
@@ -197,30 +204,34 @@ def _both_passes(ranks: Ranks, calls: dict[str, Any]) -> dict[str, dict[str, lis
 
 def peers(run: Run, ranks: Ranks, job: Job) -> Rows:
     """torch's own context parallelism, on the inputs of ours; checked against one GPU."""
-    from bench.peers.parallel_peers import BUILDERS
+    assert job.case is not None
+    inputs = draw(job.case, run.device, run.dtype)
+    return [_peer(run, ranks, job.case, inputs, name) for name in job.implementations]
 
-    case = job.case
-    assert case is not None
-    found: Rows = []
-    inputs = draw(case, run.device, run.dtype)
-    for name in job.implementations:
-        run.say(doing=f"{case} by {name}")
-        with contextlib.ExitStack() as stack:
-            peer, note = ranks.attempt(lambda: stack.enter_context(BUILDERS[name](case, inputs, ranks.mesh, ranks.rank)))
-            wrong: str | None = None
-            if peer is not None:
-                wrong, note = ranks.attempt(lambda: _peer_fault(run, ranks, case, inputs, peer))
-            if peer is None or wrong is None or wrong:
-                found.append(row_of(run, "peers", str(case), name, note=note or wrong or ""))
-                continue
-            run.say(doing=f"{case} by {name}, timing")
-            times, note = ranks.attempt(lambda: _both_passes(ranks, {name: peer}))
-        row = row_of(run, "peers", str(case), name, remark=peer.remark, note=note)
-        if times is not None:
-            rank_ms = {which: times[which][name] for which in PASSES}
-            row = timed(case, row, rank_ms, run.one_ms.get(str(case), {}))
-        found.append(row)
-    return found
+
+def _peer(run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, name: str) -> ParallelMeasurement:
+    from bench.peers.parallel_peers import BUILDERS, Peer
+
+    run.say(doing=f"{case} by {name}")
+    row = row_of(run, "peers", str(case), name)
+    with contextlib.ExitStack() as stack:
+
+        def build() -> Peer:
+            peer: Peer = stack.enter_context(BUILDERS[name](case, inputs, ranks.mesh, ranks.rank))
+            return peer
+
+        peer, note = ranks.attempt(build)
+        if peer is None:
+            return replace(row, note=note)
+        wrong, note = ranks.attempt(functools.partial(_peer_fault, run, ranks, case, inputs, peer))
+        if wrong is None or wrong:
+            return replace(row, note=note or wrong or "")
+        run.say(doing=f"{case} by {name}, timing")
+        times, note = ranks.attempt(functools.partial(_both_passes, ranks, {name: peer}))
+    row = replace(row, remark=peer.remark, note=note)
+    if times is None:
+        return row
+    return timed(case, row, {which: times[which][name] for which in PASSES}, run.one_ms.get(str(case), {}))
 
 
 def _peer_fault(run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, peer: Any) -> str:
@@ -239,7 +250,7 @@ def _peer_fault(run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, peer
     return f"WRONG: {', '.join(bad)}" if bad else ""
 
 
-# ----------------------------------------------------------------------------------------------------------- the process
+# ---------------------------------------------------------------------------------------------------------- the process
 
 
 PARTS: dict[str, Callable[[Run, Ranks, Job], Rows]] = {
@@ -259,7 +270,7 @@ def measure(run: Run, ranks: Ranks) -> None:
             run.say(skipped=job.name)
             continue
         run.say(begin=job.name)
-        rows, note = ranks.attempt(lambda job=job: PARTS[job.part](run, ranks, job))
+        rows, note = ranks.attempt(functools.partial(PARTS[job.part], run, ranks, job))
         if rows is None:
             rows = [row_of(run, job.part, str(job.case or job.part), "all", note=note)]
         if run.rank == 0:
@@ -281,12 +292,14 @@ def joined(run: Run) -> Iterator[Ranks]:
     if run.size == 1:
         yield Ranks(0, 1, run.device, None, None, spec["patience"])
         return
-    import torch.distributed as dist
+    from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
+
+    dist: Any = distributed  # some of whose names are in no __all__
 
     patience = timedelta(seconds=spec["patience"])
     store = dist.TCPStore("127.0.0.1", spec["port"], is_master=False, timeout=patience)
-    own_device = {"device_id": torch.device("cuda", rank)} if run.device == "cuda" else {}
+    own_device: dict[str, Any] = {"device_id": torch.device("cuda", rank)} if run.device == "cuda" else {}
     dist.init_process_group(
         "nccl" if run.device == "cuda" else "gloo",
         store=dist.PrefixStore("group", store),
@@ -319,4 +332,3 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
 from bench.cases.parallel import Job
-from bench.peers.parallel_ours import draw, make_plan, one_gpu, sharded, strategies
+from bench.peers.parallel_ours import draw, make_plan, one_gpu, sharded
 from bench.peers.replayed import LoneRank
-from bench.runs.parallel_run import Rows, Run, row_of
+from bench.runs.parallel_run import Rows, Run, chosen, row_of
 from bench.timing.ranks import Ranks, once_ms
 
 REPEATS = 2
@@ -30,9 +31,8 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
     one, note = ranks.attempt(lambda: _local_ms(ranks, call.both))
     if one is None:
         return [row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)]
-    auto = make_plan(case, size, "auto", run.machine).strategy
-    found: Rows = []
-    for strategy in dict.fromkeys([auto, *strategies()]):
+    names, found = chosen(run, "replay", case, size)
+    for strategy in names:
         run.say(doing=f"{case} by {strategy}, {size} ranks")
         row = row_of(run, "replay", str(case), strategy, ranks=size)
 
@@ -68,7 +68,7 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
                 source="modelled",
                 remark=f"links {run.machine.link / 1e9:.0f} GB/s"
                 + ("" if "link" in run.spec["machine"] else ", assumed")
-                + ("; chosen by auto" if strategy == auto else ""),
+                + ("; chosen by auto" if strategy == names[0] else ""),
             )
         )
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 from bench.cases.parallel import Job, ParallelCase, jobs, replays
-from bench.peers.parallel_ours import Machine, make_plan, strategies
+from bench.peers.parallel_ours import make_plan, strategies
 from bench.record import ParallelMeasurement
+from generated._runtime.core.costs import Machine
 
 PASSES = ("fwd", "fwd+bwd")
 
@@ -44,17 +46,31 @@ Rows = list[ParallelMeasurement]
 
 
 def row_of(run: Run, section: str, case: str, implementation: str, **more: Any) -> ParallelMeasurement:
+    """A row; `ranks` are those of the run where it is not given."""
     ranks = more.pop("ranks", run.size)
     name = f"{case} P{ranks}"
     return ParallelMeasurement(section=section, case=name, implementation=implementation, ranks=ranks, **more)
 
 
-def chosen(run: Run, job: Job) -> tuple[str, ...]:
-    """The strategies of a job; "auto" as the one that it chooses, first."""
-    assert job.case is not None
-    auto = make_plan(job.case, run.size, "auto", run.machine).strategy
-    asked = job.implementations or strategies()
-    return tuple(dict.fromkeys([auto, *(name for name in asked if name != "auto")]))
+def chosen(run: Run, section: str, case: ParallelCase, ranks: int, asked: Sequence[str] = ()) -> tuple[list[str], Rows]:
+    """The strategies for a case, all or those `asked` for, and a row for each that the library refuses.
+
+    "auto" is the strategy that it chooses, which is the first one.
+    """
+    found: list[str] = []
+    refused: Rows = []
+    for name in dict.fromkeys(["auto", *(asked or strategies())]):
+        try:
+            strategy = make_plan(case, ranks, name, run.machine).strategy
+        except (ValueError, NotImplementedError) as error:
+            why = f"refused: {str(error).rpartition(', got ')[2]}"
+            refused.append(row_of(run, section, str(case), name, ranks=ranks, remark=why))
+            continue
+        if name == "auto":
+            found.append(strategy)
+        elif name not in found:
+            found.append(name)
+    return found, refused
 
 
 def timed(

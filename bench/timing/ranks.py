@@ -91,7 +91,7 @@ class Ranks:
             import torch.distributed as dist
 
             # On the default group, whose device is this rank's.
-            dist.barrier(**({"device_ids": [self.rank]} if self.device == "cuda" else {}))
+            dist.barrier(device_ids=[self.rank] if self.device == "cuda" else None)
         self.synchronize()
 
     def attempt(self, call: Callable[[], T]) -> tuple[T | None, str]:
@@ -149,7 +149,8 @@ def once_ms(ranks: Ranks, call: Callable[[], Any], count: int = 1) -> float:
         call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / count
+    elapsed: float = begin.elapsed_time(end)
+    return elapsed / count
 
 
 def side_by_side_ms(ranks: Ranks, calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
