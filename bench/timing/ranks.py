@@ -156,10 +156,13 @@ def once_ms(ranks: Ranks, call: Callable[[], Any], count: int = 1) -> float:
 def side_by_side_ms(ranks: Ranks, calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Milliseconds of each call on every rank: the median of rounds that take the calls in turn.
 
-    The chips grow hot for all calls alike. Every call ran before: the first one here is timed to choose the rounds.
+    The chips grow hot for all calls alike. Every call ran before: a first one here is timed to choose the rounds.
     """
     counts: dict[str, tuple[int, int]] = {}
     for name, call in calls.items():
+        if ranks.device != "cuda":
+            counts[name] = 1, ROUNDS[0]  # a CPU only tries the suite
+            continue
         ms = max(ranks.gather(once_ms(ranks, call)))
         count = max(1, min(MOST_CALLS, round(ROUND_MS / ms)))
         counts[name] = count, max(ROUNDS[0], min(ROUNDS[1], round(ALL_ROUNDS_MS / (ms * count))))
