@@ -133,7 +133,7 @@ def test_quick_run_measures_two_processes_on_the_cpu(tmp_path: Path, capsys: pyt
     assert all(row["note"] for row in by_section["peers"])
     assert not any(row["note"] for row in rows if row["section"] != "peers")
     if "jax" in only:
-        assert {row["implementation"] for row in by_section["jax"]} == {"ours, auto", "ours, gather"}
+        assert {row["implementation"] for row in by_section["jax"]} == {"ours, auto"}
     printed = capsys.readouterr().out
     assert "Ours over several GPUs" in printed
     assert "As measured here: --machine link=" in printed
