@@ -21,6 +21,22 @@ def strategies() -> tuple[str, ...]:
     return tuple(name for name in STRATEGIES if name != "auto")
 
 
+def machine_of(rates: Mapping[str, float]) -> Machine:
+    """A machine with these rates, and the library's own for the others."""
+    default = Machine()
+    return Machine(**{name: type(getattr(default, name))(rate) for name, rate in rates.items()})
+
+
+def nodes_of(strategy: str, ranks: int, machine: Machine) -> int:
+    """Nodes of the mesh that a strategy is for: 0 for a mesh of one dim, as all strategies have but "2d".
+
+    Few ranks are taken for two nodes. "2d" of ranks that no nodes divide has none, which the plan refuses.
+    """
+    node: int = getattr(machine, "node", 8)
+    nodes = ranks // node if ranks > node else 2
+    return nodes if strategy == "2d" and ranks > 2 and ranks % nodes == 0 else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """An op with its arguments. `leaves` are what gradients are computed of; `do` is the gradient of o."""
@@ -93,7 +109,9 @@ def row_axis(case: ParallelCase, name: str) -> int:
 
 
 def make_plan(case: ParallelCase, mesh: Any, strategy: str, machine: Machine) -> Layout:
-    """The layout of a case; `mesh` may be the number of ranks."""
+    """The layout of a case; `mesh` may be the number of ranks, of any strategy."""
+    if isinstance(mesh, int) and (nodes := nodes_of(strategy, mesh, machine)):
+        mesh = (nodes, mesh // nodes)
     given: dict[str, Any] = dict(case.scalars)
     if case.documents:
         given["cu_seqlens"] = case.cu_seqlens

@@ -12,6 +12,14 @@ from typing import Any
 from torch import Tensor
 
 
+def lone(rank: int, size: int, nodes: int, device_type: str) -> Any:
+    """The collectives of one of `size` ranks; with `nodes` the pair of those of a grid."""
+    if not nodes:
+        return LoneRank(rank, size, device_type)
+    node, inner = divmod(rank, size // nodes)
+    return LoneRank(node, nodes, device_type), LoneRank(inner, size // nodes, device_type)
+
+
 class LoneRank:
     """The collectives of one of `size` ranks, none of which is there."""
 

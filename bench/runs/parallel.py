@@ -214,6 +214,9 @@ class Suite:
     def _watched(self, processes: Processes, names: list[str]) -> list[str]:
         """Read what processes say until they end or are silent for too long; the jobs that are left."""
         left, now, lost, heard = list(names), "", "", time.monotonic()
+        end = self.clock.at(1.0)
+        if end is not None:
+            end -= ENDING_S / 2
         try:
             while True:
                 codes = processes.codes
@@ -241,6 +244,9 @@ class Suite:
                     break
                 if time.monotonic() - heard > self.what.silence:
                     lost = f"no rank said anything for {self.what.silence:.0f} s"
+                    break
+                if end is not None and time.monotonic() > end:
+                    lost = "out of time"
                     break
                 time.sleep(0.1)
         finally:

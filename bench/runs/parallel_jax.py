@@ -22,10 +22,10 @@ import jax.numpy as jnp
 
 from bench.cases.parallel import ParallelCase, causal, documents, tiny
 from bench.peers.parallel_jax_peers import Program, draw, kvax, one_device, ours
+from bench.peers.parallel_ours import machine_of
 from bench.record import ParallelMeasurement
 from bench.timing.loops import loops_ms
 from bench.timing.ranks import reason
-from generated._runtime.core.costs import Machine
 
 BATCH, SEQ_PER_GPU = 4, 32768
 STRATEGIES = ("auto", "gather")
@@ -55,7 +55,7 @@ def measured(case: ParallelCase, spec: dict[str, Any], say: Callable[..., None])
     ranks = len(jax.devices())
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     arrays = draw(case, BATCH, dtype)
-    machine = Machine(**spec["machine"])
+    machine = machine_of(spec["machine"])
     builders: dict[str, Callable[[], Program]] = {
         "one GPU": functools.partial(one_device, case, arrays),
         **{

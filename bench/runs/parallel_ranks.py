@@ -27,6 +27,7 @@ from bench.peers.parallel_ours import (
     Call,
     draw,
     make_plan,
+    nodes_of,
     one_gpu,
     reference,
     relative,
@@ -119,7 +120,7 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
         run.say(doing=f"{case} by {strategy}")
 
         def compare(strategy: str = strategy) -> tuple[dict[str, bool], dict[str, float]]:
-            layout = make_plan(case, ranks.mesh, strategy, run.machine)
+            layout = make_plan(case, _mesh(run, ranks, strategy), strategy, run.machine)
             got = sharded(case, inputs, layout, ranks.rank).results()
             same = {}
             for name, x in got.items():
@@ -168,7 +169,7 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
         run.say(doing=f"{case} by {strategy}")
 
         def build(strategy: str = strategy) -> tuple[Layout, Call]:
-            layout = make_plan(case, ranks.mesh, strategy, run.machine)
+            layout = make_plan(case, _mesh(run, ranks, strategy), strategy, run.machine)
             call = sharded(case, inputs, layout, ranks.rank)
             call.both()
             return layout, call
@@ -190,6 +191,18 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
         row = row_of(run, "ours", str(case), strategy, planned=layout.imbalance, remark=remark)
         found.append(replace(timed(case, row, rank_ms, one_ms), predicted_ms=1e3 * layout.predicted))
     return found
+
+
+def _mesh(run: Run, ranks: Ranks, strategy: str) -> Any:
+    """The mesh that a strategy is for; all ranks ask for it."""
+    nodes = nodes_of(strategy, run.size, run.machine)
+    if not nodes:
+        return ranks.mesh
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if nodes not in run.grids:
+        run.grids[nodes] = init_device_mesh(run.device, (nodes, run.size // nodes), mesh_dim_names=("nodes", "cp"))
+    return run.grids[nodes]
 
 
 def _both_passes(ranks: Ranks, calls: dict[str, Any]) -> dict[str, dict[str, list[float]]]:

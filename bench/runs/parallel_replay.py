@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.cases.parallel import Job
-from bench.peers.parallel_ours import draw, make_plan, one_gpu, sharded
-from bench.peers.replayed import LoneRank
+from bench.peers.parallel_ours import draw, make_plan, nodes_of, one_gpu, sharded
+from bench.peers.replayed import lone
 from bench.runs.parallel_run import Rows, Run, chosen, row_of
 from bench.timing.ranks import Ranks, once_ms
 
@@ -40,7 +40,8 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
             times: list[float] = []
             # By heads every rank does the same.
             for rank in range(1 if strategy == "heads" else size):
-                layout = make_plan(case, LoneRank(rank, size, run.device), strategy, run.machine)
+                nodes = nodes_of(strategy, size, run.machine)
+                layout = make_plan(case, lone(rank, size, nodes, run.device), strategy, run.machine)
                 times.append(_local_ms(ranks, sharded(case, inputs, layout, rank).both))
                 run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
             assert layout.cost is not None
@@ -66,12 +67,20 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
                 planned=planned,
                 predicted_ms=predicted,
                 source="modelled",
-                remark=f"links {run.machine.link / 1e9:.0f} GB/s"
-                + ("" if "link" in run.spec["machine"] else ", assumed")
-                + ("; chosen by auto" if strategy == names[0] else ""),
+                remark=_links(run, size) + ("; chosen by auto" if strategy == names[0] else ""),
             )
         )
     return found
+
+
+def _links(run: Run, ranks: int) -> str:
+    """The rates that links are modelled with."""
+    machine, given = run.machine, run.spec["machine"]
+    text = f"links {machine.link / 1e9:.0f} GB/s{'' if 'link' in given else ', assumed'}"
+    if ranks > getattr(machine, "node", ranks):
+        between = getattr(machine, "nic", machine.link)
+        text += f"; between nodes {between / 1e9:.0f} GB/s{'' if 'nic' in given else ', assumed'}"
+    return text
 
 
 def _local_ms(ranks: Ranks, call: Callable[[], Any]) -> float:

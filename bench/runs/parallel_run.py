@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from bench.cases.parallel import Job, ParallelCase, jobs, replays
-from bench.peers.parallel_ours import make_plan, strategies
+from bench.peers.parallel_ours import machine_of, make_plan, strategies
 from bench.record import ParallelMeasurement
-from generated._runtime.core.costs import Machine
 
 PASSES = ("fwd", "fwd+bwd")
 
@@ -24,9 +23,10 @@ class Run:
     def __init__(self, spec: dict[str, Any], rank: int, path: Path) -> None:
         self.spec, self.rank = spec, rank
         self.size, self.device, self.is_tiny = spec["ranks"], spec["device"], spec["tiny"]
-        self.machine = Machine(**spec["machine"])
+        self.machine = machine_of(spec["machine"])
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self._file = path.open("w", encoding="utf-8")
+        self.grids: dict[int, Any] = {}  # meshes of two dims, by their nodes
         # By case and pass, of this run; also those that earlier processes of it measured.
         self.one_ms: dict[str, dict[str, float]] = dict(spec["one_ms"])
 
