@@ -115,7 +115,8 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
     one = one_gpu(case, inputs).results()
     want = reference(case, inputs).results()
     alone = relative([squared_errors(case, one, want, None, 0)])
-    names, found = chosen(run, "exact", case, run.size)
+    names, refused = chosen(run, "exact", case, run.size)
+    found: Rows = []
     for strategy in names:
         run.say(doing=f"{case} by {strategy}")
 
@@ -137,7 +138,7 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
             ratios = {name: error / max(alone[name], 1e-12) for name, error in errors.items()}
             row = replace(row, bits=bits, errors=ratios, note=_fault(run, strategy, bits, errors, ratios))
         found.append(row)
-    return found
+    return [*found, *refused]
 
 
 def _fault(run: Run, strategy: str, bits: dict[str, bool], errors: dict[str, float], ratios: dict[str, float]) -> str:
@@ -164,7 +165,8 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
     if note:
         return [row_of(run, "ours", str(case), "one GPU", note=note)]
     layouts: dict[str, Layout] = {}
-    names, found = chosen(run, "ours", case, run.size, job.implementations)
+    found: Rows = []
+    names, refused = chosen(run, "ours", case, run.size, job.implementations)
     for strategy in names:
         run.say(doing=f"{case} by {strategy}")
 
@@ -190,7 +192,7 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
         rank_ms = {which: times[which][strategy] for which in PASSES}
         row = row_of(run, "ours", str(case), strategy, planned=layout.imbalance, remark=remark)
         found.append(replace(timed(case, row, rank_ms, one_ms), predicted_ms=1e3 * layout.predicted))
-    return found
+    return [*found, *refused]
 
 
 def _mesh(run: Run, ranks: Ranks, strategy: str) -> Any:

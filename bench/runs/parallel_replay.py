@@ -31,7 +31,8 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
     one, note = ranks.attempt(lambda: _local_ms(ranks, call.both))
     if one is None:
         return [row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)]
-    names, found = chosen(run, "replay", case, size)
+    names, refused = chosen(run, "replay", case, size)
+    found: Rows = []
     for strategy in names:
         run.say(doing=f"{case} by {strategy}, {size} ranks")
         row = row_of(run, "replay", str(case), strategy, ranks=size)
@@ -70,7 +71,7 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
                 remark=_links(run, size) + ("; chosen by auto" if strategy == names[0] else ""),
             )
         )
-    return found
+    return [*found, *refused]
 
 
 def _links(run: Run, ranks: int) -> str:
