@@ -140,7 +140,7 @@ def _replay(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             percent(row["scaling"].get("kernels")),
             number(row["ms"].get("fwd+bwd")),
             percent(row["scaling"].get("fwd+bwd")),
-            row["note"] or ", ".join(each for each in (row["source"], row["remark"]) if each),
+            row["note"] or (f"{row['source']}, {row['remark']}" if row["ms"] else row["remark"]),
         ]
         for row in rows
     ]
@@ -181,7 +181,7 @@ def rates(rows: Iterable[Row]) -> str:
     return ",".join(f"{name}={rate:.3g}" for name, rate in found.items())
 
 
-WIDEST = 60
+WIDEST = 80
 """Characters of a remark in a table of text."""
 
 

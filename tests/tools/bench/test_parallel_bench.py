@@ -24,7 +24,7 @@ from bench import __main__ as command
 from bench import record
 from bench.cases import parallel as cases
 from bench.options import PARALLEL_PARTS, parser
-from bench.peers.parallel_ours import draw, one_gpu, reference, strategies
+from bench.peers.parallel_ours import draw, machine_of, nodes_of, one_gpu, reference, strategies
 from bench.record import ParallelMeasurement
 from bench.report.parallel import rates, report
 from bench.runs import parallel
@@ -98,6 +98,13 @@ def test_options_name_rates_and_parts() -> None:
     for wrong in ("link", "link=-1", "link=fast"):
         with pytest.raises(SystemExit):
             parser().parse_args(["--machine", wrong])
+
+
+def test_a_mesh_of_two_dims_is_for_one_strategy() -> None:
+    machine = machine_of({"link": 1e11})
+    assert (machine.link, machine.latency) == (1e11, type(machine)().latency)
+    assert [nodes_of("2d", ranks, machine) for ranks in (2, 4, 5, 8, 16, 64)] == [0, 2, 0, 2, 2, 8]
+    assert nodes_of("gather", 64, machine) == 0
 
 
 def test_a_rate_that_no_machine_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +278,21 @@ def test_a_crash_and_a_hang_cost_their_own_jobs(tmp_path: Path, monkeypatch: pyt
     assert time.monotonic() - begun < 20
     assert (right, skipped) == (False, [])
     assert len(kept) == len(what.jobs)
+
+
+@needs_processes
+def test_a_run_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fake_ranks.py").write_text(textwrap.dedent(FAKE).replace("ROW", "{}"), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(parallel, "RANKS_MODULE", "fake_ranks")
+    monkeypatch.setattr(parallel, "ENDING_S", 1.0)
+    what = parallel.plan(2, "cuda", parts=("ours",), only=re.compile("causal S16384"))
+    begun = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    right, _ = parallel.run(what, rows.extend, Clock(minutes=3 / 60))
+    assert time.monotonic() - begun < 10
+    assert not right
+    assert rows[-1]["note"] == "out of time"
 
 
 @needs_processes
