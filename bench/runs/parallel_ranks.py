@@ -59,7 +59,6 @@ def links(run: Run, ranks: Ranks, _job: Job) -> Rows:
     import torch.distributed as dist
 
     size, rank = ranks.size, ranks.rank
-    found: Rows = []
     for mb in (1,) if run.is_tiny else LINK_MB:
         run.say(doing=f"links, {mb} MB")
         count = mb * 2**20 // 2 // size
@@ -94,8 +93,7 @@ def links(run: Run, ranks: Ranks, _job: Job) -> Rows:
             ms, note = ranks.attempt(functools.partial(_link_ms, ranks, call))
             rate = None if ms is None else mb * 2**20 * share / ms / 1e6
             times = {} if ms is None else {"call": ms}
-            found.append(row_of(run, "links", f"{mb} MB", name, ms=times, gb_per_s=rate, note=note))
-    return found
+            yield row_of(run, "links", f"{mb} MB", name, ms=times, gb_per_s=rate, note=note)
 
 
 def _link_ms(ranks: Ranks, call: Callable[[], None]) -> float:
@@ -116,7 +114,6 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
     want = reference(case, inputs).results()
     alone = relative([squared_errors(case, one, want, None, 0)])
     names, refused = chosen(run, "exact", case, run.size)
-    found: Rows = []
     for strategy in names:
         run.say(doing=f"{case} by {strategy}")
 
@@ -137,8 +134,8 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
             bits, errors = both
             ratios = {name: error / max(alone[name], 1e-12) for name, error in errors.items()}
             row = replace(row, bits=bits, errors=ratios, note=_fault(run, strategy, bits, errors, ratios))
-        found.append(row)
-    return [*found, *refused]
+        yield row
+    yield from refused
 
 
 def _fault(run: Run, strategy: str, bits: dict[str, bool], errors: dict[str, float], ratios: dict[str, float]) -> str:
@@ -163,9 +160,9 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
     run.say(doing=f"{case} on one GPU")
     _, note = ranks.attempt(calls["one GPU"].both)
     if note:
-        return [row_of(run, "ours", str(case), "one GPU", note=note)]
+        yield row_of(run, "ours", str(case), "one GPU", note=note)
+        return
     layouts: dict[str, Layout] = {}
-    found: Rows = []
     names, refused = chosen(run, "ours", case, run.size, job.implementations)
     for strategy in names:
         run.say(doing=f"{case} by {strategy}")
@@ -178,21 +175,22 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
 
         built, note = ranks.attempt(build)
         if built is None:
-            found.append(row_of(run, "ours", str(case), strategy, note=note))
+            yield row_of(run, "ours", str(case), strategy, note=note)
         else:
             layouts[strategy], calls[strategy] = built
     run.say(doing=f"{case}, timing")
     times, note = ranks.attempt(lambda: _both_passes(ranks, calls))
     if times is None:
-        return [row_of(run, "ours", str(case), "all", note=note)]
+        yield row_of(run, "ours", str(case), "all", note=note)
+        return
     one_ms = {which: sum(times[which]["one GPU"]) / run.size for which in PASSES}
     run.one_ms[str(case)] = one_ms
     for strategy, layout in layouts.items():
         remark = "chosen by auto" if strategy == names[0] else ""
         rank_ms = {which: times[which][strategy] for which in PASSES}
         row = row_of(run, "ours", str(case), strategy, planned=layout.imbalance, remark=remark)
-        found.append(replace(timed(case, row, rank_ms, one_ms), predicted_ms=1e3 * layout.predicted))
-    return [*found, *refused]
+        yield replace(timed(case, row, rank_ms, one_ms), predicted_ms=1e3 * layout.predicted)
+    yield from refused
 
 
 def _mesh(run: Run, ranks: Ranks, strategy: str) -> Any:
@@ -221,7 +219,8 @@ def peers(run: Run, ranks: Ranks, job: Job) -> Rows:
     """torch's own context parallelism, on the inputs of ours; checked against one GPU."""
     assert job.case is not None
     inputs = draw(job.case, run.device, run.dtype)
-    return [_peer(run, ranks, job.case, inputs, name) for name in job.implementations]
+    for name in job.implementations:
+        yield _peer(run, ranks, job.case, inputs, name)
 
 
 def _peer(run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, name: str) -> ParallelMeasurement:
@@ -277,6 +276,13 @@ PARTS: dict[str, Callable[[Run, Ranks, Job], Rows]] = {
 }
 
 
+def _measured(run: Run, ranks: Ranks, job: Job) -> None:
+    """Say each row as soon as it is found: what follows may crash."""
+    for row in PARTS[job.part](run, ranks, job):
+        if run.rank == 0:
+            run.say(rows=[asdict(row)])
+
+
 def measure(run: Run, ranks: Ranks) -> None:
     """Every job for which there is time, as the first rank's clock says."""
     for job in run.todo():
@@ -285,11 +291,9 @@ def measure(run: Run, ranks: Ranks) -> None:
             run.say(skipped=job.name)
             continue
         run.say(begin=job.name)
-        rows, note = ranks.attempt(functools.partial(PARTS[job.part], run, ranks, job))
-        if rows is None:
-            rows = [row_of(run, job.part, str(job.case or job.part), "all", note=note)]
-        if run.rank == 0:
-            run.say(rows=[asdict(row) for row in rows])
+        _, note = ranks.attempt(functools.partial(_measured, run, ranks, job))
+        if note and run.rank == 0:
+            run.say(rows=[asdict(row_of(run, job.part, str(job.case or job.part), "all", note=note))])
         run.say(end=job.name)
         gc.collect()
         if run.device == "cuda":

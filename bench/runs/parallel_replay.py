@@ -17,8 +17,8 @@ from bench.peers.replayed import lone
 from bench.runs.parallel_run import Rows, Run, chosen, row_of
 from bench.timing.ranks import Ranks, once_ms
 
-REPEATS = 2
-"""Calls whose mean is a time."""
+MEASURED_MS, MOST_CALLS = 200.0, 10
+"""Milliseconds that the measured calls of a rank take together, and how many there are at most."""
 
 
 def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
@@ -30,9 +30,9 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
     run.say(doing=f"{case} on one GPU")
     one, note = ranks.attempt(lambda: _local_ms(ranks, call.both))
     if one is None:
-        return [row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)]
+        yield row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)
+        return
     names, refused = chosen(run, "replay", case, size)
-    found: Rows = []
     for strategy in names:
         run.say(doing=f"{case} by {strategy}, {size} ranks")
         row = row_of(run, "replay", str(case), strategy, ranks=size)
@@ -52,26 +52,24 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
 
         result, note = ranks.attempt(every)
         if result is None:
-            found.append(replace(row, note=note))
+            yield replace(row, note=note)
             continue
         times, planned, total, predicted = result
         mean = sum(times) / len(times)
-        found.append(
-            replace(
-                row,
-                ms={"fwd+bwd": total, "kernels": max(times)},
-                rank_ms={"kernels": times},
-                one_ms={"fwd+bwd": one},
-                scaling={"fwd+bwd": one / size / total, "kernels": one / size / mean},
-                imbalance={"kernels": max(times) / mean - 1},
-                tflops={"fwd+bwd": case.flops("fwd+bwd") / total / 1e9},
-                planned=planned,
-                predicted_ms=predicted,
-                source="modelled",
-                remark=_links(run, size) + ("; chosen by auto" if strategy == names[0] else ""),
-            )
+        yield replace(
+            row,
+            ms={"fwd+bwd": total, "kernels": max(times)},
+            rank_ms={"kernels": times},
+            one_ms={"fwd+bwd": one},
+            scaling={"fwd+bwd": one / size / total, "kernels": one / size / mean},
+            imbalance={"kernels": max(times) / mean - 1},
+            tflops={"fwd+bwd": case.flops("fwd+bwd") / total / 1e9},
+            planned=planned,
+            predicted_ms=predicted,
+            source="modelled",
+            remark=_links(run, size) + ("; chosen by auto" if strategy == names[0] else ""),
         )
-    return [*found, *refused]
+    yield from refused
 
 
 def _links(run: Run, ranks: int) -> str:
@@ -87,4 +85,5 @@ def _links(run: Run, ranks: int) -> str:
 def _local_ms(ranks: Ranks, call: Callable[[], Any]) -> float:
     """Milliseconds of a forward and backward, behind one that compiles and allocates."""
     once_ms(ranks, call)
-    return once_ms(ranks, call, REPEATS)
+    ms = once_ms(ranks, call)
+    return once_ms(ranks, call, min(MOST_CALLS, round(MEASURED_MS / ms))) if 2 * ms < MEASURED_MS else ms

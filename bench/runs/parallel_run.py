@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Run:
         return [by_name[name] for name in self.spec["jobs"]]
 
 
-Rows = list[ParallelMeasurement]
+Rows = Iterator[ParallelMeasurement]
 
 
 def row_of(run: Run, section: str, case: str, implementation: str, **more: Any) -> ParallelMeasurement:
@@ -52,13 +52,15 @@ def row_of(run: Run, section: str, case: str, implementation: str, **more: Any) 
     return ParallelMeasurement(section=section, case=name, implementation=implementation, ranks=ranks, **more)
 
 
-def chosen(run: Run, section: str, case: ParallelCase, ranks: int, asked: Sequence[str] = ()) -> tuple[list[str], Rows]:
+def chosen(
+    run: Run, section: str, case: ParallelCase, ranks: int, asked: Sequence[str] = ()
+) -> tuple[list[str], list[ParallelMeasurement]]:
     """The strategies for a case, all or those `asked` for, and a row for each that the library refuses.
 
     "auto" is the strategy that it chooses, which is the first one.
     """
     found: list[str] = []
-    refused: Rows = []
+    refused: list[ParallelMeasurement] = []
     for name in dict.fromkeys(["auto", *(asked or strategies())]):
         try:
             strategy = make_plan(case, ranks, name, run.machine).strategy

@@ -151,7 +151,7 @@ def test_replay_marks_what_is_modelled(tmp_path: Path) -> None:
     spec = {**SPEC, "machine": {"link": 1e9}}
     run = Run(spec, 0, tmp_path / "lines")
     case = cases.tiny(cases.documents(131072))
-    rows = replay(run, Ranks(0, 1, "cpu", None, None, 20.0), cases.Job(part="replay", case=case, ranks=4))
+    rows = list(replay(run, Ranks(0, 1, "cpu", None, None, 20.0), cases.Job(part="replay", case=case, ranks=4)))
     measured = [row for row in rows if row.ms]
     assert {"gather", "exchange"} <= {row.implementation for row in measured}
     for row in measured:
