@@ -9,13 +9,14 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from bench import record
 from bench.cases.models import ModelCase, cases, chosen
 from bench.options import SPEED, SUITES, parser
 from bench.record import Results
+from bench.report.parallel import report as parallel_report
 from bench.report.tables import STYLES, report
 from bench.timing.clock import Clock
 from codegen.util.terminal import print_coloured
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(str(error))
     import torch
 
-    on_cpu = options.quick and set(options.suite) == {"models"}
+    on_cpu = options.quick and set(options.suite) <= {"models", "parallel"}
     if not torch.cuda.is_available() and not on_cpu:
         return _refuse(
             "python -m bench measures GPU kernels, and torch finds no GPU here. On a CPU: python -m examples.demo, "
@@ -102,6 +103,7 @@ def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock:
         "packed": lambda: _packed(options, results, keep, clock),
         "decode": lambda: _decode(options, results, keep, clock),
         "models": lambda: _models(options, results, keep, clock),
+        "parallel": lambda: _parallel(options, results, keep, clock),
         "jax": lambda: run_jax(options, results, keep, clock),
         "schedules": lambda: _printed("schedules"),
         "host": lambda: _host(results, keep),
@@ -218,6 +220,54 @@ def _models(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
     return models.run([case for case in wanted if needs[case.name] not in gone], keep_models, clock, device, effort)
 
 
+def _parallel(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
+    import torch
+
+    from bench.cases.parallel import PEERS
+    from bench.peers.installed import missing
+    from bench.runs import parallel
+    from generated._runtime.core.costs import Machine
+
+    known = {each.name for each in fields(Machine)}
+    if unknown := set(options.machine) - known:
+        print(
+            f"--machine: no such rate: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}",
+            file=sys.stderr,
+        )
+        return False
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.device_count() if device == "cuda" else 2
+    ranks = options.ranks or there
+    least = 1 if options.replay else 2
+    if not least <= ranks <= max(there, 0 if device == "cuda" else ranks):
+        print(f"parallel: skipped: {ranks} ranks on {there} GPUs; --replay N needs one GPU alone", file=sys.stderr)
+        return len(options.suite) > 1
+    if "jax" in options.parts and not options.replay:
+        _say_missing(results, missing(peer for peer in ("kvax",) if options.peers is None or peer in options.peers))
+    peers = None if options.peers is None else [peer for peer in options.peers if peer in PEERS]
+    what = parallel.plan(
+        ranks,
+        device,
+        parts=options.parts,
+        only=options.only,
+        peers=peers,
+        replay=options.replay,
+        machine=options.machine,
+    )
+    if not what.jobs and not what.with_jax:
+        print("--only matches no case of the suite parallel", file=sys.stderr)
+        return len(options.suite) > 1
+    results.settings |= {"ranks": ranks, "replay": list(options.replay), "machine": options.machine}
+
+    def keep_parallel(rows: list[dict[str, Any]]) -> None:
+        results.others["parallel"] = rows
+        keep()
+
+    right, skipped = parallel.run(what, keep_parallel, clock)
+    results.skipped += skipped
+    return right
+
+
 def run_jax(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
     """Run the suite `jax`; true if it passed."""
     from bench.peers.installed import missing
@@ -269,6 +319,8 @@ def _present(options: argparse.Namespace, results: Results) -> None:
     """Print the tables, and write the files that the options name."""
     if results.measurements:
         print_coloured(f"\n{report(results)}", STYLES)
+    if "parallel" in results.others:
+        print(f"\n{parallel_report(results.others['parallel'])}", flush=True)
     if options.csv:
         record.write_csv(options.csv, results)
     if options.plots:

@@ -12,9 +12,24 @@ from bench.record import OURS, TITLES
 SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
 
-SUITES = (*SPEED, "packed", "decode", "models", "jax", "schedules", "host", "memory")
+SUITES = (*SPEED, "packed", "decode", "models", "parallel", "jax", "schedules", "host", "memory")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
-PEERS = (*(name for name in TITLES if name != OURS), "pallas", "kvax", "flashinfer", "fa3", "sdpa", "eager", "xla")
+PARALLEL_PARTS = ("links", "exact", "ours", "peers", "jax")
+"""Parts of the suite `parallel`, those of `bench.cases.parallel`."""
+
+PEERS = (
+    *(name for name in TITLES if name != OURS),
+    "pallas",
+    "kvax",
+    "flashinfer",
+    "fa3",
+    "sdpa",
+    "eager",
+    "xla",
+    "cp-cudnn",
+    "cp-flash",
+    "cp-flex",
+)
 
 DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
 """Processes that compile at once. Each has a CUDA context and a case's tensors, a few GiB, on the same GPU."""
@@ -26,6 +41,8 @@ python -m bench                                        # everything
 python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 python -m bench --suite models --quick                 # tiny models, also on a CPU
+python -m bench --suite parallel --ranks 2 --minutes 9 # context parallelism on two GPUs of this host
+python -m bench --suite parallel --replay 8,64         # more GPUs than there are: work measured, links modelled
 python -m bench --suite core --list                    # the cases and an estimate of their time; needs no GPU
 python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # report on a stored run; needs no GPU
 """
@@ -39,6 +56,17 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not numbers or min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"expected lengths such as 2048,16384, got {text!r}")
     return numbers
+
+
+def _rates(text: str) -> dict[str, float]:
+    """NAME=NUMBER,... with positive numbers."""
+    try:
+        found = {name: float(number) for name, number in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        found = {}
+    if not found or not all(0 < rate < float("inf") for rate in found.values()):
+        raise argparse.ArgumentTypeError(f"expected rates such as link=330e9,forward=650e12, got {text!r}")
+    return found
 
 
 def _minutes(text: str) -> float:
@@ -88,10 +116,32 @@ def parser() -> argparse.ArgumentParser:
         "--only",
         type=_pattern,
         metavar="REGEX",
-        help="only the cases of the speed suites, of packed, decode and models that match",
+        help="only the cases of the speed suites, of packed, decode, models and parallel that match",
     )
     add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3, gqa and core")
     add("--cases", type=lambda text: _some_of(text, JAX_CASES), default=JAX_CASES, help="parts of the suite jax")
+    add(
+        "--parts",
+        type=lambda text: _some_of(text, PARALLEL_PARTS),
+        default=PARALLEL_PARTS,
+        metavar="NAME,...",
+        help=f"parts of the suite parallel: some of {', '.join(PARALLEL_PARTS)}",
+    )
+    add("--ranks", type=int, metavar="N", help="GPUs of the suite parallel; default: all of this host")
+    add(
+        "--replay",
+        type=_numbers,
+        default=(),
+        metavar="N,...",
+        help="in the suite parallel: the local work of every rank of so many, on one GPU; links are modelled",
+    )
+    add(
+        "--machine",
+        type=_rates,
+        default={},
+        metavar="NAME=RATE,...",
+        help="rates for the plans of the suite parallel, as measured: link (bytes/s), forward, backward (FLOP/s)",
+    )
     add(
         "--quick",
         action="store_true",

@@ -64,6 +64,43 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelMeasurement:
+    """One row of the suite `parallel`.
+
+    Attributes:
+        section: "links", "exact", "ours", "peers", "jax" or "replay". ranks: how many GPUs it is about.
+        ms: the slowest rank's milliseconds by pass, "fwd" or "fwd+bwd"; of links a call's. rank_ms: every rank's.
+        one_ms: one GPU's milliseconds of the same call unsharded, the mean over the GPUs. scaling: one GPU's time over
+            that of the slowest rank times their number, 1 at best. imbalance: the slowest rank over the mean, minus 1.
+        planned: the imbalance that the layout plans. predicted_ms: forward and backward by the cost model, for the
+            strategies that have one. tflops: of unmasked scores, of all GPUs together, by pass.
+        gb_per_s: bus bandwidth of a collective.
+        bits: which results equal one GPU's bit for bit. errors: by result, the error against float32 over one GPU's.
+        source: "measured"; "modelled" if any part of a time comes from the cost model.
+        remark: how it was run. note: why it is missing or wrong.
+    """
+
+    section: str
+    case: str
+    implementation: str
+    ranks: int
+    ms: dict[str, float] = field(default_factory=dict)
+    rank_ms: dict[str, list[float]] = field(default_factory=dict)
+    one_ms: dict[str, float] = field(default_factory=dict)
+    scaling: dict[str, float] = field(default_factory=dict)
+    imbalance: dict[str, float] = field(default_factory=dict)
+    planned: float | None = None
+    predicted_ms: float | None = None
+    tflops: dict[str, float] = field(default_factory=dict)
+    gb_per_s: float | None = None
+    bits: dict[str, bool] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    source: str = "measured"
+    remark: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Name:
     """The parts of a case's name, such as "window(1024) B4 H16/2 S16384 D64"."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bench.record import OURS, PASSES, TITLES, parse_name
+from bench.report import parallel
 from bench.report.tables import costs_table, notes
 from bench.report.targets import causal_beside
 from docs.generators.charts import SCHEMES, Row, ratio_chart
@@ -60,6 +61,7 @@ ABOUT = {
     "packed": "Kvax's benchmark: 131072 tokens, 12 documents in each row, packed and with segment ids.",
     "decode": "Decoding steps and prompts on keys in pages: 32 query heads for 8 key heads of 128 columns.",
     "models": "Training steps of whole models in transformers and Flax, eight layers of each, with random weights.",
+    "parallel": "One sequence on several GPUs, every strategy, beside one GPU, torch's own way and Kvax's.",
     "jax": "The JAX ops beside torch's, cuDNN through `jax.nn`, Pallas and Kvax.",
     "host": "CPU time of one call: 8 heads, 128 tokens, head dim 64.",
 }
@@ -327,7 +329,21 @@ def _models(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-OTHER_TABLES = {"packed": _packed, "decode": _decode, "models": _models, "jax": _jax, "host": _host}
+def _parallel(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for name, heads, lines in parallel.tables(rows):
+        yield f"### {parallel.TITLES[name]}"
+        yield parallel.ABOUT[name]
+        yield figures(heads, lines)
+
+
+OTHER_TABLES = {
+    "packed": _packed,
+    "decode": _decode,
+    "models": _models,
+    "parallel": _parallel,
+    "jax": _jax,
+    "host": _host,
+}
 
 
 def _number(value: float | None, digits: int | None = None) -> str:

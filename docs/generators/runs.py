@@ -15,7 +15,7 @@ from docs.generators import ROOT
 
 FOLDER = ROOT / "bench" / "results"
 
-OTHERS = ("packed", "decode", "models", "jax", "host")
+OTHERS = ("packed", "decode", "models", "parallel", "jax", "host")
 """Suites that are no speed suites, whose results a run holds under their own keys."""
 
 ALONE = ("variants",)

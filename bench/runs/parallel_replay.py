@@ -1,0 +1,89 @@
+"""Rank replay: the local work of every rank of many, one after the other on one GPU, and what follows for all of them.
+
+Kernels and local copies are measured. Links are not there: their times are the cost model's, from the rate of a
+`Machine`, so that whatever counts them is marked "modelled". Power limits and links that several busy GPUs share are
+in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bench.cases.parallel import Job
+from bench.peers.parallel_ours import draw, make_plan, nodes_of, one_gpu, sharded
+from bench.peers.replayed import lone
+from bench.runs.parallel_run import Rows, Run, chosen, row_of
+from bench.timing.ranks import Ranks, once_ms
+
+MEASURED_MS, MOST_CALLS = 200.0, 10
+"""Milliseconds that the measured calls of a rank take together, and how many there are at most."""
+
+
+def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
+    """A row for each strategy: the slowest rank's local work, balance, and the predicted scaling."""
+    case, size = job.case, job.ranks
+    assert case is not None
+    inputs = draw(case, run.device, run.dtype)
+    call = one_gpu(case, inputs)
+    run.say(doing=f"{case} on one GPU")
+    one, note = ranks.attempt(lambda: _local_ms(ranks, call.both))
+    if one is None:
+        yield row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)
+        return
+    names, refused = chosen(run, "replay", case, size)
+    for strategy in names:
+        run.say(doing=f"{case} by {strategy}, {size} ranks")
+        row = row_of(run, "replay", str(case), strategy, ranks=size)
+
+        def every(strategy: str = strategy) -> tuple[list[float], float, float, float]:
+            times: list[float] = []
+            # By heads every rank does the same.
+            for rank in range(1 if strategy == "heads" else size):
+                nodes = nodes_of(strategy, size, run.machine)
+                layout = make_plan(case, lone(rank, size, nodes, run.device), strategy, run.machine)
+                times.append(_local_ms(ranks, sharded(case, inputs, layout, rank).both))
+                run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
+            assert layout.cost is not None
+            # The model's own rule for what runs beside what, with the kernels' time as measured.
+            total = replace(layout.cost, compute=max(times) / 1e3).total
+            return times, layout.imbalance, total * 1e3, layout.predicted * 1e3
+
+        result, note = ranks.attempt(every)
+        if result is None:
+            yield replace(row, note=note)
+            continue
+        times, planned, total, predicted = result
+        mean = sum(times) / len(times)
+        yield replace(
+            row,
+            ms={"fwd+bwd": total, "kernels": max(times)},
+            rank_ms={"kernels": times},
+            one_ms={"fwd+bwd": one},
+            scaling={"fwd+bwd": one / size / total, "kernels": one / size / mean},
+            imbalance={"kernels": max(times) / mean - 1},
+            tflops={"fwd+bwd": case.flops("fwd+bwd") / total / 1e9},
+            planned=planned,
+            predicted_ms=predicted,
+            source="modelled",
+            remark=_links(run, size) + ("; chosen by auto" if strategy == names[0] else ""),
+        )
+    yield from refused
+
+
+def _links(run: Run, ranks: int) -> str:
+    """The rates that links are modelled with."""
+    machine, given = run.machine, run.spec["machine"]
+    text = f"links {machine.link / 1e9:.0f} GB/s{'' if 'link' in given else ', assumed'}"
+    if ranks > getattr(machine, "node", ranks):
+        between = getattr(machine, "nic", machine.link)
+        text += f"; between nodes {between / 1e9:.0f} GB/s{'' if 'nic' in given else ', assumed'}"
+    return text
+
+
+def _local_ms(ranks: Ranks, call: Callable[[], Any]) -> float:
+    """Milliseconds of a forward and backward, behind one that compiles and allocates."""
+    once_ms(ranks, call)
+    ms = once_ms(ranks, call)
+    return once_ms(ranks, call, min(MOST_CALLS, round(MEASURED_MS / ms))) if 2 * ms < MEASURED_MS else ms
