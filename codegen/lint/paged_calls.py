@@ -13,7 +13,7 @@ from codegen.lint.paged_jobs import PagedJob
 from codegen.spec.model import Variant
 from codegen.testing.paged_calls import PagedShape, draw_paged_call
 
-CAPACITY = 2048
+CAPACITY = 4096
 """Keys that the table has room for: enough for several splits of every default tile."""
 
 
