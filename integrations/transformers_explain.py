@@ -91,22 +91,11 @@ def _spread(wanted: Attention, runs: Sequence[Explanation]) -> tuple[int, int]:
     return sum(layer.wanted == wanted for layer in run.layers), len(run.layers)
 
 
-_records: list[Layer] | None = None
-
-
-def recording() -> list[Layer] | None:
-    """Where calls of attention are to be written down instead of computed, if they are."""
-    return None if torch.compiler.is_compiling() else _records
-
-
-def recording_of(model: Any, inputs: Mapping[str, Any]) -> Explanation:
-    """Run a model once and write its calls of attention down."""
-    global _records
+def recording_of(model: Any, inputs: Mapping[str, Any], records: list[Layer]) -> Explanation:
+    """Run a model once by the implementation RECORDED, which writes calls of attention into `records`."""
     refused = ""
-    records: list[Layer] = []
     names = {id(module): name for name, module in model.named_modules()}
     given = dict(inputs) or _inputs(model)
-    _records = records
     try:
         with _implementation(model, RECORDED), torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(**given)
@@ -114,8 +103,6 @@ def recording_of(model: Any, inputs: Mapping[str, Any]) -> Explanation:
         refused = str(error)
         if not refused.startswith(TITLE):
             raise
-    finally:
-        _records = None
     if not records and not refused:
         refused = "no layer calls attention through transformers' AttentionInterface"
     for layer in records:

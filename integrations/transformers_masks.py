@@ -30,7 +30,8 @@ class AttentionMask(masking_utils.BlockMask):
     `before`, `after`, `chunk`: the numbers of `variants.Attention`. `left_padding`: integers `[B]`, where chunks begin.
     `image`: integers `[B, kv_length]`, the number of a token's image, or -1. `packed`: integers `[B, q_length]`, the
     number of a token's sequence. `padding`: bool `[B, kv_length]`, False where a key is padding. Query row i is at
-    position `q_offset + i`, key j at `kv_offset + j`. `cache` holds what all layers share of a forward.
+    position `q_offset + i`, key j at `kv_offset + j`. `cache` holds what all layers share of a forward, `plans`
+    what its calls are.
     """
 
     batch: int
@@ -46,6 +47,15 @@ class AttentionMask(masking_utils.BlockMask):
     packed: Tensor | None = None
     padding: Tensor | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
+    plans: list[Any] = field(default_factory=list)
+
+    def tensors(self) -> tuple[Any, ...]:
+        """What its layers' calls are made of beside numbers: tensors, or None."""
+        return self.padding, self.packed, self.image, self.left_padding, self.q_offset
+
+    def versions(self) -> tuple[int | None, ...]:
+        """How often each of its tensors was written to."""
+        return tuple([x._version if isinstance(x, Tensor) and not x.is_inference() else None for x in self.tensors()])
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -43,13 +43,20 @@ def identity(x: Any) -> tuple[int, int] | None:
     return id(x), 0 if x.is_inference() else x._version
 
 
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """What autocast makes of floats on a kind of device, None if it is off there."""
+    # The first of these costs next to nothing, and knows every kind.
+    is_on = torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else None
+
+
 def schedule(op: Any, found: Cache, module: Any, q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> Any:
     """The blocks that a call visits, found by the first layer that makes it."""
     backward = torch.is_grad_enabled() or bool(module.training)
     given = {name: x for name, x in arguments.items() if name in _parameters(op)}
     said = tuple((name, identity(x) if isinstance(x, Tensor) else x) for name, x in given.items())
-    is_cast = torch.is_autocast_enabled(q.device.type)
-    place = (op, q.shape, k.shape, v.shape, q.dtype, q.device, is_cast, backward, said)
+    cast = autocast_dtype(q.device.type)
+    place = (op, q.shape, k.shape, v.shape, q.dtype, q.device, cast, backward, said)
     if place not in found:
         # The arguments are kept, so that no other tensors get their identities.
         found[place] = op.schedule(q, k, v, backward=backward, **given), given

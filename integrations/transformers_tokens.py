@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .transformers_masks import AttentionMask
+from .transformers_sharing import identity
 
 PADDING_ID = -1
 
@@ -42,11 +43,14 @@ def sequences(
 
 def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Positions by which chunks begin with each sequence, not with the padding to its left; none if rows are those."""
-    place = ("positions", query.device)
-    if place in mask.cache:
-        found: dict[str, Tensor] = mask.cache[place]
-        return found
     ids = arguments.get("q_segment_ids")
+    place: Any = None
+    if not torch.compiler.is_compiling():
+        place = ("positions", query.device, query.shape[2], key.shape[2], identity(ids), mask.versions())
+        if place in mask.cache:
+            known: dict[str, Tensor] = mask.cache[place][0]
+            return known
+    found: dict[str, Tensor] = {}
     rows = torch.arange(query.shape[2], device=query.device) + mask.q_offset
     keys = torch.arange(key.shape[2], device=query.device) + mask.kv_offset
     if mask.left_padding is not None:
@@ -56,10 +60,9 @@ def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: 
         begins = torch.diff(ids, prepend=ids[:, :1] - 1) != 0
         positions = (rows - torch.where(begins, rows, 0).cummax(-1).values).to(torch.int32)
         found = {"q_positions": positions, "kv_positions": positions}
-    else:
-        found = {}
-    if not torch.compiler.is_compiling():
-        mask.cache[place] = found
+    if place is not None:
+        # The ids are kept, so that no other tensor gets their identity.
+        mask.cache[place] = found, ids
     return found
 
 

@@ -30,6 +30,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without --full run of each product what covers its pairs (`tests.support.coverage`), but all that is named."""
     if config.getoption("full") or any("::" in argument for argument in config.args):
         return
+    if whole := [item for item in items if item.get_closest_marker("full")]:
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=whole)
     if not any(item.get_closest_marker("covers") for item in items):
         return
     from tests.support.selection import SELECTION, choose

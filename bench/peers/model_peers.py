@@ -164,7 +164,8 @@ def backends(implementation: str) -> Iterator[None]:
 def attention_calls(device: str, *, documents: bool) -> dict[str, tuple[Callable[[], None], list[float]]]:
     """Forward passes of a small Llama, and the list that each fills with the seconds of its calls of attention.
 
-    `ours, op left out` returns q in the place of what the op would compute: what is left is Python of the integration.
+    `ours, op left out` returns q in the place of what the op would compute; `op alone` is the op's own call, with the
+    arguments that ours found: ours beyond it is Python of the integration. `clock` is a function that returns q.
     """
     from unittest.mock import patch
 
@@ -174,6 +175,7 @@ def attention_calls(device: str, *, documents: bool) -> dict[str, tuple[Callable
 
     from generated import torch as ops
     from generated.integrations import transformers as hf
+    from generated.integrations import transformers_calls as calls
 
     hf.register()
     size = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}
@@ -188,22 +190,50 @@ def attention_calls(device: str, *, documents: bool) -> dict[str, tuple[Callable
     model = make_model(case, device, torch.bfloat16 if device == "cuda" else torch.float32)
     inputs = batch(case, device)
     found: dict[str, tuple[Callable[[], None], list[float]]] = {}
-    for name, implementation, is_left_out in (
-        (OURS, "codegen", False),
-        (LEFT_OUT, "codegen", True),
-        ("sdpa", "sdpa", False),
+    for name, function, masks in (
+        (OURS, hf.attention, "codegen"),
+        (OP_ALONE, _op_alone(calls.planned), "codegen"),
+        (LEFT_OUT, hf.attention, "codegen"),
+        (CLOCK, _nothing, "codegen"),
+        ("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"], "sdpa"),
     ):
         seconds: list[float] = []
         timed = f"bench-timed-{name.replace(' ', '-')}"
-        AttentionInterface.register(timed, _timed(ALL_ATTENTION_FUNCTIONS[implementation], seconds))
-        AttentionMaskInterface.register(timed, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
-        shown: AbstractContextManager[Any] = patch.object(hf, "ops", _LeftOut(ops)) if is_left_out else nullcontext()
-
+        AttentionInterface.register(timed, _timed(function, seconds))
+        AttentionMaskInterface.register(timed, ALL_MASK_ATTENTION_FUNCTIONS[masks])
+        is_left_out = name == LEFT_OUT
+        shown: AbstractContextManager[Any] = patch.object(calls, "ops", _LeftOut(ops)) if is_left_out else nullcontext()
         found[name] = partial(_forward, model, inputs, timed, shown), seconds
     return found
 
 
-LEFT_OUT = "ours, op left out"
+LEFT_OUT, OP_ALONE, CLOCK = "ours, op left out", "op alone", "clock"
+
+
+def _nothing(_module: Any, query: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return query, None
+
+
+def _op_alone(planned: Callable[..., Any]) -> Callable[..., tuple[Tensor, None]]:
+    """An attention function whose first call plans all, since every forward has the same tokens."""
+    plans: list[Any] = []
+
+    def attention(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **given: Any,
+    ) -> tuple[Tensor, None]:
+        if not plans:
+            plans.append(planned(module, query, key, value, mask, dropout, given))
+        o: Tensor = plans[0].run(query, key, value, scaling, given)
+        return o, None
+
+    return attention
 
 
 def _forward(model: Any, inputs: dict[str, Any], implementation: str, shown: AbstractContextManager[Any]) -> None:

@@ -24,11 +24,14 @@ EXAMPLES = {
     "nano_vllm": ("prefix cache", "decoding", "nano-vllm does not serve:"),
     "serve": ("tokens/s", "first token", "between tokens"),
     "train_parallel": ("2 ranks, 250 rows", "largest difference"),
+    "sft_trl": ("packed they are", "without where documents begin"),
+    "trainer_fsdp2": ("2 ranks, each with", "largest difference"),
     "plain_triton": ("Triton     error", "Not through jax-triton:"),
 }
 """Example -> what it prints when it went its whole way."""
 
-NEEDS = {"packed_documents_jax": "jax", "plain_triton": "triton"}
+# TRL is in no extra: with pyarrow and pandas it brings 300 MB.
+NEEDS = {"packed_documents_jax": "jax", "plain_triton": "triton", "sft_trl": "trl", "trainer_fsdp2": "transformers"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

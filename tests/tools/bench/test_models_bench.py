@@ -17,7 +17,7 @@ import torch
 from bench import __main__ as command
 from bench import record
 from bench.cases.models import LAYERS, ModelCase, cases, chosen
-from bench.runs.models import OUT_OF_MEMORY, QUICK, measure, said
+from bench.runs.models import OUT_OF_MEMORY, QUICK, ModelMeasurement, measure, print_host, said
 from docs.generators.benchmarks import OTHER_TABLES
 
 IMPLEMENTATIONS = ("ours", "sdpa", "flex")
@@ -62,6 +62,20 @@ def test_quick_run_trains_tiny_models_on_the_cpu(tmp_path: Path, capsys: pytest.
     steps_table, calls_table = [part for part in OTHER_TABLES["models"](rows) if part.count("\n") > 2]
     assert "gemma-2-2b" in steps_table
     assert "op left out" in calls_table
+
+
+@pytest.mark.parametrize(
+    ("device", "us", "verdict"), [("cuda", 114.0, "OK"), ("cuda", 116.0, "TOO SLOW"), ("cpu", 116.0, "")]
+)
+def test_python_of_a_layer_is_judged_beside_a_gpu(
+    device: str, us: float, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {"ours": us, "op alone": 100.0, "ours, op left out": 13.0, "clock": 3.0}
+    rows = [ModelMeasurement(case="call", implementation=name, host_us=value) for name, value in known.items()]
+    assert print_host(rows, device) is (verdict != "TOO SLOW")
+    figure = us - 100 if device == "cuda" else 10
+    said = f"call: {figure:.1f} us beside the op's own call, target 15 beside a GPU"
+    assert capsys.readouterr().out.endswith(f"{said}{': ' * bool(verdict)}{verdict}\n")
 
 
 class Failing:

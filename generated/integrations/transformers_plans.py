@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of attention from transformers is of an op, and which other calls of the same forward are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .transformers_masks import AttentionMask
+from .transformers_sharing import autocast_dtype
+from .transformers_tokens import packed_row
+
+VECTORS = ("cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
+"""Keywords of a call that say which tokens are of one sequence."""
+
+MOST_KEPT = 8
+"""Plans that are kept of a mask: its layers call in one way, or in two where a cache or a head dim differs."""
+
+
+class Plan:
+    """The call of an op that computes a call of attention.
+
+    Attributes:
+        op: an op of the package.
+        arguments: all of its arguments but those that each layer has of its own.
+        dtype: what q, k and v are cast to; None if they are of one dtype.
+        sink, bias, dropout: what each layer has of its own: sinks, the tensor that the op names so, and a seed.
+    """
+
+    __slots__ = ("arguments", "bias", "dropout", "dtype", "has_own", "is_packed", "op", "sink")
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        dtype: torch.dtype | None = None,
+        *,
+        sink: bool = False,
+        bias: str | None = None,
+        dropout: bool = False,
+    ) -> None:
+        self.op, self.arguments, self.dtype = op, arguments, dtype
+        self.sink, self.bias, self.dropout = sink, bias, dropout
+        self.has_own = sink or dropout or bias is not None
+        self.is_packed = "cu_seqlens_q" in arguments
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: Mapping[str, Any]) -> Tensor:
+        """o `[B, Sq, Hq, Dv]` of q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`."""
+        arguments = self.arguments
+        if self.has_own:
+            arguments = {**arguments, **self._of_layer(query, given)}
+        if self.dtype is not None:
+            query, key, value = query.to(self.dtype), key.to(self.dtype), value.to(self.dtype)
+        if not self.is_packed:
+            o: Tensor = self.op(query, key, value, scale=scaling, **arguments)
+            return o.transpose(1, 2)
+        batch, _, length, _ = query.shape
+        o = self.op(packed_row(query), packed_row(key), packed_row(value), scale=scaling, **arguments)
+        return o.view(batch, length, o.shape[1], o.shape[2])
+
+    def _of_layer(self, query: Tensor, given: Mapping[str, Any]) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        if self.sink:
+            own["sink"] = given["s_aux"]
+        if self.bias is not None:
+            bias = given["position_bias"]
+            own[self.bias] = bias.expand(query.shape[0], query.shape[1], *bias.shape[2:])
+        if self.dropout:
+            own["seed"] = seed()
+        return own
+
+
+def seed() -> Tensor:
+    """A seed of torch's CPU generator, which checkpointing and manual_seed repeat; an op reads no tensor of a GPU."""
+    return torch.randint(2**31, ())
+
+
+class KeptPlan:
+    """A plan, and what every call must have in common with the one that it was made for.
+
+    A layer's call reads as little of this as its plan depends on, in the order of what it costs: between two layers the
+    CPU computes so much else that a few reads of tensors take longer than all the Python here.
+    """
+
+    __slots__ = (
+        "autocast",
+        "backward",
+        "cap",
+        "cu_seqlens_k",
+        "cu_seqlens_q",
+        "device",
+        "dropout",
+        "dtypes",
+        "has_bias",
+        "has_sink",
+        "k_shape",
+        "kind",
+        "plan",
+        "position_ids",
+        "q_shape",
+        "reads_values",
+        "sides",
+        "v_shape",
+        "versions",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None,
+        dropout: float,
+        given: Mapping[str, Any],
+    ) -> None:
+        self.plan, self.dropout, self.cap = plan, dropout, given.get("softcap")
+        self.has_sink = given.get("s_aux") is not None
+        self.has_bias = given.get("position_bias") is not None
+        self.q_shape, self.k_shape, self.v_shape = query.shape, key.shape, value.shape
+        self.dtypes = query.dtype, key.dtype, value.dtype
+        self.sides = None if mask is not None else sides_of(module, given)
+        # The vectors are kept: an equal identity is that of the same tensor.
+        self.cu_seqlens_q, self.cu_seqlens_k, self.position_ids = (given.get(name) for name in VECTORS)
+        read = [self.cu_seqlens_q, self.cu_seqlens_k, self.position_ids, *(() if mask is None else mask.tensors())]
+        self.versions = tuple((x, x._version) for x in read if isinstance(x, Tensor) and not x.is_inference())
+        # Without tensors, and a schedule is made of these, a plan is numbers that follow from lengths alone.
+        self.reads_values = plan.dtype is not None or not all(
+            isinstance(x, int | float | str) for x in plan.arguments.values()
+        )
+        self.kind, self.device = query.device.type, query.get_device()
+        self.autocast = autocast_dtype(self.kind)
+        self.backward = torch.is_grad_enabled() or bool(module.training)
+
+    def serves(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, given: Mapping[str, Any]
+    ) -> bool:
+        """Whether the plan is that of a call with the mask, or without one, of the call that it was made for."""
+        get = given.get
+        if not (
+            get("position_ids") is self.position_ids
+            and get("cu_seq_lens_q") is self.cu_seqlens_q
+            and get("cu_seq_lens_k") is self.cu_seqlens_k
+            and (get("s_aux") is not None) is self.has_sink
+            and (get("position_bias") is not None) is self.has_bias
+            and get("softcap") == self.cap
+            and dropout == self.dropout
+            and not get("output_attentions")
+            and query.shape == self.q_shape
+            and key.shape == self.k_shape
+            and (query.dtype, key.dtype, value.dtype) == self.dtypes
+        ):
+            return False
+        for x, version in self.versions:
+            if x._version != version:
+                return False
+        if self.sides is not None and sides_of(module, given) != self.sides:
+            return False
+        return not self.reads_values or (
+            value.shape == self.v_shape
+            and query.get_device() == self.device
+            and (torch.is_grad_enabled() or bool(module.training)) is self.backward
+            and autocast_dtype(self.kind) is self.autocast
+        )
+
+
+def sides_of(module: Any, given: Mapping[str, Any]) -> tuple[bool, int | None]:
+    """Whether a call without a mask is causal, and its window."""
+    is_causal = given.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    window = given.get("sliding_window")
+    return bool(is_causal), None if window is None else int(window)

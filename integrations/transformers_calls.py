@@ -1,0 +1,271 @@
+"""A call of attention from transformers as a call of an op: which variant, and with which arguments.
+
+Layers of one forward repeat their calls: the first makes a plan, which the others find with their mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import torch as ops
+from .._runtime.archs import MAX_HEAD_DIM
+from .._runtime.core.checks import fail
+from .transformers_masks import TITLE, AttentionMask
+from .transformers_plans import MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
+from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
+from .transformers_tokens import chunk_positions, packed_row, segment_ids, sequences
+from .variants import BEYOND, Attention, Found, find
+
+
+def planned(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask | None,
+    dropout: float,
+    given: Mapping[str, Any],
+) -> Plan:
+    """The plan of a call: that of an earlier layer of this forward, or a new one.
+
+    Raises:
+        ArgumentError: an argument that cannot be served, such as a mask of four axes; it says what to do.
+        NotRenderedError: the package has no variant for the call; the message has the entry to add.
+    """
+    mask = checked(mask, given)
+    cache = cache_of(mask, given.get("cu_seq_lens_q"))
+    if cache is None:
+        return _plan(module, query, key, value, mask, dropout, given)
+    kept: list[KeptPlan] = cache.setdefault("plans", []) if mask is None else mask.plans
+    for each in kept:
+        if each.serves(module, query, key, value, dropout, given):
+            return each.plan
+    plan = _plan(module, query, key, value, mask, dropout, given)
+    kept.insert(0, KeptPlan(plan, module, query, key, value, mask, dropout, given))
+    del kept[MOST_KEPT:]
+    return plan
+
+
+def checked(mask: Any, given: Mapping[str, Any]) -> AttentionMask | None:
+    """A mask that is one of ours, in a call that wants no weights."""
+    if given.get("output_attentions"):
+        fail(TITLE, "output_attentions", "False: the weights are never in memory. Use 'eager' to see them", True)
+    if mask is not None and not isinstance(mask, AttentionMask):
+        got = f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}" if isinstance(mask, Tensor) else mask
+        fail(
+            TITLE,
+            "attention_mask",
+            "a mask [batch, length] of padding, or none: packed sequences are given by position_ids or cu_seq_lens_q, "
+            "and another mask is a variant of its own, register(name, op=..., tensors=...)",
+            got,
+        )
+    return mask
+
+
+# ------------------------------------------------------------------------------------------------------ what is wanted
+
+
+def wanted_of(
+    module: Any,
+    query: Tensor,
+    value: Tensor,
+    mask: AttentionMask | None,
+    dropout: float,
+    given: Mapping[str, Any],
+) -> Attention:
+    """What a call computes."""
+    if (head_dim := max(query.shape[-1], value.shape[-1])) > MAX_HEAD_DIM:
+        fail(TITLE, "head_dim", f"{MAX_HEAD_DIM} at most: use 'sdpa' for this model", head_dim)
+    before = after = chunk = None
+    if mask is not None:
+        before, after, chunk = mask.before, mask.after, mask.chunk
+    else:
+        is_causal, window = sides_of(module, given)
+        after = 0 if is_causal else None
+        if window is not None:
+            before = window - (1 if is_causal else 0)
+            after = after if is_causal else before
+    cap = given.get("softcap")
+    return Attention(
+        before=before,
+        after=after,
+        chunk=chunk,
+        images=mask is not None and mask.image is not None,
+        cap=float(cap) if cap else None,
+        sink=given.get("s_aux") is not None,
+        bias=given.get("position_bias") is not None,
+        dropout=bool(dropout),
+    )
+
+
+def resolved(wanted: Attention) -> Found:
+    """The variant for a call."""
+    if not torch.compiler.is_compiling():
+        return find(wanted)
+    name, scalars, image, bias = _resolved_while_tracing(
+        wanted.before, wanted.after, wanted.chunk, wanted.images, wanted.cap, wanted.sink, wanted.bias, wanted.dropout
+    )
+    return Found(name=name, scalars=dict(scalars), image=image, bias=bias)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _resolved_while_tracing(
+    before: int | None,
+    after: int | None,
+    chunk: int | None,
+    images: bool,
+    cap: float | None,
+    sink: bool,
+    bias: bool,
+    dropout: bool,
+) -> tuple[str, tuple[tuple[str, int | float], ...], str | None, str | None]:
+    """What `find` reads from a file, which no trace can do."""
+    found = find(
+        Attention(
+            before=before, after=after, chunk=chunk, images=images, cap=cap, sink=sink, bias=bias, dropout=dropout
+        )
+    )
+    return found.name, tuple(found.scalars.items()), found.image, found.bias
+
+
+# ------------------------------------------------------------------------------------------------------ what is called
+
+
+def _plan(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask | None,
+    dropout: float,
+    given: Mapping[str, Any],
+) -> Plan:
+    wanted = wanted_of(module, query, value, mask, dropout, given)
+    found = resolved(wanted)
+    op = getattr(ops, found.name)
+    arguments = arguments_of(found, wanted, mask, query, key, dropout, given)
+    dtype = common_dtype(query, key, value)
+    if dtype is not None:
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    arguments = with_schedule(op, module, mask, query, key, value, arguments)
+    return Plan(op, arguments, dtype, sink=wanted.sink, bias=found.bias, dropout=wanted.dropout)
+
+
+def arguments_of(
+    found: Found,
+    wanted: Attention,
+    mask: AttentionMask | None,
+    query: Tensor,
+    key: Tensor,
+    dropout: float,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The arguments of an op but its schedule and what each layer has of its own."""
+    arguments: dict[str, Any] = dict(found.scalars)
+    if found.image is not None and mask is not None:
+        arguments[found.image] = mask.image
+    if wanted.dropout:
+        arguments["dropout_p"] = dropout
+    is_causal = wanted.after == 0
+    arguments |= tokens_of(mask, query, key, given, is_causal=is_causal, needs_rows=bool(found.image or found.bias))
+    return arguments | positions_of(mask, query, key, found, wanted, arguments, is_causal=is_causal)
+
+
+def common_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype | None:
+    """What q, k and v would be without norms in float32 before them, as PEFT and some models have; None if they are."""
+    if query.dtype == key.dtype == value.dtype:
+        return None
+    return autocast_dtype(query.device.type) or value.dtype
+
+
+def tokens_of(
+    mask: AttentionMask | None,
+    query: Tensor,
+    key: Tensor,
+    given: Mapping[str, Any],
+    *,
+    is_causal: bool,
+    needs_rows: bool,
+) -> dict[str, Any]:
+    """`sequences`, found once per forward; `needs_rows`: as ids of a dense call, whose rows the op's tensors have."""
+    cache = cache_of(mask, given.get("cu_seq_lens_q"))
+    said = [given.get(name) for name in VECTORS]
+    place: Any = None
+    if cache is not None:
+        sizes = (query.device, query.shape[0], query.shape[2], key.shape[2], is_causal, needs_rows)
+        place = ("sequences", sizes, *(identity(x) for x in said), None if mask is None else mask.versions())
+        if place in cache:
+            known: dict[str, Any] = cache[place][0]
+            return known
+    found = sequences(mask, query, key, given, is_causal=is_causal)
+    if "cu_seqlens_q" in found and needs_rows:
+        found = segment_ids(found["cu_seqlens_q"], found["cu_seqlens_k"], query, key)
+    if cache is not None:
+        cache[place] = found, said
+    return found
+
+
+def positions_of(
+    mask: AttentionMask | None,
+    query: Tensor,
+    key: Tensor,
+    found: Found,
+    wanted: Attention,
+    arguments: Mapping[str, Any],
+    *,
+    is_causal: bool,
+) -> dict[str, Any]:
+    """Where queries are among the keys: behind those of a cache."""
+    if "cu_seqlens_q" in arguments:
+        return {}
+    offset: int | Tensor = 0
+    if mask is not None:
+        offset = mask.q_offset - mask.kv_offset
+    elif is_causal:
+        offset = key.shape[2] - query.shape[2]
+    if found.bias is not None:
+        return _beside_a_bias(offset, query, found, wanted)
+    if mask is not None and mask.chunk is not None and (positions := chunk_positions(mask, query, key, arguments)):
+        return positions
+    if isinstance(offset, Tensor):
+        return {"q_offset": offset.to(query.device, torch.int32).reshape(-1).expand(query.shape[0]).contiguous()}
+    return {"q_offset": offset} if offset else {}
+
+
+def _beside_a_bias(offset: int | Tensor, query: Tensor, found: Found, wanted: Attention) -> dict[str, Any]:
+    """The rows of a bias are the call's, so the band is moved in place of the rows."""
+    if isinstance(offset, Tensor):
+        if query.shape[2] == 1 and wanted.after == 0 and wanted.before is None:
+            lengths = (offset.to(query.device, torch.int32) + 1).reshape(-1).expand(query.shape[0])
+            return {"after": BEYOND, "kv_lengths": lengths.contiguous()} if "after" in found.scalars else {}
+        offset = int(offset)
+    if not offset:
+        return {}
+    if not {"before", "after"} <= found.scalars.keys() or wanted.before is not None:
+        fail(TITLE, "position_bias", "none beside a window and a cache", f"queries from position {offset} on")
+    return {} if wanted.after is None else {"after": wanted.after + offset}
+
+
+def with_schedule(
+    op: Callable[..., Any],
+    module: Any,
+    mask: AttentionMask | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    arguments: dict[str, Any],
+) -> dict[str, Any]:
+    """Arguments, with the schedule that calls like this one share, if they visit blocks of packed or padded rows."""
+    packed = "cu_seqlens_q" in arguments
+    if not packed and "q_segment_ids" not in arguments:
+        return arguments
+    cache = cache_of(mask, arguments.get("cu_seqlens_q"))
+    if cache is None:
+        return arguments
+    if packed:
+        query, key, value = packed_row(query), packed_row(key), packed_row(value)
+    return {**arguments, "schedule": schedule(op, cache, module, query, key, value, arguments)}

@@ -1,0 +1,152 @@
+"""Every architecture: transformers' own eager attention in float32 is the reference of logits, gradients and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
+
+from generated._runtime.torch.support import INTERPRET  # noqa: E402
+from generated.integrations import transformers as hf  # noqa: E402
+from tests.support.tiny_models import DECODERS, decoder, model  # noqa: E402
+from tests.support.tiny_others import OTHERS, T5, TEXT  # noqa: E402
+from tests.support.tiny_runs import (  # noqa: E402
+    assert_close,
+    assert_same,
+    boundaries,
+    gradients,
+    packed,
+    padding,
+    results,
+    separate,
+    tokens,
+    weighted,
+)
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    hf.register()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_compute_what_eager_computes(name: str) -> None:
+    """Plain, padded on either side, and packed against separate sequences: logits and every gradient."""
+    net = decoder(name)
+    explanation = hf.explain(net)
+    assert explanation.is_served, explanation
+    ids = {"input_ids": tokens()}
+    assert_same(results(net, "codegen", ids), results(net, "eager", ids))
+    for side in ("left", "right"):
+        real = padding(side)
+        inputs = {**ids, "attention_mask": real}
+        assert_same(results(net, "codegen", inputs, real), results(net, "eager", inputs, real))
+    want = separate(net, packed())
+    assert_same(results(net, "codegen", packed()), want)
+    assert_same(results(net, "codegen", {**packed(), **boundaries()}), want)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_encoders_and_pairs_compute_what_eager_computes(name: str) -> None:
+    kind, sizes, inputs = OTHERS[name]
+    config = getattr(transformers, kind).config_class.__name__
+    net = model(kind, config, **sizes)
+    assert hf.explain(net, **inputs).is_served, hf.explain(net, **inputs)
+    real = inputs["attention_mask"] if "attention_mask" in inputs and "decoder_input_ids" not in inputs else None
+
+    def run(implementation: str) -> Any:
+        net.set_attn_implementation(implementation)
+        logits = net(**inputs).logits
+        logits = logits if real is None else logits[real.bool()]
+        return logits.detach(), gradients(net, weighted(logits))
+
+    assert_same(run("codegen"), run("eager"))
+
+
+def test_at_least_45_architectures_are_served() -> None:
+    assert len(DECODERS) + len(OTHERS) >= 45
+
+
+NO_STATIC_CACHE = {"Llama4": "transformers' own mask of chunks takes no cache of fixed size"}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generates_what_eager_generates(name: str, cache: str) -> None:
+    """Greedily, in a batch padded on the left, beyond the window: the tokens, and the logits they were taken from."""
+    if cache == "static" and name in NO_STATIC_CACHE:
+        pytest.skip(NO_STATIC_CACHE[name])
+    net = decoder(name)
+    found = []
+    for implementation in ("eager", "codegen"):
+        net.set_attn_implementation(implementation)
+        found.append(
+            net.generate(
+                tokens(2, 12),
+                attention_mask=padding("left", 2, 12),
+                max_new_tokens=5,
+                do_sample=False,
+                cache_implementation=cache,
+                disable_compile=True,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        )
+    want, got = found
+    assert torch.equal(got.sequences, want.sequences)
+    assert_close(torch.stack(got.logits), torch.stack(want.logits), "logits")
+
+
+def test_generates_from_an_encoder() -> None:
+    net = model("T5ForConditionalGeneration", "T5Config", **T5, decoder_start_token_id=0)
+    found = []
+    for implementation in ("eager", "codegen"):
+        net.set_attn_implementation(implementation)
+        found.append(net.generate(**TEXT, max_new_tokens=5, do_sample=False))
+    assert torch.equal(*found)
+
+
+CALLS = {
+    "plain": lambda: {"input_ids": tokens()},
+    "packed": packed,
+    "padded": lambda: {"input_ids": tokens(), "attention_mask": padding("right")},
+}
+# A trace takes a second: of the three calls each model runs one, in turn, and with --full all.
+COMPILED = [
+    pytest.param(name, call, marks=[] if i % len(CALLS) == j else [pytest.mark.full])
+    for i, name in enumerate(DECODERS)
+    for j, call in enumerate(CALLS)
+]
+FOLLOWS_ROWS = ("Llama4",)
+"""Compiled, chunks of packed sequences follow the row, as in eager attention; else they begin with each sequence."""
+
+
+@pytest.mark.parametrize(("name", "call"), COMPILED)
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_models_are_one_graph(name: str, call: str) -> None:
+    alternates = DECODERS[name].keys() & {"layer_types", "no_rope_layers", "max_window_layers"}
+    net = decoder(name, num_hidden_layers=2 if alternates else 1)
+    inputs = CALLS[call]()
+    net.set_attn_implementation("codegen")
+    torch.compiler.reset()
+    with torch.no_grad():
+        got = torch.compile(net, fullgraph=True, backend="eager")(**inputs, use_cache=False).logits
+        if call == "packed" and name in FOLLOWS_ROWS:
+            net.set_attn_implementation("eager")
+        assert_close(got, net(**inputs, use_cache=False).logits, "logits")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_chunks_begin_with_the_sequences_of_a_collator() -> None:
+    net = decoder("Llama4")
+    want, _ = separate(net, packed())
+    net.set_attn_implementation("codegen")
+    torch.compiler.reset()
+    with torch.no_grad():
+        got = torch.compile(net, fullgraph=True, backend="eager")(**packed(), **boundaries(), use_cache=False).logits
+    assert_close(got, want, "logits")

@@ -1,0 +1,124 @@
+"""What the hooks into transformers say: `explain`, and one error that names the remedy for each call they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
+
+from generated._runtime.core.checks import ArgumentError  # noqa: E402
+from generated._runtime.torch.support import INTERPRET  # noqa: E402
+from generated.integrations import transformers as hf  # noqa: E402
+from generated.integrations import transformers_masks  # noqa: E402
+from generated.integrations.variants import NotRenderedError  # noqa: E402
+from tests.support.tiny_models import WINDOW, decoder, model  # noqa: E402
+from tests.support.tiny_others import BERT  # noqa: E402
+from tests.support.tiny_runs import LENGTH, tokens  # noqa: E402
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    hf.register()
+
+
+def test_explain_names_variants_and_restores_the_model() -> None:
+    net = decoder("Gemma2")
+    explained = hf.explain(net)
+    assert str(explained).splitlines() == [
+        "Gemma2ForCausalLM: 2 layers call attention, 2 are served",
+        f"  model.layers.0.self_attn: band_softcap(before={WINDOW - 1}, after=0, cap=2.0)",
+        "  model.layers.1.self_attn: band_softcap(after=0, cap=2.0)",
+    ]
+    assert net.config._attn_implementation == "eager"
+
+
+def test_constants_that_are_compiled_in_come_first() -> None:
+    net = decoder("Gemma2", sliding_window=4096, attn_logit_softcapping=50.0)
+    assert [layer.variant for layer in hf.explain(net).layers] == ["gemma2_local", "band_softcap"]
+
+
+OWN_ATTENTION = {
+    "Bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "Mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 32},
+    "Mamba": {"hidden_size": 64, "num_hidden_layers": 2},
+    "Mamba2": {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 32, "num_heads": 4, "n_groups": 1},
+}
+
+
+@pytest.mark.parametrize("name", OWN_ATTENTION)
+def test_models_with_attention_of_their_own_are_not_served(name: str) -> None:
+    explained = hf.explain(model(f"{name}ForCausalLM", f"{name}Config", vocab_size=99, **OWN_ATTENTION[name]))
+    assert not explained.is_served
+    assert "AttentionInterface" in str(explained)
+
+
+@pytest.mark.parametrize("name", ["Bloom", "Mpt"])
+def test_a_model_with_attention_of_its_own_is_one_error(name: str) -> None:
+    config = getattr(transformers, f"{name}Config")(vocab_size=99, **OWN_ATTENTION[name])
+    net = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="codegen")
+    with pytest.raises(ArgumentError, match=rf"attn_implementation: expected a model .* got {name}.*use 'eager'"):
+        net(tokens())
+
+
+def test_a_transformers_that_builds_its_masks_otherwise_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(transformers.masking_utils, "chunked_overlay")
+    with pytest.raises(ImportError, match=r"transformers \S+ builds its masks in another way .*: pip install 'transf"):
+        transformers_masks._codes()
+
+
+def test_heads_that_no_kernel_has_are_one_error() -> None:
+    q, k, v = torch.zeros(3, 1, 2, 4, 520)
+    with pytest.raises(ArgumentError, match="head_dim: expected 512 at most: use 'sdpa' for this model, got 520"):
+        hf.attention(torch.nn.Module(), q, k, v, None)
+
+
+def test_dropout_that_is_not_rendered_names_the_entry() -> None:
+    net = model("BertForMaskedLM", "BertConfig", **{**BERT, "attention_probs_dropout_prob": 0.1}).train()
+    net.set_attn_implementation("codegen")
+    with pytest.raises(NotRenderedError, match=r"dropout.*\n\nvariants:\n  full_dropout:\n    dropout: true"):
+        net(tokens())
+    assert "full_dropout" in str(hf.explain(net))
+
+
+def test_dropout_of_a_causal_model_is_served() -> None:
+    net = decoder("Llama", attention_dropout=0.1).train()
+    assert {layer.variant for layer in hf.explain(net).layers} == {"causal_dropout"}
+    net.set_attn_implementation("codegen")
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append(net(tokens()).logits)
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_a_mask_of_four_axes_is_one_error() -> None:
+    net = decoder("Llama")
+    net.set_attn_implementation("codegen")
+    mask = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
+    with pytest.raises(ArgumentError, match=r"attention_mask: expected a mask \[batch, length\].* got bool \[2, 1, 24"):
+        net(tokens(), attention_mask=mask)
+
+
+def test_output_attentions_are_one_error() -> None:
+    net = decoder("Llama")
+    net.set_attn_implementation("codegen")
+    with pytest.raises(ArgumentError, match="output_attentions: expected False"):
+        net(tokens(), output_attentions=True)
+
+
+def test_an_overlay_that_is_not_known_is_named() -> None:
+    from transformers.masking_utils import create_causal_mask
+
+    def even_keys(*index: Any) -> Any:
+        return index[3] % 2 == 0
+
+    config = transformers.LlamaConfig()
+    config._attn_implementation = "codegen"
+    with pytest.raises(NotImplementedError, match=r"the mask function .*even_keys is none of transformers' own"):
+        create_causal_mask(config, torch.zeros(1, 8, 8), None, None, and_mask_function=even_keys)

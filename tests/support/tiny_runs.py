@@ -1,0 +1,85 @@
+"""Runs of tiny models by one attention implementation or another, and what two runs must have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOLERANCE = 1e-5
+"""Of the largest element, the sum of two layers' float32 rounding: 1e-6 is what is met."""
+
+LENGTH, FIRST, PADDED = 24, 11, 7
+"""Tokens of a row, of the first of two packed sequences, and of the padding."""
+
+
+def tokens(batch: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randint(3, 99, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def padding(side: str, batch: int = 2, length: int = LENGTH) -> Tensor:
+    """A mask of a batch whose last row is padded."""
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    mask[-1, slice(None, PADDED) if side == "left" else slice(-PADDED, None)] = 0
+    return mask
+
+
+def packed() -> dict[str, Any]:
+    """Two sequences in a row, said by their positions."""
+    positions = torch.cat([torch.arange(FIRST), torch.arange(LENGTH - FIRST)])[None]
+    return {"input_ids": tokens(1), "position_ids": positions}
+
+
+def boundaries() -> dict[str, Any]:
+    """The same as a collator for FlashAttention says it."""
+    cu_seqlens = torch.tensor([0, FIRST, LENGTH], dtype=torch.int32)
+    longest = max(FIRST, LENGTH - FIRST)
+    return {
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def weighted(logits: Tensor) -> Tensor:
+    """A loss that every logit has its own weight in."""
+    return (logits * torch.linspace(-1, 1, logits.numel()).view(logits.shape)).sum()
+
+
+def gradients(net: Any, loss: Tensor) -> dict[str, Tensor]:
+    net.zero_grad()
+    loss.backward()
+    return {name: x.grad.clone() for name, x in net.named_parameters() if x.grad is not None}
+
+
+def results(net: Any, implementation: str, inputs: dict[str, Any], real: Tensor | None = None) -> Any:
+    """Logits of real tokens, and the gradient of every parameter."""
+    net.set_attn_implementation(implementation)
+    logits = net(**inputs, use_cache=False).logits
+    logits = logits if real is None else logits[real.bool()]
+    return logits.detach(), gradients(net, weighted(logits))
+
+
+def separate(net: Any, inputs: dict[str, Any]) -> Any:
+    """The same of two sequences, each on its own, by transformers' eager attention."""
+    net.set_attn_implementation("eager")
+    ids = inputs["input_ids"]
+    logits = torch.cat([net(input_ids=part, use_cache=False).logits for part in (ids[:, :FIRST], ids[:, FIRST:])], 1)
+    return logits.detach(), gradients(net, weighted(logits))
+
+
+def assert_same(got: Any, want: Any) -> None:
+    (logits, grads), (want_logits, want_grads) = got, want
+    assert_close(logits, want_logits, "logits")
+    assert grads.keys() == want_grads.keys()
+    # Of a parameter that the loss hardly depends on, rounding is all there is: a size is that of the largest gradients.
+    floor = 1e-3 * max(x.abs().max() for x in want_grads.values())
+    for name, want_grad in want_grads.items():
+        assert_close(grads[name], want_grad, name, floor)
+
+
+def assert_close(got: Tensor, want: Tensor, what: str, floor: float | Tensor = 0.0) -> None:
+    error = (got - want).abs().max() / max(want.abs().max(), torch.as_tensor(floor))
+    assert error <= TOLERANCE, f"{what}: {error:.1e}"
