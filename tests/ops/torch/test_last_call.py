@@ -33,30 +33,29 @@ def test_other_tensors_that_look_the_same() -> None:
     assert pointers == [x.data_ptr() for x in given]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"q": Q.half()},
-        {"q": Q[:, :2]},
-        {"q": Q.transpose(1, 2).contiguous().transpose(1, 2)},
-        {"q": Q.clone().requires_grad_()},
-        {"q": torch.nn.Parameter(Q, requires_grad=False)},
-        {"q": None},
-        {"q": K},  # one tensor twice
-        {"k": torch.randn(2 * 4 * 8 * 16 + 1)[1:].view_as(K)},  # at no multiple of 16 bytes
-        {"scale": 0.25},
-        {"scale": None},
-        {"size": 1000.0},
-        {"size": 1001},
-        {"causal": 1},
-        {"causal": False},
-        {"table": None},
-        {"table": TABLE.long()},
-        {"table": [TABLE]},
-        {"more": None},
-    ],
-    ids=repr,
-)
+CHANGES: dict[str, dict[str, Any]] = {
+    "dtype": {"q": Q.half()},
+    "shape": {"q": Q[:, :2]},
+    "strides": {"q": Q.transpose(1, 2).contiguous().transpose(1, 2)},
+    "gradient": {"q": Q.clone().requires_grad_()},
+    "parameter": {"q": torch.nn.Parameter(Q, requires_grad=False)},
+    "no tensor": {"q": None},
+    "one tensor twice": {"q": K},
+    "at no multiple of 16 bytes": {"k": torch.randn(2 * 4 * 8 * 16 + 1)[1:].view_as(K)},
+    "float": {"scale": 0.25},
+    "no float": {"scale": None},
+    "float for int": {"size": 1000.0},
+    "int": {"size": 1001},
+    "int for bool": {"causal": 1},
+    "bool": {"causal": False},
+    "no table": {"table": None},
+    "integers": {"table": TABLE.long()},
+    "list": {"table": [TABLE]},
+    "one more": {"more": None},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES)
 def test_calls_that_look_otherwise(changed: dict[str, Any]) -> None:
     assert last_call().pointers(values(**changed), NAMES) is None
 
