@@ -30,6 +30,7 @@ from codegen.cli.options import (
     explain_options,
     force_option,
     from_config_option,
+    hub_options,
     json_option,
     lint_options,
     name_argument,
@@ -288,6 +289,25 @@ def port(args: argparse.Namespace) -> int:
     for line in found.failures:
         print(line, file=sys.stderr)
     return EXIT_DIFFERENT if found.failures else EXIT_OK
+
+
+@command("hub", hub_options)
+def hub(args: argparse.Namespace) -> int:
+    """Write a package's torch ops as a kernel of Hugging Face's hub; publishing it is left to you."""
+    from codegen.compile.packages import installed
+    from codegen.hub.command import write_kernel
+    from codegen.hub.tree import Kernel
+
+    package: Path = args.package
+    if package == Path(PACKAGE):
+        package = installed(PACKAGE, default=package)
+    kernel = Kernel(name=args.name, owner=args.owner, version=args.version)
+    print(write_kernel(package, args.out, kernel))
+    if args.check:
+        with _extra():
+            from codegen.hub.check import check_kernel
+        print(check_kernel(package, args.out))
+    return EXIT_OK
 
 
 @command("schema")
