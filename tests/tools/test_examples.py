@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(INTERPRET, reason="each example runs in a proces
 EXAMPLES = {
     "paper_to_training": ("dr2  error", "with the bias,"),
     "from_flexattention": ("computes the same: yes", "of the largest element (bound 2e-05)"),
+    "flax_recipes": ("linen  losses", "nnx    losses"),
     "forgetting_attention": ("generated  o ", "dg "),
     "packed_documents_jax": ("segment ids ", "cu_seqlens ", "document mask "),
     "minivllm": ("prefill 128", "decode B4 S2048"),
@@ -28,7 +29,7 @@ EXAMPLES = {
 }
 """Example -> what it prints when it went its whole way."""
 
-NEEDS = {"packed_documents_jax": "jax", "plain_triton": "triton"}
+NEEDS = {"flax_recipes": "flax", "packed_documents_jax": "jax", "plain_triton": "triton"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
