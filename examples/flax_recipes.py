@@ -126,8 +126,8 @@ def own_attention(query: Array, key: Array, value: Array, *, mask: Array, **_opt
 
 def own_mask(ids: Array, reach: int) -> Array:
     """Who sees whom, `[B, 1, S, S]`."""
-    places = jnp.arange(ids.shape[1])
-    distance = places[:, None] - places
+    places = jnp.arange(ids.shape[1])[None]
+    distance = places[:, :, None] - places[:, None, :]
     seen = (distance >= 0) & (distance <= reach) & (ids[:, :, None] == ids[:, None, :])
     return seen[:, None]
 
