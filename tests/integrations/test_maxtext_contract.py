@@ -1,5 +1,5 @@
-"""`generated.integrations.maxtext` on a stand-in of MaxText's `AttentionOp`: what a layer and a call say becomes
-an op. `test_maxtext.py` has the same beside MaxText's own attention."""
+"""`generated.integrations.maxtext` on a stand-in of MaxText's `AttentionOp`: which op computes a call of which layer.
+`test_maxtext.py` has the same beside MaxText's own attention."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class AttentionOp:
     ) -> Any:
         return "MaxText's own"
 
-    def __call__(self, *arrays: Array, ids: Array | None = None, mode: str = "train", **call: Any) -> Any:
+    def __call__(self, q: Array, k: Array, v: Array, ids: Any = None, mode: str = "train", **call: Any) -> Any:
         products: dict[str, Any] = {"qk_product_einsum": jnp.einsum, "wv_product_einsum": jnp.einsum}
-        return self.apply_attention(*arrays, ids, None, None, model_mode=mode, **call, **products)
+        return self.apply_attention(q, k, v, ids, None, None, mode, **call, **products)
 
 
 @pytest.fixture(autouse=True)
