@@ -306,7 +306,8 @@ def hub(args: argparse.Namespace) -> int:
     if args.check:
         with _extra():
             from codegen.hub.check import check_kernel
-        print(check_kernel(package, args.out))
+
+            print(check_kernel(package, args.out))
     return EXIT_OK
 
 

@@ -10,18 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Before `kernels` is imported: nothing is looked up on the hub.
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import torch
-from kernels import (
-    LocalLayerRepository,
-    Mode,
-    get_local_kernel,
-    kernelize,
-    use_kernel_forward_from_hub,
-    use_kernel_mapping,
-)
 from torch import Tensor
 
 from codegen.compile.packages import find_package
@@ -37,9 +26,13 @@ def check_kernel(package: Path, out: Path) -> str:
 
     Raises:
         CodegenError: a result or a gradient that is not the package's, bit for bit.
+        ModuleNotFoundError: `kernels` is not installed.
     """
+    # Before `kernels` is imported, which reads it: nothing is looked up on the hub.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    kernels: Any = importlib.import_module("kernels")
     out = out.resolve()
-    kernel: Any = get_local_kernel(out)
+    kernel = kernels.get_local_kernel(out)
     name = find_package(package).name
     entries = load_manifest(name)
     for variant, entry in entries.items():
@@ -48,14 +41,13 @@ def check_kernel(package: Path, out: Path) -> str:
         want, got = evaluate(op, inputs), evaluate(getattr(kernel, variant), inputs)
         # A layer with dropout takes its seed from torch's generator, as an op does that is given none.
         unseeded = replace(inputs, scalars={x: value for x, value in inputs.scalars.items() if x != "seed"})
-        layer = LocalLayerRepository(repo_path=out, layer_name=class_name(variant))
+        layer = kernels.LocalLayerRepository(repo_path=out, layer_name=class_name(variant))
         want["o of its layer"] = _drawn(unseeded.call, op)
-        got["o of its layer"] = _drawn(_by_layer, layer, unseeded)
+        got["o of its layer"] = _drawn(_by_layer, kernels, layer, unseeded)
         for result, wanted in want.items():
             if not torch.equal(got[result], wanted):
                 raise CodegenError(f"{out}: {variant}: {result} differs from that of {package}")
-    version = importlib.import_module("kernels").__version__
-    return f"{out}: {len(entries)} ops and layers equal those of {package}, loaded by kernels {version}"
+    return f"{out}: {len(entries)} ops and layers equal those of {package}, loaded by kernels {kernels.__version__}"
 
 
 def _drawn(call: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -63,7 +55,7 @@ def _drawn(call: Callable[..., Tensor], *args: Any) -> Tensor:
     return call(*args)
 
 
-def _by_layer(repository: LocalLayerRepository, inputs: Inputs) -> Tensor:
+def _by_layer(kernels: Any, repository: Any, inputs: Inputs) -> Tensor:
     """The result of a module that `kernelize` put a layer into."""
     layer = repository.load()
 
@@ -71,11 +63,13 @@ def _by_layer(repository: LocalLayerRepository, inputs: Inputs) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no forward but that of the kernel's layer")
 
     forward.__dict__["__signature__"] = inspect.signature(layer.forward)
-    model: Any = use_kernel_forward_from_hub("Adopted")(type("Adopted", (torch.nn.Module,), {"forward": forward}))()
+    adopted = type("Adopted", (torch.nn.Module,), {"forward": forward})
+    model = kernels.use_kernel_forward_from_hub("Adopted")(adopted)()
     given = {**inputs.tensors, **inputs.scalars}
     for name in vars(layer).get("__annotations__", {}):
         setattr(model, name, given.pop(name))
-    with use_kernel_mapping({"Adopted": {"cpu": repository}}):
-        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device="cpu", use_fallback=False)
+    mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
+    with kernels.use_kernel_mapping({"Adopted": {"cpu": repository}}):
+        kernels.kernelize(model, mode=mode, device="cpu", use_fallback=False)
     o: Tensor = model(inputs.q, inputs.k, inputs.v, **given)
     return o

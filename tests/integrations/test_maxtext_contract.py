@@ -67,7 +67,7 @@ class AttentionOp:
     ) -> Any:
         return "MaxText's own"
 
-    def __call__(self, q: Array, k: Array, v: Array, ids: Any = None, mode: str = "train", **call: Any) -> Any:
+    def __call__(self, q: Array, k: Array, v: Array, *, ids: Any = None, mode: str = "train", **call: Any) -> Any:
         products: dict[str, Any] = {"qk_product_einsum": jnp.einsum, "wv_product_einsum": jnp.einsum}
         return self.apply_attention(q, k, v, ids, None, None, mode, **call, **products)
 
