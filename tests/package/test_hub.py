@@ -11,12 +11,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from codegen.cli.main import main
 from codegen.hub.tree import FLASH_FUNCTIONS, Kernel, tree
 from codegen.util.errors import CodegenError
 from generated import VARIANTS
-from tests.support.fresh import warm_python
+from tests.support.fresh import python, warm_python
 from tests.support.paths import ROOT
 
 KERNEL = Kernel(name="some-attention", owner="me", version=3)
@@ -130,6 +131,25 @@ assert all(getattr(kernel, name) is not None for name in kernel.__all__)
 assert getattr(torch.ops, kernel.__name__).causal_fwd
 """
     warm_python(code, imported="torch generated.torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_kernels_run_on_a_gpu(folder: Path) -> None:
+    """In 16 bits, with tuned tiles where there are some, and compiled by inductor."""
+    code = f"""{LOAD}
+kernel = load({str(folder / "build/torch-cuda")!r})
+from generated import torch as ops
+q, k, v = (x.detach().cuda().bfloat16().requires_grad_() for x in (q, k, v))
+for name, own in (("causal", {{}}), ("window", {{"size": 5}}), ("gpt_oss", {{"sink": torch.ones(4, device="cuda")}})):
+    call = {{**own, "deterministic": True}}
+    results = [getattr(module, name)(q, k, v, **call) for module in (kernel, ops)]
+    results.append(torch.compile(getattr(kernel, name), fullgraph=True)(q, k, v, **call))
+    gradients = [torch.autograd.grad(o.float().square().sum(), (q, k, v)) for o in results]
+    for o, found in zip(results[1:], gradients[1:]):
+        assert torch.equal(o, results[0]) and all(map(torch.equal, found, gradients[0])), name
+"""
+    python(code)
 
 
 def test_layers_have_no_state_of_their_own(build: Path) -> None:
