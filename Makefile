@@ -25,7 +25,7 @@ INSTALL = install() { \
 }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-jax render check test test-all test-setup test-gpu fuzz lint lint-kernels tune autotune bench docs docs-serve clean
+.PHONY: help setup demo demo-jax render check test test-all test-setup test-gpu fuzz lint lint-kernels tune autotune bench hub docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,15 @@ autotune: tune ## the same
 
 bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHON=... or .venv
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench $(ARGS)
+
+# What the hub's library brings is no part of the set-up either.
+HUB := $(VENV)/.hub-stamp
+$(HUB): $(STAMP)
+	@$(INSTALL); install -e ".[hub]"
+	@touch $@
+
+hub: render $(HUB) ## write the torch ops as a kernel of Hugging Face's hub into build/hub, and check it; ARGS='--owner NAME'
+	$(RUN) -m codegen hub --check $(ARGS)
 
 # The site's tools are no part of the set-up: only these two targets install them.
 DOCS := $(VENV)/.docs-stamp

@@ -152,6 +152,18 @@ def passed_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs="*", help="options of `python -m bench`; --help lists them")
 
 
+def hub_options(parser: argparse.ArgumentParser) -> None:
+    """The package, and how its kernel is published."""
+    add = parser.add_argument
+    add("package", nargs="?", type=Path, default=Path(PACKAGE), metavar="PACKAGE", help=f"(default: {PACKAGE})")
+    add("--out", type=Path, default=Path("build/hub"), metavar="DIR", help="where to write (default: build/hub)")
+    add("--name", default="attention-codegen", metavar="NAME", help="of the repository (default: attention-codegen)")
+    add("--owner", default="your-name", metavar="NAME", help="of the repository, for its card (default: your-name)")
+    add("--version", type=_at_least(0), default=0, metavar="N", help="of the interface (default: 0, for beta stages)")
+    what = "then load it with the library `kernels`, on the CPU, and compare each op and layer with the package's"
+    add("--check", action="store_true", help=what)
+
+
 def lint_options(parser: argparse.ArgumentParser) -> None:
     """What of the package to compile, and how."""
     add = parser.add_argument

@@ -66,7 +66,13 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-REQUIREMENTS = {"PIL": "pillow", "torch": "'torch>=2.11'", "triton": "'triton>=3.6,<3.10'", "jax": "'jax>=0.10.1'"}
+REQUIREMENTS = {
+    "PIL": "pillow",
+    "kernels": "kernels==0.16.2",
+    "torch": "'torch>=2.11'",
+    "triton": "'triton>=3.6,<3.10'",
+    "jax": "'jax>=0.10.1'",
+}
 """What is installed as more than its name."""
 
 

@@ -9,6 +9,7 @@ package does, must read `torch.ops.<package>.<variant>_fwd` before.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from inspect import Signature
 from typing import Any
@@ -24,8 +25,11 @@ def namespace_of(package: str) -> str:
 
     >>> namespace_of("generated"), namespace_of("model.attention")
     ('generated', 'model_attention')
+
+    A package that is part of a kernel of Hugging Face's hub names that of the kernel in its `NAMESPACE`.
     """
-    return package.replace(".", "_")
+    name: str = getattr(sys.modules.get(package), "NAMESPACE", package)
+    return name.replace(".", "_")
 
 
 def register_when_read(package: str, variants: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from tests.support.run_blocks import check_excerpt
 
 README = ROOT / "README.md"
-LIBRARIES = ("transformers",)
+LIBRARIES = ("flax", "transformers")
 """Those that pages of their name need, and that may not be installed."""
 
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(INTERPRET, reason="each example runs in a proces
 EXAMPLES = {
     "paper_to_training": ("dr2  error", "with the bias,"),
     "from_flexattention": ("computes the same: yes", "of the largest element (bound 2e-05)"),
+    "flax_recipes": ("linen  losses", "nnx    losses"),
     "forgetting_attention": ("generated  o ", "dg "),
     "packed_documents_jax": ("segment ids ", "cu_seqlens ", "document mask "),
     "minivllm": ("prefill 128", "decode B4 S2048"),
@@ -31,7 +32,13 @@ EXAMPLES = {
 """Example -> what it prints when it went its whole way."""
 
 # TRL is in no extra: with pyarrow and pandas it brings 300 MB.
-NEEDS = {"packed_documents_jax": "jax", "plain_triton": "triton", "sft_trl": "trl", "trainer_fsdp2": "transformers"}
+NEEDS = {
+    "flax_recipes": "flax",
+    "packed_documents_jax": "jax",
+    "plain_triton": "triton",
+    "sft_trl": "trl",
+    "trainer_fsdp2": "transformers",
+}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -1,0 +1,172 @@
+"""The files of a kernel for the hub, made of a rendered package: path -> text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.hub.modules import accepted
+from codegen.plan.torch_modules import class_name
+from codegen.render.files import MANIFEST, TUNED, with_manifest
+from codegen.render.formatting import format_files
+from codegen.render.package import LICENCE, make_environment, templates_path
+from codegen.util.errors import CodegenError
+
+PACKAGE = "ops"
+"""The folder of the package inside a build. In the kernel's own folder the folders of variants would hide the ops."""
+
+BACKENDS = ("cuda", "cpu")
+"""On CPU tensors the ops compute their references, so that a model can be tested anywhere."""
+
+FLASH = "integrations/flash_attn.py"
+FLASH_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
+"""What transformers and others ask a kernel for by these names."""
+
+MODULES = {
+    "nn": f"{PACKAGE}/torch/nn.py",
+    "packing": f"{PACKAGE}/packing.py",
+    "paging": f"{PACKAGE}/paging.py",
+    "sdpa": f"{PACKAGE}/integrations/sdpa.py",
+}
+"""Modules of the package that the kernel has under these names, where the package has them."""
+
+_NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
+_PER_CALL = {"b", "q_idx", "kv_idx"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """How a kernel is published: the name of its repository, the owner, and a version that its interface has."""
+
+    name: str
+    owner: str
+    version: int
+    backends: tuple[str, ...] = BACKENDS
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in (PACKAGE, "layers"):
+            raise CodegenError(
+                f"--name: expected lower-case letters, digits and dashes, no '{PACKAGE}' or 'layers', got {self.name!r}"
+            )
+
+    @property
+    def python_name(self) -> str:
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A layer of one variant without state. `inputs`: further arguments of a call; `held`: name -> type of what is
+    read from the module that the layer is put into."""
+
+    name: str
+    op: str
+    doc: str
+    inputs: tuple[str, ...]
+    held: Mapping[str, str]
+    has_dropout: bool
+
+
+def tree(package: Path, kernel: Kernel) -> dict[str, str]:
+    """All files of the kernel, a manifest of their hashes included.
+
+    Raises:
+        CodegenError: the folder holds no rendered package, or a variant has a name that the kernel uses itself.
+    """
+    source = _read(package)
+    manifest = json.loads(source.pop(MANIFEST))
+    data = {path: text for path, text in source.items() if path.endswith(".json")}
+    modules = accepted({path: text for path, text in source.items() if path.endswith(".py")})
+    shipped = {**modules, **data}
+    shipped[MANIFEST] = with_manifest(shipped, manifest["variants"])[MANIFEST]
+    shipped["__init__.py"] += '\nNAMESPACE = __name__.rpartition(".")[0]\n'
+    sources = {f"{PACKAGE}/{path}": text for path, text in shipped.items()}
+    sources |= _interface(manifest["variants"], sources, kernel)
+    files = {"build.toml": _fill("build.toml", kernel=kernel, licence=_licence())}
+    for backend in kernel.backends:
+        metadata = _metadata(kernel, backend, sources)
+        folder = f"build/torch-{backend}"
+        files |= {f"{folder}/{path}": text for path, text in sources.items()}
+        files[f"{folder}/metadata.json"] = json.dumps(metadata, indent=2) + "\n"
+    names = [layer.op for layer in _layers(manifest["variants"])]
+    files["build/CARD.md"] = _fill("card.md", kernel=kernel, licence=_licence(), variants=names)
+    return with_manifest(files, {})
+
+
+def _read(package: Path) -> dict[str, str]:
+    """The files of a rendered package, its manifest and its tuned files."""
+    if not (package / MANIFEST).is_file():
+        raise CodegenError(f"{package}: expected a rendered package, which has a {MANIFEST}")
+    listed = json.loads((package / MANIFEST).read_text(encoding="utf-8"))["files"]
+    paths = [package / path for path in (*listed, MANIFEST) if path.endswith((".py", ".json"))]
+    paths += sorted((package / TUNED).rglob("*.json"))
+    return {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def _interface(variants: Mapping[str, Any], sources: Mapping[str, str], kernel: Kernel) -> dict[str, str]:
+    """The modules of the kernel's own: its `__init__`, its layers, and where old releases of `kernels` look."""
+    own = {name: path for name, path in MODULES.items() if path in sources}
+    flash = FLASH_FUNCTIONS if f"{PACKAGE}/{FLASH}" in sources else ()
+    taken = [name for name in variants if name in {*own, *flash, "layers", PACKAGE}]
+    if taken:
+        raise CodegenError(
+            f"variants.{taken[0]}: a kernel of the hub has another thing of that name: rename the variant"
+        )
+    layers = _layers(variants)
+    texts = {
+        "__init__.py": _fill("init.py", layers=layers, modules=own, functions=flash, package=PACKAGE),
+        "layers.py": _fill("layers.py", layers=layers, package=PACKAGE),
+        f"{kernel.python_name}/__init__.py": _fill("by_name.py", kernel=kernel),
+    }
+    return format_files(texts)
+
+
+def _layers(variants: Mapping[str, Any]) -> list[Layer]:
+    return [_layer(name, entry) for name, entry in sorted(variants.items())]
+
+
+def _layer(name: str, entry: Mapping[str, Any]) -> Layer:
+    per_call = [x for x, tensor in entry["tensors"].items() if _PER_CALL & set(tensor["dims"])]
+    held = {x: "Tensor" for x in entry["tensors"] if x not in per_call}
+    held |= {"sink": "Tensor"} if entry["sink"] else {}
+    held |= entry["scalars"]
+    held |= {"dropout_p": "float"} if entry["dropout"] else {}
+    inputs = (*per_call, *(["g"] if entry["decay"] else []))
+    return Layer(
+        name=class_name(name), op=name, doc=entry["doc"], inputs=inputs, held=held, has_dropout=entry["dropout"]
+    )
+
+
+def _metadata(kernel: Kernel, backend: str, sources: Mapping[str, str]) -> dict[str, Any]:
+    """What `metadata.json` says. The id names the module and the namespace of its operators: equal files, equal id."""
+    digests = {path: hashlib.sha256(text.encode()).digest() for path, text in sorted(sources.items())}
+    whole = hashlib.sha256(b"".join(path.encode() + digest for path, digest in digests.items())).hexdigest()
+    return {
+        "name": kernel.name,
+        "id": f"_{kernel.python_name}_{backend}_{whole[:10]}",
+        "version": kernel.version,
+        "license": _licence(),
+        "python-depends": [],
+        "backend": {"type": backend},
+        "digest": {
+            "algorithm": "sha256",
+            "files": {path: base64.b64encode(digest).decode() for path, digest in digests.items()},
+        },
+    }
+
+
+def _licence() -> str:
+    """The licence of rendered files, as the hub writes it."""
+    return LICENCE.rpartition(" ")[2].lower()
+
+
+def _fill(template: str, **context: Any) -> str:
+    return (
+        make_environment(templates_path()).get_template(f"hub/{template}.jinja").render(licence_line=LICENCE, **context)
+    )

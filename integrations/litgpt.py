@@ -1,0 +1,130 @@
+"""The ops as the attention of litgpt's models: `use(model)`, or `CodegenAttention` as a base of a class of one's own.
+
+    model = use(GPT.from_name("gemma-2-2b"))
+
+The variant follows from the model's config: causal, with the window of layers that have one, and with its cap.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import torch as ops
+from .._runtime.core.checks import fail
+from .variants import BEYOND, Attention, find
+
+__all__ = ["CodegenAttention", "use"]
+
+_TITLE = "litgpt"
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+class CodegenAttention(torch.nn.Module):
+    """A base class before litgpt's `CausalSelfAttention` or `MultiheadLatentAttention`, whose attention it computes.
+
+    litgpt repeats key heads, and fills a mask `[T, T]` row by row in each layer with a window. Here the op reads each
+    key head once, and no such mask is made.
+    """
+
+    config: Any
+    mscale: float
+    kv_cache: Any
+    apply_sliding_window_attention: bool = False
+    _input_pos: Tensor | None = None
+    _window: int | None = None
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None = None,
+        input_pos: Tensor | None = None,
+        input_pos_maxp1: int | None = None,
+    ) -> Tensor:
+        """That of litgpt: x `[B, T, C]` to `[B, T, C]`, with `input_pos` on the cache."""
+        windowed = self.apply_sliding_window_attention
+        self._input_pos, self._window = input_pos, self.config.sliding_window_size if windowed else None
+        # Without the flag no mask of a window is filled. With a cache it says how many keys of a mask are there.
+        self.apply_sliding_window_attention = windowed and input_pos is not None
+        try:
+            o: Tensor = super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
+        finally:
+            self.apply_sliding_window_attention = windowed
+            self._input_pos = None
+        return o
+
+    def scaled_dot_product_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """q `[B, H, T, D]`, k `[B, H, S, D]`, v `[B, H, S, Dv]`, key heads repeated or not, to o `[B, T, H, Dv]`.
+
+        Args:
+            mask: None is causal. Of a call on a cache it is not read, as `input_pos` says the same. Else bool, True
+                where a query sees a key, of a shape that broadcasts to `[B, H, T, S]`.
+
+        Raises:
+            ArgumentError: a mask that is not bool.
+            NotRenderedError: the package has no variant of this window, cap or mask.
+        """
+        cap = self.config.attention_logit_softcapping
+        scale = (self.config.attention_scores_scalar or q.shape[-1]) ** -0.5 * self.mscale**2
+        repeated = q.shape[1] // self.config.n_query_groups
+        if k.shape[1] == q.shape[1] and repeated > 1:
+            k, v = k[:, ::repeated], v[:, ::repeated]
+        tensors: dict[str, Tensor] = {}
+        by_mask = mask is not None and self._input_pos is None
+        name, scalars, keep = _variant(self._window, cap, by_mask)
+        if self._input_pos is not None:
+            tensors = self._positions(self._input_pos, q, k)
+        elif mask is not None:
+            if mask.dtype is not torch.bool:
+                fail(_TITLE, "mask", "None or bool", str(mask.dtype))
+            tensors[keep] = mask.expand(*q.shape[:3], k.shape[2])
+        op: Any = getattr(ops, name)
+        o: Tensor = op(q, k, v, scale=scale, **dict(scalars), **tensors)
+        return o.transpose(1, 2)
+
+    def _positions(self, input_pos: Tensor, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+        """Where the queries and keys of a call on the cache stand, whose keys of a window lie in a ring."""
+        rows = input_pos.expand(q.shape[0], -1).to(torch.int32)
+        places = torch.arange(k.shape[2], dtype=torch.int32, device=k.device)
+        if self._window is not None:
+            last = rows.amax(1, keepdim=True)
+            places = last - (last - places) % self.kv_cache.max_cache_len
+            # A place of the ring that nothing was written to is beyond what a query sees.
+            return {"q_positions": rows, "kv_positions": torch.where(places < 0, BEYOND, places)}
+        if q.shape[2] == 1:
+            return {"q_offset": rows[:, 0]}
+        return {"q_positions": rows, "kv_positions": places.expand(q.shape[0], -1)}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _variant(window: int | None, cap: float | None, by_mask: bool) -> tuple[str, tuple[tuple[str, float], ...], str]:
+    """The name, scalars and mask of a variant. No trace can read the file that `find` reads."""
+    before = None if window is None else window - 1
+    found = find(Attention(mask=True, cap=cap) if by_mask else Attention(before=before, after=0, cap=cap))
+    return found.name, tuple(found.scalars.items()), found.mask or ""
+
+
+def use(model: Model) -> Model:
+    """Give all attention layers of a model of litgpt `CodegenAttention` as a base; the model is changed and returned.
+
+    Weights, caches and the names of parameters stay as they are. It serves `litgpt.GPT` and its forms for LoRA and
+    adapters; a layer that has the base already stays as it is.
+
+    Raises:
+        ArgumentError: a module without an attention layer of litgpt.
+    """
+    from litgpt.model import CausalSelfAttention, MultiheadLatentAttention
+
+    layers = [x for x in model.modules() if isinstance(x, CausalSelfAttention | MultiheadLatentAttention)]
+    if not layers:
+        fail(_TITLE, "model", "a model of litgpt, with CausalSelfAttention", type(model).__name__)
+    for layer in layers:
+        own = type(layer)
+        if not issubclass(own, CodegenAttention):
+            layer.__class__ = type(f"Codegen{own.__name__}", (CodegenAttention, own), {"__module__": own.__module__})
+    return model
