@@ -84,6 +84,7 @@ class Layout:
     cu_seqlens: tuple[int, ...] | None = None
     segment_ids: Array | None = field(default=None, compare=False, repr=False)
     segments_digest: str = ""
+    nodes: "Layout | None" = None
 
     @property
     def local(self) -> int:

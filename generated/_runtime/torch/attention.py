@@ -14,7 +14,7 @@ from ..core.options import CallOptions
 from . import backend
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
-from .replay import apply, replayed
+from .replay import apply, replayed, take_known
 from .support import FP32, batch_row, empty_like_layout, launches_directly, packed_rows
 from .transforms import batched, differentiates_backward, folded_axes, refuse_gradient_of, refuse_second_derivative
 
@@ -136,8 +136,9 @@ class Kernels:
             wanted = [named.get(self.flags.get(name, ""), True) for name in trained]
             places = [self.parameters.index(x) if y else None for x, y in zip(trained, wanted, strict=True)]
             forwarded = [named[name] for name in self.parameters]
+            saved = named["o"], named["lse"]
             results = self.fake_backward(*args)
-            return plain_backward(self._reference, results, named["do"], named["dlse"], places, *forwarded)
+            return plain_backward(self._reference, results, saved, named["do"], named["dlse"], places, *forwarded)
         given = self._as_rows(named)
         given["dlse"] = None if given["dlse"] is None else given["dlse"].contiguous()
         dq, dk, dv, *own = self.modules.launch.backward(backend, **given)
@@ -152,6 +153,26 @@ class Kernels:
         row_offset, row_offsets = given.pop("row_offset", 0), given.pop("row_offsets", None)
         read = {name: x for name, x in given.items() if name not in ("options", "block_tables")}
         return self.reference(**read, q_offset=row_offset if row_offsets is None else row_offsets, return_lse=True)
+
+    def known_forward(self, known: tuple[Tensor, Tensor], *args: Any) -> tuple[Tensor, ...]:
+        """What the forward returns, of which o and lse are known."""
+        o, lse = known
+        results = (o.detach().to(args[0].dtype), lse.detach())
+        return results if len(self.results) == 2 else (*results, self._decay(*args))
+
+    def _decay(self, *args: Any) -> Tensor:
+        """The running sum of the log-decay, as a forward of the first row leaves it."""
+        given = dict(zip(self.parameters, args, strict=True))
+        if given["options"].plain:
+            return self.fake_forward(*args)[2]
+        given["q"] = given["q"][:1] if self.mode == "packed" else given["q"][:, :, :1]
+        for name in ("q_segment_ids", "q_positions"):
+            if given.get(name) is not None:
+                given[name] = given[name][:, :1]
+        if "cu_seqlens_q" in given:
+            given["cu_seqlens_q"] = given["cu_seqlens_q"].clamp(max=1)
+        decay: Tensor = self._forward(*(given[name] for name in self.parameters))[-1]
+        return decay
 
     # ----------------------------------------------------------------------------------------------- what a trace sees
 
@@ -205,6 +226,8 @@ def _signature(parameters: Sequence[str], types: Mapping[str, Any] | None = None
 
 def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = _KERNELS.of(name)
+    if not torch.compiler.is_compiling() and (known := take_known()) is not None:
+        return kernels.known_forward(known, q, *args)
     run = kernels.forward if launches_directly(q) else kernels.forward_op
     return run(q, *args)
 
