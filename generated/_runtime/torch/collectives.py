@@ -137,8 +137,7 @@ def collectives_of(mesh: Any) -> Collectives | None:
     A pair of these is a grid: nodes, and the ranks of a node.
     """
     if getattr(mesh, "ndim", 1) == 2 and hasattr(mesh, "mesh_dim_names"):
-        outer, inner = (GroupCollectives(mesh.get_group(axis), mesh.device_type) for axis in (0, 1))
-        return GridCollectives(outer, inner)
+        return GridCollectives(*(GroupCollectives(mesh.get_group(axis), mesh.device_type) for axis in (0, 1)))
     if isinstance(mesh, tuple) and len(mesh) == 2:
         outer, inner = map(_exchanges_of, mesh)
         return None if outer is None or inner is None else GridCollectives(outer, inner)

@@ -79,7 +79,15 @@ def _backward(
     order = wanted.split(",")
     given = _given(names, words, tensors, integers, floats)
     found = _PARALLELS[key].backward(given, (o, lse), (do, dlse), order)
-    return [found[name].contiguous() for name in order]
+    return _apart([found[name].contiguous() for name in order])
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors that share no memory, as an operator must return."""
+    found: dict[int, list[Tensor]] = {}
+    for x in tensors:
+        found.setdefault(x.untyped_storage().data_ptr(), []).append(x)
+    return [x if found[x.untyped_storage().data_ptr()][0] is x else x.clone() for x in tensors]
 
 
 @_backward.register_fake

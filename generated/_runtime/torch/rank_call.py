@@ -19,6 +19,7 @@ from ..core.work import VariantWork
 from .collectives import Collectives, Exchanges, GridCollectives
 from .exchange import index, rows_of_all, sum_of_rows, to_heads, to_rows
 from .known import gradients_of
+from .ring import RingRows
 from .row_strategies import GatheredRows, OwnHeads, RowStrategy, WholeRows
 
 LAYOUT = "bhsd"
@@ -94,7 +95,9 @@ class RankCall:
         layout, heads = self.layout, OwnHeads(split.first, split.repeats)
         if layout.strategy == "heads":
             return WholeRows(self, q, k, v, heads)
-        return GatheredRows(self, q, k, v, heads, layout.nodes or layout, split.outer)
+        rows = layout.nodes or layout
+        kind = RingRows if rows.strategy == "ring" else GatheredRows
+        return kind(self, q, k, v, heads, rows, split.outer)
 
     def _finished(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """In the form of the call, padding rows 0 and -inf."""
