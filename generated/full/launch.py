@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 67db0b6b1354d066
+# hash: 5d08b86f8c444e70
 """The launches of `full`, for every framework: which kernels run, and with what."""
 
 from .. import full as kernels
@@ -13,6 +13,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_key_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -80,8 +81,8 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq = backend.empty_like_layout(q, head_dim)
+    dk, dv = empty_key_gradients(backend, k, v, options)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     if dq.numel() > 0 and not fused:
         backend.launch(

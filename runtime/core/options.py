@@ -1,7 +1,7 @@
 """What a call asks of its kernels: their tiles, their family, and in which order gradients are added."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,12 +29,14 @@ class CallOptions:
         fixed_order: gradients must be added in a fixed order.
         tiles: the passes whose tile the call gives, with the tile.
         plain: the plain reference is computed instead of the kernels.
+        wide_keys: dk and dv are float32 whatever k and v are: parts of sums, which are rounded once, at their end.
     """
 
     family: str | None = None
     fixed_order: bool = False
     tiles: tuple[tuple[str, Tile], ...] = ()
     plain: bool = False
+    wide_keys: bool = False
 
     def tile(self, pass_name: str) -> Tile | None:
         """The tile that the call gives for a pass."""
@@ -42,7 +44,11 @@ class CallOptions:
 
     def plainly(self) -> "CallOptions":
         """The options of the same call, computed by the plain reference."""
-        return CallOptions(family=self.family, fixed_order=self.fixed_order, tiles=self.tiles, plain=True)
+        return replace(self, plain=True)
+
+    def widely(self) -> "CallOptions":
+        """The options of the same call, with dk and dv in float32."""
+        return replace(self, wide_keys=True)
 
     @property
     def text(self) -> str:
@@ -55,6 +61,7 @@ class CallOptions:
         words += ["fixed_order"] if self.fixed_order else []
         words += [f"{name}={t.block_m},{t.block_n},{t.num_warps},{t.num_stages}" for name, t in self.tiles]
         words += ["plain"] if self.plain else []
+        words += ["wide_keys"] if self.wide_keys else []
         return " ".join(words)
 
     @cached_property
@@ -72,6 +79,7 @@ class CallOptions:
             fixed_order="fixed_order" in fields,
             tiles=tuple(tiles),
             plain="plain" in fields,
+            wide_keys="wide_keys" in fields,
         )
 
 

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: a927ad37e251a806
+# hash: 5c0c153c87c4df6e
 """The launches of `band_softcap`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_key_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -133,8 +134,8 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq = backend.empty_like_layout(q, head_dim)
+    dk, dv = empty_key_gradients(backend, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv",) if fused else ("dkdv", "dq")
     )

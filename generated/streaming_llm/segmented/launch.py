@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 2def8bca1306e6ab
+# hash: 2589b8922030853b
 """The launches of `streaming_llm`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_key_gradients,
     row_stride,
     strides,
     tables_of,
@@ -218,8 +219,8 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq = backend.empty_like_layout(q, head_dim)
+    dk, dv = empty_key_gradients(backend, k, v, options)
     tables = block_tables[2:] or make_tables(
         backend,
         q,
