@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: d8089d7ae96ea672
+# hash: bcc8dd448f34e81d
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -304,7 +304,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "d35b62d93dacae71",
+            "fwd": "0f713e990fa9b40e",
             "plan": "c97cef063ee52e3f",
             "merge": "130df753c5fd23f3",
         },
@@ -338,7 +338,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "20ba37fef65bf891",
+            "fwd": "4b13fa943320bb83",
             "plan": "e45d5d904589a579",
             "merge": "130df753c5fd23f3",
         },
@@ -401,7 +401,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "e8c4f87f3f22953f",
+            "fwd": "49590bbf921ee2bd",
             "plan": "6ae9b26e7df8a948",
             "merge": "130df753c5fd23f3",
         },
@@ -435,7 +435,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "05eb7bfee49b672e",
+            "fwd": "660338491d3ab17e",
             "plan": "12c9617592c820da",
             "merge": "130df753c5fd23f3",
         },
@@ -469,7 +469,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "b9210553e6a7e55f",
+            "fwd": "8c8d9d2e54e76d48",
             "plan": "a6098568e078cefa",
             "merge": "130df753c5fd23f3",
         },
@@ -503,7 +503,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "fa1f31460c21b3ca",
+            "fwd": "286bfcc85b94abf3",
             "plan": "d3344f85074d65a0",
             "merge": "130df753c5fd23f3",
         },
@@ -537,7 +537,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "f08dd44874504e55",
+            "fwd": "4241c3c89522cb7e",
             "plan": "b669534eb1c791d8",
             "merge": "130df753c5fd23f3",
         },
@@ -571,7 +571,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "e40b96a14bf8faef",
+            "fwd": "00c730526789447c",
             "plan": "9418a4edb53ae8be",
             "merge": "130df753c5fd23f3",
         },
@@ -605,7 +605,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "ebd4fe92618abe25",
+            "fwd": "9855f68715447434",
             "plan": "47d255d237c67468",
             "merge": "130df753c5fd23f3",
         },
@@ -639,7 +639,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "329f4737af45db3c",
+            "fwd": "4ea6bb14cad9cde3",
             "plan": "7eed7830eb6f35ee",
             "merge": "130df753c5fd23f3",
         },
@@ -673,7 +673,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "c9ffacb2b3706e2c",
+            "fwd": "270ea875069bde90",
             "plan": "85c9b813c6ffba77",
             "merge": "130df753c5fd23f3",
         },
@@ -707,7 +707,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "431fd844fb38cfb6",
+            "fwd": "141f430bd4886167",
             "plan": "635c063d69459bc8",
             "merge": "130df753c5fd23f3",
         },
@@ -741,7 +741,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "d87872533cccfa30",
+            "fwd": "e95ce6184e985781",
             "plan": "edbb4b5e17cc6eac",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "3a745780454ab38c",
+            "fwd": "fdf1aec931a19478",
             "plan": "bc211ed9cf6f5adf",
             "merge": "130df753c5fd23f3",
         },
@@ -809,7 +809,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "cee16d03d8ea15c8",
+            "fwd": "cd95ed72fe8c63f1",
             "plan": "3c7032bfa6b4469b",
             "merge": "130df753c5fd23f3",
         },
@@ -843,7 +843,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "bad5dc7648658112",
+            "fwd": "f81128191f4ac07a",
             "plan": "c8ed512f1aa27539",
             "merge": "130df753c5fd23f3",
         },
@@ -877,7 +877,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "7dbbe4aeb74aeebb",
+            "fwd": "e8229c7c7eed8aaa",
             "plan": "fe4c531f900e4c39",
             "merge": "130df753c5fd23f3",
         },
@@ -911,7 +911,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "62ca1b17fea798e2",
+            "fwd": "7956806af5671f81",
             "plan": "6849612266a9c4c8",
             "merge": "130df753c5fd23f3",
         },
@@ -945,7 +945,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "1ea17a5a905dbf73",
+            "fwd": "01480b997d39a294",
             "plan": "e0f10584861eff64",
             "merge": "130df753c5fd23f3",
         },
@@ -979,7 +979,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "1515456c06903413",
+            "fwd": "5a1ebefdc6ae38ff",
             "plan": "5a6bc951ec23a220",
             "merge": "130df753c5fd23f3",
         },
@@ -1013,7 +1013,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "8bbd7cf631a33e9f",
+            "fwd": "ab07d87b2c8b3317",
             "plan": "0e70fe2495d199df",
             "merge": "130df753c5fd23f3",
         },

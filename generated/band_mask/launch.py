@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: da8e3bd86af97c09
+# hash: 917e80ea882b4e42
 """The launches of `band_mask`, for every framework: which kernels run, and with what."""
 
 from .. import band_mask as kernels
@@ -15,7 +15,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -106,8 +106,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {

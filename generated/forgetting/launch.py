@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 2a2f33fae23be538
+# hash: dd1e0957048375b5
 """The launches of `forgetting`, for every framework: which kernels run, and with what."""
 
 from .. import forgetting as kernels
@@ -13,7 +13,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -113,8 +113,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     ddecay_rows = q.new_zeros((batch, num_heads, q_len), dtype=backend.FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=backend.FP32)
     dg = g.new_empty(g.shape)

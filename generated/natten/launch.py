@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: d881098b2ad1fc90
+# hash: 21381022e1789a85
 """The launches of `natten`, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -143,8 +143,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[2:] or make_tables(
         backend, q, k, v, row_offset, row_offsets, options, ("dkdv",) if fused else ("dkdv", "dq")
     )

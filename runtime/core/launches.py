@@ -87,10 +87,16 @@ def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], 
     return tables
 
 
-def empty_key_gradients(backend: Backend, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tensor, Tensor]:
-    """Empty dk and dv, in the layouts of k and v and in their dtype, or in float32 if the call asks for that."""
-    dtype = backend.FP32 if options.wide_keys else None
-    return backend.empty_like_layout(k, k.shape[3], dtype), backend.empty_like_layout(v, v.shape[3], dtype)
+def empty_gradients(
+    backend: Backend, q: Tensor, k: Tensor, v: Tensor, options: CallOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty dq, dk and dv, in the layouts and dtypes of q, k and v, or in float32 where the call asks for that."""
+    is_wide = (options.wide_queries, options.wide_keys, options.wide_keys)
+    dq, dk, dv = (
+        backend.empty_like_layout(x, x.shape[3], backend.FP32 if wide else None)
+        for x, wide in zip((q, k, v), is_wide, strict=True)
+    )
+    return dq, dk, dv
 
 
 def gradient_sizes(given: Mapping[str, Any]) -> dict[str, Any]:

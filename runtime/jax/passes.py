@@ -212,8 +212,7 @@ class Backward:
         self.kernels = kernels
 
     def shapes(self, call: Call, avals: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
-        wide = ("k", "v") if call.number("options").wide_keys else ()
-        names = ("q", "k", "v", *call.wanted)
+        wide, names = _wide_names(call), ("q", "k", "v", *call.wanted)
         return [(avals[name].shape, _wide(avals[name]) if name in wide else avals[name].dtype) for name in names]
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -232,18 +231,24 @@ class Backward:
         operands = call.named(arrays)
         names = ("q", "k", "v", *call.wanted)
         do, dlse = operands.pop("do"), operands.pop("dlse", None)
-        is_wide = call.number("options").wide_keys
-        if is_wide:
-            operands |= {name: operands[name].astype(_wide(operands[name])) for name in ("k", "v")}
+        wide = _wide_names(call)
+        q_dtype = operands["q"].dtype
+        operands |= {name: operands[name].astype(_wide(operands[name])) for name in wide}
 
         def outputs(*trained: jax.Array) -> Any:
             o, lse = _reference(self.kernels, call, operands | dict(zip(names, trained, strict=True)))
-            return o, lse.astype(FP32)
+            return o.astype(q_dtype), lse.astype(FP32)
 
         (o, lse), pullback = jax.vjp(outputs, *(operands[name] for name in names))
-        if is_wide:
+        if wide:
             do, dlse = _of_part(do, dlse, (operands["o"], operands["lse"]), o, lse, call)
         return list(pullback((do, jnp.zeros_like(lse) if dlse is None else dlse)))
+
+
+def _wide_names(call: Call) -> tuple[str, ...]:
+    """Which gradients are float32 whatever they are the gradients of."""
+    options = call.number("options")
+    return (*(["q"] if options.wide_queries else []), *(["k", "v"] if options.wide_keys else []))
 
 
 def _wide(x: Any) -> Any:

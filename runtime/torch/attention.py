@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.configs import PASSES, Tiles
-from ..core.launches import empty_key_gradients, gradient_sizes, tiles_of
+from ..core.launches import empty_gradients, gradient_sizes, tiles_of
 from ..core.options import CallOptions
 from . import backend
 from .operators import namespace_of, register_operator
@@ -154,12 +154,20 @@ class Kernels:
         return self.reference(**read, q_offset=row_offset if row_offsets is None else row_offsets, return_lse=True)
 
     def gradients_of(
-        self, do: Tensor, dlse: Tensor | None, o: Tensor, lse: Tensor, wanted: Sequence[str], *args: Any
+        self,
+        do: Tensor,
+        dlse: Tensor | None,
+        o: Tensor,
+        lse: Tensor,
+        args: Sequence[Any],
+        *,
+        wanted: Sequence[str],
+        wide_dq: bool,
     ) -> dict[str, Tensor]:
         """Gradients of a call whose o and lse are known, by name: those of q, k and v, of which the last two are
-        float32, and the `wanted` ones of its own tensors. `args` are those of the forward."""
+        float32, and the first if `wide_dq`, and the `wanted` ones of its own tensors. `args` are the forward's."""
         given = dict(zip(self.parameters, args, strict=True))
-        q, options = given["q"], given["options"].widely()
+        q, options = given["q"], given["options"].widely(queries=wide_dq)
         given |= {"options": options, "o": o.to(q.dtype), "lse": lse.contiguous(), "do": do.to(q.dtype), "dlse": dlse}
         if "decay" in self.results:
             given["decay"] = self._decay(given, args)
@@ -202,8 +210,8 @@ class Kernels:
             x = given[name]
             flag = self.flags.get(name)
             own.append(torch.empty_like(x) if flag is None else x.new_empty(x.shape if given[flag] else (0,)))
-        dq = empty_like_layout(given["q"], given["q"].shape[3])
-        return (*self._of_rows(dq, *empty_key_gradients(backend, given["k"], given["v"], given["options"])), *own)
+        inputs = (given["q"], given["k"], given["v"])
+        return (*self._of_rows(*empty_gradients(backend, *inputs, given["options"])), *own)
 
 
 NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])

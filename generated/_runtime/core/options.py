@@ -31,6 +31,7 @@ class CallOptions:
         tiles: the passes whose tile the call gives, with the tile.
         plain: the plain reference is computed instead of the kernels.
         wide_keys: dk and dv are float32 whatever k and v are: parts of sums, which are rounded once, at their end.
+        wide_queries: the same of dq.
     """
 
     family: str | None = None
@@ -38,6 +39,7 @@ class CallOptions:
     tiles: tuple[tuple[str, Tile], ...] = ()
     plain: bool = False
     wide_keys: bool = False
+    wide_queries: bool = False
 
     def tile(self, pass_name: str) -> Tile | None:
         """The tile that the call gives for a pass."""
@@ -47,9 +49,9 @@ class CallOptions:
         """The options of the same call, computed by the plain reference."""
         return replace(self, plain=True)
 
-    def widely(self) -> "CallOptions":
-        """The options of the same call, with dk and dv in float32."""
-        return replace(self, wide_keys=True)
+    def widely(self, *, queries: bool) -> "CallOptions":
+        """The options of the same call, with dk and dv in float32, and dq if `queries`."""
+        return replace(self, wide_keys=True, wide_queries=queries)
 
     @property
     def text(self) -> str:
@@ -63,6 +65,7 @@ class CallOptions:
         words += [f"{name}={t.block_m},{t.block_n},{t.num_warps},{t.num_stages}" for name, t in self.tiles]
         words += ["plain"] if self.plain else []
         words += ["wide_keys"] if self.wide_keys else []
+        words += ["wide_queries"] if self.wide_queries else []
         return " ".join(words)
 
     @cached_property
@@ -81,6 +84,7 @@ class CallOptions:
             tiles=tuple(tiles),
             plain="plain" in fields,
             wide_keys="wide_keys" in fields,
+            wide_queries="wide_queries" in fields,
         )
 
 

@@ -26,7 +26,7 @@ class Gradients(NamedTuple):
     """Gradients of a call.
 
     Attributes:
-        dq: in the dtype and layout of q. dk, dv: in the layouts of k and v, float32.
+        dq: in the layout and dtype of q, or float32. dk, dv: in the layouts of k and v, float32.
         own: those of the variant's own arrays by keyword, of a sink and a log-decay included.
     """
 
@@ -53,6 +53,7 @@ def _backward(
     *,
     dlse: jax.Array | None = None,
     wanted: Sequence[str] | None = None,
+    wide_dq: bool = False,
     **keywords: Any,
 ) -> Gradients:
     """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
@@ -64,11 +65,12 @@ def _backward(
         do: gradient of o. dlse: gradient of lse, float32, or None.
         q, k, v, o, lse: as the op takes and returns them. keywords: the op's own, but for those of pages.
         wanted: keywords of the variant's own arrays whose gradients are wanted; None: all that have one.
+        wide_dq: dq is float32, too.
 
     Raises:
         ArgumentError: a bad argument.
     """
-    run = _Run(op, do, o, lse, dlse, wanted)
+    run = _Run(op, do, o, lse, dlse, wanted, wide_dq=wide_dq)
     call(run, **call_arguments(op, call, keywords), q=q, k=k, v=v)
     return run.gradients()
 
@@ -84,14 +86,17 @@ class _Run:
         lse: jax.Array,
         dlse: jax.Array | None,
         wanted: Sequence[str] | None,
+        *,
+        wide_dq: bool,
     ) -> None:
-        self.op, self.do, self.o, self.lse, self.dlse, self.wanted = op, do, o, lse, dlse, wanted
+        self.op, self.do, self.o, self.lse, self.dlse = op, do, o, lse, dlse
+        self.wanted, self.wide_dq = wanted, wide_dq
         self._found: Gradients
 
     def __call__(
         self, dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
     ) -> tuple[jax.Array, jax.Array]:
-        arguments.options = arguments.options.widely()
+        arguments.options = arguments.options.widely(queries=self.wide_dq)
         (q, _, v), dtype, rows = arguments.arrays, arguments.q.dtype, arguments.q.shape[:-1]
         for name, given in (("do", self.do), ("o", self.o)):
             check_results(self.op, given, name, (*q.shape[:-1], v.shape[-1]))
@@ -111,7 +116,7 @@ class _Run:
             # The sign of a scale is a part of the kernels' q.
             dq = -dq if arguments.scale < 0 else dq * 0
         own = {name: found[x] for name, x in keyword_names(self.op).items() if x in found}
-        self._found = Gradients(dq.astype(dtype), dk, dv, own)
+        self._found = Gradients(dq if self.wide_dq else dq.astype(dtype), dk, dv, own)
         return self.o, self.lse
 
     def gradients(self) -> Gradients:

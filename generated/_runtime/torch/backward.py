@@ -22,7 +22,7 @@ class Gradients(NamedTuple):
     """Gradients of a call.
 
     Attributes:
-        dq: in the dtype and layout of q. dk, dv: in the layouts of k and v, float32.
+        dq: in the layout and dtype of q, or float32. dk, dv: in the layouts of k and v, float32.
         own: those of the variant's own tensors by keyword, of a sink and a log-decay included.
     """
 
@@ -49,6 +49,7 @@ def _backward(
     *,
     dlse: Tensor | None = None,
     wanted: Sequence[str] | None = None,
+    wide_dq: bool = False,
     **keywords: Any,
 ) -> Gradients:
     """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
@@ -60,12 +61,15 @@ def _backward(
         do: gradient of o. dlse: gradient of lse, float32, or None.
         q, k, v, o, lse: as the op takes and returns them. keywords: the op's own, but for those of pages.
         wanted: keywords of the variant's own tensors whose gradients are wanted; None: all that have one.
+        wide_dq: dq is float32, too.
 
     Raises:
         ArgumentError: a bad argument.
     """
     given = call_arguments(op, call, keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
-    run = _Run(op, do, o, lse, dlse, wanted, swaps=given["layout"] == "bshd" and given["cu_seqlens_q"] is None)
+    run = _Run(
+        op, do, o, lse, dlse, wanted, wide_dq=wide_dq, swaps=given["layout"] == "bshd" and given["cu_seqlens_q"] is None
+    )
     with torch.no_grad():
         call(run, **given)
         return run.gradients(q, given["scale"])
@@ -83,10 +87,11 @@ class _Run:
         dlse: Tensor | None,
         wanted: Sequence[str] | None,
         *,
+        wide_dq: bool,
         swaps: bool,
     ) -> None:
         self.op, self.do, self.o, self.lse, self.dlse = op, do, o, lse, dlse
-        self.wanted, self.swaps = wanted, swaps
+        self.wanted, self.wide_dq, self.swaps = wanted, wide_dq, swaps
         self._found: dict[str, Tensor] = {}
 
     def __call__(self, function: Any, *args: Any) -> tuple[Tensor, ...]:
@@ -100,7 +105,7 @@ class _Run:
                 check_results(self.op, x, name, (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:3], "float32")
         do, o = (x.transpose(1, 2) if self.swaps else x for x in (self.do, self.o))
         wanted = wanted_names(self.op, self.wanted, kernels.gradients)
-        self._found = kernels.gradients_of(do, self.dlse, o, self.lse, wanted, *args)
+        self._found = kernels.gradients_of(do, self.dlse, o, self.lse, args, wanted=wanted, wide_dq=self.wide_dq)
         return o, self.lse
 
     def gradients(self, q: Tensor, scale: float | None) -> Gradients:
@@ -112,4 +117,4 @@ class _Run:
         if self.swaps:
             dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
         own = {name: self._found[x] for name, x in keyword_names(self.op).items() if x in self._found}
-        return Gradients(dq.to(q.dtype), dk, dv, own)
+        return Gradients(dq if self.wide_dq else dq.to(q.dtype), dk, dv, own)

@@ -40,6 +40,7 @@ def plain_backward(
         wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
         leaves = {place: arguments[place].detach().to(dtype).requires_grad_() for place, dtype in wide.items()}
         o, lse = reference(*(leaves.get(place, x) for place, x in enumerate(arguments)))
+        o = o.to(do.dtype)
         if whole is not None:
             do, dlse = of_part(do, dlse, whole, o.detach(), lse.detach())
         outputs, gradients = ([o], [do]) if dlse is None else ([o, lse], [do, dlse])

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 2261fee57f1b0f16
+# hash: 8ad791abe70dd77d
 """The launches of `band_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ..._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
-    empty_key_gradients,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -218,8 +218,7 @@ def backward(
     tiles = tiles_of(backend, "band_bias", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,

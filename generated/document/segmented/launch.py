@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: b53d441740fe3f82
+# hash: 4f585652d80cb6b3
 """The launches of `document`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -216,8 +216,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,

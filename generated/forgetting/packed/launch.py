@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 965332210fc81c08
+# hash: 83452e51df530b7f
 """The launches of `forgetting`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -142,8 +142,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     num_seqs = cu_seqlens_q.shape[0] - 1
     tables = block_tables[1:] or make_tables(
         backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv",) if fused else ("dkdv", "dq")

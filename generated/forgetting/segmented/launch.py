@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 284dbbe87562c80f
+# hash: 9c1f8e3c9fbaa611
 """The launches of `forgetting`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -230,8 +230,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,

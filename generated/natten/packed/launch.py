@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: 84b4c20f91ea89ce
+# hash: fdd171b05543b553
 """The launches of `natten`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -148,8 +148,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[3:] or make_tables(
         backend,
         q,

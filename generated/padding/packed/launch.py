@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 9b7b1d4714ad8381
+# hash: 2836afd7fbdb6bd8
 """The launches of `padding`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
-    empty_key_gradients,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -117,8 +117,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq = backend.empty_like_layout(q, head_dim)
-    dk, dv = empty_key_gradients(backend, k, v, options)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv",) if fused else ("dkdv", "dq")
     )
