@@ -32,7 +32,7 @@ class OpSource(OpPlan):
     def launch_imports(self) -> list[str]:
         """What the launches import of what all launches share."""
         prefix = "packed_" if self.layout.has_sequences else ""
-        names = ["Backend", "Tensor", "delta_constants", "tile_constants", "tiles_of"]
+        names = ["Backend", "Tensor", "delta_constants", "empty_gradients", "tile_constants", "tiles_of"]
         names += [f"{prefix}strides", f"{prefix}unit_strides"]
         names += ["dq_rows_constants"] if self.fuses_backward else []
         names += ["row_stride"] if self.takes_row_strides else []

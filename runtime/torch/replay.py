@@ -305,21 +305,9 @@ class _Recording(TorchDispatchMode):
 class _Active(threading.local):
     recording: _Recording | None = None
     forward: tuple[_Plan, list[int]] | None = None
-    known: tuple[Tensor, Tensor] | None = None
 
 
 _active = _Active()
-
-
-def give_known(results: tuple[Tensor, Tensor] | None) -> None:
-    """Set o and lse, which the next forward of kernels returns without a launch; no call is replayed until then."""
-    _active.known = results
-
-
-def take_known() -> tuple[Tensor, Tensor] | None:
-    """What `give_known` was given, once."""
-    found, _active.known = _active.known, None
-    return found
 
 
 def is_recording() -> bool:
@@ -405,7 +393,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         # Traced, a call is what it is written as.
-        if torch.compiler.is_compiling() or _active.known is not None:
+        if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         planned = _active.forward
         if planned is not None:

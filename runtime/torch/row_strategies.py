@@ -14,8 +14,8 @@ from ..core.work import VariantWork
 from .collectives import Exchanges
 from .exchange import KeyExchange, NeededKeyExchange
 
-Arguments = Callable[..., tuple[Sequence[Tensor], dict[str, Any]]]
-"""q, k, v and the keywords of a call of the op, from tensors that have a gradient."""
+Arguments = Callable[[Mapping[str, Tensor]], tuple[Sequence[Tensor], dict[str, Any]]]
+"""q, k, v and the keywords of a call of the op, from those of the variant's own tensors that are trained."""
 
 Saved = tuple[Tensor, Tensor]
 Given = tuple[Tensor, Tensor | None]
@@ -40,8 +40,15 @@ class Call(Protocol):
     def numbers(self, values: Any) -> Tensor: ...
     def computed(self, tensors: Sequence[Tensor], keywords: Mapping[str, Any], form: str) -> Saved: ...
     def derived(
-        self, arguments: Arguments, leaves: Sequence[Tensor], saved: Saved, given: Given, form: str
-    ) -> tuple[Tensor | None, ...]: ...
+        self,
+        arguments: Arguments,
+        leaves: Mapping[str, Tensor],
+        saved: Saved,
+        given: Given,
+        form: str,
+        *,
+        wide_dq: bool = False,
+    ) -> Gradients: ...
 
 
 @dataclass(frozen=True)
@@ -70,17 +77,13 @@ class OwnSums:
     """Gradients of the variant's own tensors, added up over the calls of a rank in float32."""
 
     def __init__(self, call: Call, trained: Sequence[str]) -> None:
-        self.names, self.leaves = list(trained), [call.own[name] for name in trained]
+        self.leaves = {name: call.own[name] for name in trained}
         self.total: dict[str, Tensor] = {}
 
-    def add(self, found: Sequence[Tensor | None]) -> None:
-        for name, x in zip(self.names, found, strict=True):
-            if x is not None:
-                self.total[name] = x.float() + self.total[name] if name in self.total else x.float()
-
-    def named(self, leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Leaves of autograd in the place of these tensors."""
-        return dict(zip(self.names, leaves, strict=True))
+    def add(self, found: Mapping[str, Tensor]) -> None:
+        """Add the gradients of a call."""
+        for name, x in found.items():
+            self.total[name] = x.float() + self.total[name] if name in self.total else x.float()
 
 
 class WholeRows:
@@ -103,15 +106,10 @@ class WholeRows:
     def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
         call, sums = self.call, OwnSums(self.call, trained)
 
-        def arguments(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Any:
-            return self._arguments(q, k, v, call.own | sums.named(own))
+        def arguments(own: Mapping[str, Tensor]) -> Any:
+            return self._arguments(*self.tensors, call.own | dict(own))
 
-        dq, dk, dv, *own = call.derived(arguments, [*self.tensors, *sums.leaves], saved, given, call.form)
-        sums.add(own)
-        assert dq is not None
-        assert dk is not None
-        assert dv is not None
-        return dq, dk, dv, sums.total
+        return call.derived(arguments, sums.leaves, saved, given, call.form)
 
 
 class GatheredRows:
@@ -168,22 +166,24 @@ class GatheredRows:
                 def part(x: Tensor, at: int = at, run: Chunk = run, heads: tuple[int, int] = heads) -> Tensor:
                     return x.narrow(2, *heads).narrow(0, at, run[1])
 
+                tensors = part(self.q), k, v
+
                 def arguments(
-                    q: Tensor, k: Tensor, v: Tensor, *own: Tensor, run: Chunk = run, group: int = group
+                    own: Mapping[str, Tensor],
+                    tensors: Sequence[Tensor] = tensors,
+                    run: Chunk = run,
+                    group: int = group,
                 ) -> Any:
                     of_group = self.heads.further(group * self.per_group)
-                    whole = call.of_heads(call.own | sums.named(own), of_group, self.per_group)
-                    return (q, k, v), self._keywords(whole, run)
+                    whole = call.of_heads(call.own | dict(own), of_group, self.per_group)
+                    return tensors, self._keywords(whole, run)
 
-                leaves = [part(self.q), k, v, *sums.leaves]
                 of_lse = None if given[1] is None else part(given[1])
-                found = call.derived(
-                    arguments, leaves, (part(saved[0]), part(saved[1])), (part(given[0]), of_lse), call.form
-                )
-                for x, change in zip((part(dq), *totals), found[:3], strict=True):
-                    if change is not None:
-                        x.add_(change)
-                sums.add(found[3:])
+                known = part(saved[0]), part(saved[1])
+                *found, own = call.derived(arguments, sums.leaves, known, (part(given[0]), of_lse), call.form)
+                for x, change in zip((part(dq), *totals), found, strict=True):
+                    x.add_(change)
+                sums.add(own)
             self.exchange.send(group, *totals)
         dk, dv = self.exchange.receive()
         return dq, dk, dv, sums.total

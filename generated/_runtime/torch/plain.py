@@ -23,24 +23,28 @@ def plain_forward(reference: Callable[..., Any], results: _Results, *arguments: 
 def plain_backward(
     reference: Callable[..., Any],
     results: _Results,
-    saved: tuple[Tensor, Tensor],
     do: Tensor,
     dlse: Tensor | None,
     trained: Sequence[int | None],
+    whole: tuple[Tensor, Tensor] | None,
     *arguments: Any,
 ) -> _Results:
     """Fill what a backward returns, as its fake one allocates it, with the gradients of the reference.
 
-    `saved` are o and lse of the rows. As for the kernels, they may be those of more keys than the call has.
     `trained` are the places of their tensors among the arguments of the forward; None where no gradient is wanted.
+    `whole` is o and lse of more keys than these, if there are more: the gradients are then the part of these keys.
     """
     if do.is_meta:
         return results
     with recording_gradients():
-        leaves = {place: arguments[place].detach().requires_grad_() for place in trained if place is not None}
+        wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
+        leaves = {place: arguments[place].detach().to(dtype).requires_grad_() for place, dtype in wide.items()}
         o, lse = reference(*(leaves.get(place, x) for place, x in enumerate(arguments)))
-        gradients = _of_part(o.detach(), lse.detach(), saved, do, dlse)
-        found = torch.autograd.grad([o, lse], list(leaves.values()), gradients, allow_unused=True)
+        o = o.to(do.dtype)
+        if whole is not None:
+            do, dlse = of_part(do, dlse, whole, o.detach(), lse.detach())
+        outputs, gradients = ([o], [do]) if dlse is None else ([o, lse], [do, dlse])
+        found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
     filled = [result for result, place in zip(results, trained, strict=True) if place is not None]
     for result, x in zip(filled, found, strict=True):
         if x is None:
@@ -50,20 +54,22 @@ def plain_backward(
     return results
 
 
-def _of_part(
-    o: Tensor, lse: Tensor, saved: tuple[Tensor, Tensor], do: Tensor, dlse: Tensor | None
+def of_part(
+    do: Tensor, dlse: Tensor | None, whole: tuple[Tensor, Tensor], o: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of o and lse over the keys of a call, of which `saved` are those over all keys of its rows."""
-    whole_o, whole_lse = saved
-    # lse is [B, H, rows] beside o [B, H, rows, D], or packed [H, rows] beside [rows, H, D].
-    packed = lse.dim() == 2
-    share = torch.where(lse == whole_lse, 1.0, torch.exp(lse - whole_lse))
-    per_row = share.t() if packed else share
-    wide = do.to(share.dtype)
-    change = (wide * (o.to(share.dtype) - whole_o.to(share.dtype))).sum(-1)
-    change = change.t() if packed else change
-    of_lse = change if dlse is None else change + dlse
-    return (wide * per_row.unsqueeze(-1)).to(o.dtype), (share * of_lse).to(lse.dtype)
+    """The gradients of o and lse of some keys, from those of o and lse of all keys, `whole`.
+
+    The probabilities of the part are to be less by the factor `exp(lse - whole's lse)`, and what a row takes from ds,
+    `sum(o * do) - dlse`, is to be that of the whole, times the same factor.
+    """
+    whole_o, whole_lse = whole
+    # In a packed call lse is [H, total], o [total, H, D].
+    per_row = (lambda x: x.t()) if o.dim() == 3 else (lambda x: x)
+    share = torch.where(lse == float("-inf"), 0.0, torch.exp(lse - whole_lse))
+    wide = do.to(lse.dtype)
+    less = per_row(((o.to(lse.dtype) - whole_o) * wide).sum(-1))
+    dlse = less if dlse is None else less + dlse
+    return (wide * per_row(share).unsqueeze(-1)).to(do.dtype), share * dlse
 
 
 @contextmanager

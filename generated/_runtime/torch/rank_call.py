@@ -18,7 +18,7 @@ from ..core.shards import Layout
 from ..core.work import VariantWork
 from .collectives import Collectives, Exchanges, GridCollectives
 from .exchange import index, rows_of_all, sum_of_rows, to_heads, to_rows
-from .known import gradients_of
+from .plain import recording_gradients
 from .ring import RingRows
 from .row_strategies import GatheredRows, OwnHeads, RowStrategy, WholeRows
 
@@ -167,22 +167,45 @@ class RankCall:
     def derived(
         self,
         arguments: Callable[..., tuple[Sequence[Tensor], dict[str, Any]]],
-        leaves: Sequence[Tensor],
+        leaves: Mapping[str, Tensor],
         saved: tuple[Tensor, Tensor],
         given: tuple[Tensor, Tensor | None],
         form: str,
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of such a call with respect to `leaves`, from what `arguments` makes of them."""
+        *,
+        wide_dq: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """The gradients of such a call: of q, and in float32 of k and v; and those of `leaves`, of which `arguments`
+        makes the variant's own tensors.
+
+        Args:
+            saved: o and lse of the rows, over all their keys. given: the gradients with respect to them.
+        """
         packed = form == PACKED
-
-        def formed(*fresh: Tensor) -> tuple[Sequence[Tensor], dict[str, Any]]:
-            tensors, keywords = arguments(*fresh)
-            return [in_form(x, form) for x in tensors], keywords
-
-        o = in_form(saved[0], PACKED if packed else "bhsd")
-        dlse = None if given[1] is None else lse_in_form(given[1], packed).contiguous()
-        known = o, lse_in_form(saved[1], packed).contiguous()
-        return gradients_of(self.op, formed, leaves, known, (in_form(given[0], form), dlse))
+        with recording_gradients():
+            fresh = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+            tensors, keywords = arguments(fresh)
+        read = {name: keywords[name] for name in fresh if keywords[name].requires_grad}
+        keywords = {name: x.detach() if isinstance(x, Tensor) else x for name, x in keywords.items()}
+        (o, lse), (do, dlse) = saved, given
+        found = self.op.backward(  # type: ignore[attr-defined]  # which every op has
+            in_form(do, form),
+            *(in_form(x, form) for x in tensors),
+            in_form(o, form),
+            lse_in_form(lse, packed).contiguous(),
+            dlse=None if dlse is None else lse_in_form(dlse, packed).contiguous(),
+            wanted=tuple(read),
+            wide_dq=wide_dq,
+            **keywords,
+        )
+        own: dict[str, Tensor] = {}
+        if read:
+            with recording_gradients():
+                changes = torch.autograd.grad(
+                    list(read.values()), [fresh[name] for name in read], [found.own[name] for name in read]
+                )
+            own = dict(zip(read, changes, strict=True))
+        dq, dk, dv = (rows_first(x, form) for x in found[:3])
+        return dq, dk, dv, own
 
 
 class _Split:

@@ -91,24 +91,18 @@ class RingRows:
             total = self._next(total) if step else total
             of_keys = split_pair(total, shapes)
             for pair in self._pairs(owner):
+                tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
 
-                def arguments(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, pair: Pair = pair) -> Any:
-                    whole = call.of_heads(call.own | sums.named(own), self.heads, self.k.shape[2])
-                    return (q, k, v), self._keywords(whole, pair)
+                def arguments(own: Mapping[str, Tensor], tensors: Sequence[Tensor] = tensors, pair: Pair = pair) -> Any:
+                    whole = call.of_heads(call.own | dict(own), self.heads, self.k.shape[2])
+                    return tensors, self._keywords(whole, pair)
 
-                leaves = [pair.rows(self.q), pair.of_keys(k), pair.of_keys(v), *sums.leaves]
-                of_lse = None if given[1] is None else pair.rows(given[1])
-                found = call.derived(
-                    arguments,
-                    leaves,
-                    (pair.rows(saved[0]), pair.rows(saved[1])),
-                    (pair.rows(given[0]), of_lse),
-                    self.form,
-                )
-                for x, change in zip((pair.rows(dq), *map(pair.of_keys, of_keys)), found[:3], strict=True):
-                    if change is not None:
-                        x.add_(change)
-                sums.add(found[3:])
+                of_rows = pair.rows(given[0]), None if given[1] is None else pair.rows(given[1])
+                known = pair.rows(saved[0]), pair.rows(saved[1])
+                *found, own = call.derived(arguments, sums.leaves, known, of_rows, self.form, wide_dq=True)
+                for x, change in zip((pair.rows(dq), *map(pair.of_keys, of_keys)), found, strict=True):
+                    x.add_(change)
+                sums.add(own)
         dk, dv = split_pair(self._moved(total, 1 - self.steps.count), shapes)
         return dq.to(self.q.dtype), dk, dv, sums.total
 
