@@ -135,8 +135,9 @@ class Ring:
     def _forward(self, trained: Arrays, fixed: Arrays) -> tuple[jax.Array, jax.Array]:
         q, k, v = (trained[name] for name in ("q", "k", "v"))
         parts = self._cut(q)
-        sums = [(jnp.zeros((*x.shape[:-1], v.shape[-1]), jnp.float32), self._no_lse(x)) for x in parts]
-        sums = [tuple(varying_alike((q, *each)))[1:] for each in sums]
+        sums: list[Any] = [
+            varying_alike((q, jnp.zeros((*x.shape[:-1], v.shape[-1]), jnp.float32), self._no_lse(x)))[1:] for x in parts
+        ]
         for step in range(self.steps.count):
             ks, vs = self._cut(k), self._cut(v)
             for i, j, visited in self._pairs(step):
@@ -166,9 +167,7 @@ class Ring:
                 derive = self._deriving(step, i, j, own, fixed)
                 operands = (rows[0][i], ks[j], vs[j], rows[1][i], rows[2][i], sums[0][i], sums[1][i])
                 found = self._where(visited, derive, operands)
-                dqs[i], dks[j], dvs[j] = (
-                    x + y for x, y in zip((dqs[i], dks[j], dvs[j]), found[:3], strict=True)
-                )
+                dqs[i], dks[j], dvs[j] = (x + y for x, y in zip((dqs[i], dks[j], dvs[j]), found[:3], strict=True))
                 total = {name: x + found[3][name] for name, x in total.items()}
             dk, dv = (jnp.concatenate(x, row_axis(self.form)) for x in (dks, dvs))
             if step < self.steps.count - 1:
@@ -286,7 +285,8 @@ class Ring:
         ranks = self.layout.ranks
         if distance % ranks == 0:
             return x
-        return jax.lax.ppermute(x, self.axis, [(rank, (rank + distance) % ranks) for rank in range(ranks)])
+        found: jax.Array = jax.lax.ppermute(x, self.axis, [(n, (n + distance) % ranks) for n in range(ranks)])
+        return found
 
     # -------------------------------------------------------------------------------------------------------- one call
 
@@ -300,7 +300,9 @@ class Ring:
         keywords |= {name: x for name, x in fixed.items() if name not in whole and name not in TOKENS}
         for name, x in tokens.items():
             of_keys = name.startswith("kv")
-            keywords[name] = jax.lax.dynamic_slice_in_dim(x, first if of_keys else begin, count if of_keys else length, 1)
+            keywords[name] = jax.lax.dynamic_slice_in_dim(
+                x, first if of_keys else begin, count if of_keys else length, 1
+            )
         if self.by_offset:
             keywords["q_offset"] = jnp.broadcast_to(begin - first, (batch,)).astype(jnp.int32)
         if self.layout.padded > self.layout.seq or "kv_lengths" in fixed:
@@ -323,6 +325,8 @@ class Ring:
             begins, length = (first, size) if self.by_offset or dim == "kv_idx" else (begin, self.lengths[i])
             length = self.lengths[j] if dim == "kv_idx" and not self.by_offset else length
             # What lies behind the last row is read by no pair that the mask keeps.
-            x = jnp.pad(x, [(0, max(length, self.layout.padded - size)) if n == axis else (0, 0) for n in range(x.ndim)])
+            x = jnp.pad(
+                x, [(0, max(length, self.layout.padded - size)) if n == axis else (0, 0) for n in range(x.ndim)]
+            )
             x = jax.lax.dynamic_slice_in_dim(x, begins, length, axis)
         return jnp.expand_dims(x, list(declared).index("b")) if len(dims) < len(declared) else x

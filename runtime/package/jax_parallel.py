@@ -75,8 +75,8 @@ def plan(
 
     Args:
         op: the op whose work is dealt, such as `generated.jax.causal`.
-        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis; or, for nodes and the devices of a
-            node, a pair of numbers or a mesh of two axes.
+        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis; or, for nodes and the devices of
+            a node, a pair of numbers or a mesh of two axes.
         seq: rows of the whole sequence; any number.
         heads: query heads and key heads of a device. head_dim: their size.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.
@@ -157,7 +157,9 @@ def context_parallel(
             fail(work.op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
         pair = isinstance(axis, tuple) and len(axis) == 2
         if pair != (layout.nodes is not None) or (pair and jax.lax.axis_size(axis[1]) != layout.inner):
-            expected = f"one planned for the axes {axis!r}: a pair, of nodes and of the devices of a node, has strategy='2d'"
+            expected = (
+                f"one planned for the axes {axis!r}: a pair, of nodes and of the devices of a node, has strategy='2d'"
+            )
             fail(work.op, "layout", expected, f"{layout.strategy!r} with nodes of {layout.inner} devices")
         check_call(work, layout, known, given, LAYOUT)
         return local_call(op, work, layout, axis, given)

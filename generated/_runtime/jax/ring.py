@@ -136,8 +136,9 @@ class Ring:
     def _forward(self, trained: Arrays, fixed: Arrays) -> tuple[jax.Array, jax.Array]:
         q, k, v = (trained[name] for name in ("q", "k", "v"))
         parts = self._cut(q)
-        sums = [(jnp.zeros((*x.shape[:-1], v.shape[-1]), jnp.float32), self._no_lse(x)) for x in parts]
-        sums = [tuple(varying_alike((q, *each)))[1:] for each in sums]
+        sums: list[Any] = [
+            varying_alike((q, jnp.zeros((*x.shape[:-1], v.shape[-1]), jnp.float32), self._no_lse(x)))[1:] for x in parts
+        ]
         for step in range(self.steps.count):
             ks, vs = self._cut(k), self._cut(v)
             for i, j, visited in self._pairs(step):
@@ -285,7 +286,8 @@ class Ring:
         ranks = self.layout.ranks
         if distance % ranks == 0:
             return x
-        return jax.lax.ppermute(x, self.axis, [(rank, (rank + distance) % ranks) for rank in range(ranks)])
+        found: jax.Array = jax.lax.ppermute(x, self.axis, [(n, (n + distance) % ranks) for n in range(ranks)])
+        return found
 
     # -------------------------------------------------------------------------------------------------------- one call
 

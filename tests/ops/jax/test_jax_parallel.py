@@ -106,7 +106,9 @@ def collectives(compiled: Any) -> dict[str, int]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_devices_give_the_results_of_one(variant: str, strategy: str, ranks: int) -> None:
     if strategy == "ring" and variant in NO_RING:
-        with pytest.raises(ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"):
+        with pytest.raises(
+            ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"
+        ):
             check(variant, mesh_of(cp=ranks), P(None, "cp", None), strategy)
         return
     check(variant, mesh_of(cp=ranks), P(None, "cp", None), strategy)
