@@ -32,8 +32,8 @@ class Ring:
     """A call by a ring on one device of an axis.
 
     Attributes:
-        form: how q, k and v lie. numbers: keywords of the op that are no arrays. packed: rows are packed, which it computes
-            as one batch row with segment ids.
+        form: how q, k and v lie. numbers: keywords of the op that are no arrays.
+        packed: rows are packed, which it computes as one batch row with segment ids.
         steps: what devices visit. by_offset: where keys are is said by an offset, else by positions.
     """
 
