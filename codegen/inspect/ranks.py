@@ -138,7 +138,11 @@ def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
         keywords=source.keywords,
         dropout=source.dropout,
         by_heads=source.by_heads,
+        by_batch=source.by_batch,
         by_row=source.by_row,
+        by_length=source.by_length,
+        shift_invariant=source.shift_invariant,
+        looks_back=source.looks_back,
     )
 
 

@@ -36,7 +36,7 @@ def plain_backward(
     """
     if do.is_meta:
         return results
-    with _recording_gradients():
+    with recording_gradients():
         wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
         leaves = {place: arguments[place].detach().to(dtype).requires_grad_() for place, dtype in wide.items()}
         o, lse = reference(*(leaves.get(place, x) for place, x in enumerate(arguments)))
@@ -73,7 +73,7 @@ def of_part(
 
 
 @contextmanager
-def _recording_gradients() -> Iterator[None]:
+def recording_gradients() -> Iterator[None]:
     """Autograd records what is computed, also inside a custom operator, which it is kept out of."""
     guard = torch._C._SetExcludeDispatchKeyGuard
     autograd, views = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView

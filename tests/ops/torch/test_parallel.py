@@ -14,7 +14,7 @@ from torch import Tensor
 from codegen.testing import calls
 from generated.torch_parallel import context_parallel, plan
 from tests.support.cases import VARIANTS
-from tests.support.ranks import ThreadRank, run_ranks
+from tests.support.ranks import ThreadRank, grid_of, run_ranks
 
 pytestmark = pytest.mark.covers(family="reference", framework="torch")
 
@@ -24,7 +24,10 @@ BSHD_ROWS = {"q": 1, "k": 1, "v": 1, "o": 1, "lse": 2, "g": 1}
 PACKED_ROWS = {"q": 0, "k": 0, "v": 0, "o": 0, "lse": 1, "g": 0}
 """The axis of rows."""
 
-STRATEGIES = ("heads", "gather", "exchange")
+STRATEGIES = ("heads", "gather", "exchange", "ring", "2d")
+NO_RING, NO_PACKED_RING = ("band_images",), ("band_images", "padding")
+"""Variants that read a tensor at rows of queries and of keys and attend to keys behind a query; packed, those as well
+that read a number of each sequence."""
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -60,7 +63,8 @@ def on_rank(
     read: dict[str, Any] = {
         name: x for name, x in {**inputs.tensors, **inputs.scalars}.items() if name not in ("g", "sink")
     }
-    layout = plan(op, comm, seq=seq, heads=heads, head_dim=DIM, **plan_options, **read)
+    mesh = grid_of(comm, 2) if plan_options.get("strategy") == "2d" else comm
+    layout = plan(op, mesh, seq=seq, heads=heads, head_dim=DIM, **plan_options, **read)
 
     def local(name: str, x: Tensor) -> Tensor:
         part = layout.shard(x.detach(), rows[name]) if name in rows else x.detach().clone()
@@ -99,6 +103,13 @@ def check(
 
     def of_rank(comm: ThreadRank) -> dict[str, Tensor]:
         return on_rank(comm, op, inputs, rows, plan_options, options or {}, tokens or {})
+
+    if plan_options.get("strategy") == "ring" and variant in (NO_PACKED_RING if packed else NO_RING):
+        with pytest.raises(
+            ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"
+        ):
+            run_ranks(ranks, of_rank)
+        return
 
     for rank, got in enumerate(run_ranks(ranks, of_rank)):
         for name, wanted in want.items():
