@@ -2,6 +2,7 @@
 """Context parallelism inside `jax.shard_map`: an op over rows that several devices have."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -16,22 +17,29 @@ from ..core.parallel_calls import TOKENS, form_of, head_axis, local_axes, own_di
 from ..core.shards import Layout
 from ..core.work import VariantWork
 from .key_exchange import needed_rows
+from .ring import Ring
 
 LAYOUT = "bshd"
 """How q, k and v lie by default."""
 
+Axis = str | tuple[str, str]
+"""The axis of a mesh that rows are cut along, or that of nodes and that of the devices of a node."""
 
-def local_call(op: Callable[..., Any], work: VariantWork, layout: Layout, axis: str, given: Mapping[str, Any]) -> Any:
+
+def local_call(op: Callable[..., Any], work: VariantWork, layout: Layout, axis: Axis, given: Mapping[str, Any]) -> Any:
     """The rows of this device: `given` are its q, k, v and the keywords of the op, checked."""
     call = _Call(op, work, layout, axis, given)
-    return call.by_heads() if layout.strategy == "heads" else call.by_gathering()
+    if layout.nodes is not None:
+        return call.by_nodes()
+    by_strategy = {"heads": call.by_heads, "ring": call.by_ring}
+    return by_strategy.get(layout.strategy, call.by_gathering)()
 
 
 class _Call:
     """One call on one device of an axis."""
 
     def __init__(
-        self, op: Callable[..., Any], work: VariantWork, layout: Layout, axis: str, given: Mapping[str, Any]
+        self, op: Callable[..., Any], work: VariantWork, layout: Layout, axis: Axis, given: Mapping[str, Any]
     ) -> None:
         self.op, self.work, self.layout, self.axis = op, work, layout, axis
         keywords = {name: x for name, x in given.items() if x is not None and name != "q_offset"}
@@ -89,7 +97,7 @@ class _Call:
         k, v = (x if repeats == 1 else jnp.repeat(x, repeats, heads) for x in (self.k, self.v))
         whole = partial(jax.lax.all_to_all, axis_name=self.axis, split_axis=heads, concat_axis=rows, tiled=True)
         q, k, v = (jax.lax.slice_in_dim(whole(x), 0, layout.seq, axis=rows) for x in (self.q, k, v))
-        keywords: dict[str, Any] = {**self.tokens, **self._own_heads(repeats)}
+        keywords: dict[str, Any] = {**self.tokens, **self._own_heads(repeats, layout.ranks, self.axis)}
         if layout.cu_seqlens is not None:
             keywords["cu_seqlens_q"] = jnp.asarray(layout.cu_seqlens, jnp.int32)
         o, lse = self._called(q, k, v, keywords)
@@ -99,9 +107,9 @@ class _Call:
             lse = back(_padded(lse, layout, lse.ndim - 1), split_axis=lse.ndim - 1, concat_axis=lse.ndim - 2)
         return self._finished(o, lse)
 
-    def _own_heads(self, repeats: int) -> dict[str, Any]:
-        """The variant's own tensors for the heads of this device."""
-        ranks, rank = self.layout.ranks, jax.lax.axis_index(self.axis)
+    def _own_heads(self, repeats: int, ranks: int, axis_name: Axis) -> dict[str, Any]:
+        """The variant's own tensors for the heads of this device, one of those that share rows."""
+        rank = jax.lax.axis_index(axis_name)
         query_heads, key_heads = self.q.shape[self.heads], self.k.shape[self.heads]
         found = {}
         for name, x in self.own.items():
@@ -114,6 +122,38 @@ class _Call:
                 x = jax.lax.dynamic_slice_in_dim(x, rank * count, count, axis)
             found[name] = x
         return found
+
+    # ---------------------------------------------------------------------------------------------------------- nodes
+
+    def by_nodes(self) -> Any:
+        """Inside a node rows of all heads become heads of all its rows, which gather keys from the other nodes."""
+        assert self.layout.nodes is not None
+        outer, inner = self.axis
+        repeats = repeats_of_keys((self.q.shape[self.heads], self.k.shape[self.heads]), self.layout.inner)
+        k, v = (x if repeats == 1 else jnp.repeat(x, repeats, self.heads) for x in (self.k, self.v))
+        whole = partial(jax.lax.all_to_all, axis_name=inner, split_axis=self.heads, concat_axis=self.rows, tiled=True)
+        node = copy(self)
+        node.own = self._own_heads(repeats, self.layout.inner, inner)
+        node.q, node.k, node.v = whole(self.q), whole(k), whole(v)
+        node.layout, node.axis = self.layout.nodes, outer
+        found = node.by_gathering()
+        o, lse = found if self.wants_lse else (found, None)
+        back = partial(jax.lax.all_to_all, axis_name=inner, tiled=True)
+        o = back(o, split_axis=self.rows, concat_axis=self.heads)
+        if lse is None:
+            return o
+        return o, back(lse, split_axis=lse.ndim - 1, concat_axis=lse.ndim - 2)
+
+    # ----------------------------------------------------------------------------------------------------------- ring
+
+    def by_ring(self) -> Any:
+        """The rows of this device against the keys of one device after the other."""
+        assert isinstance(self.axis, str)
+        ring = Ring.of(
+            self.op, self.work, self.layout, self.axis, self.form, self.keywords, self.own, self.given_tokens
+        )
+        o, lse = ring.computed(self.q, self.k, self.v, self.own, self.tokens, self.keywords)
+        return self._finished(o, lse if self.wants_lse else None)
 
     # --------------------------------------------------------------------------------------------------------- gather
 
@@ -178,7 +218,7 @@ def _rows_from(x: jax.Array, axis: int, begin: jax.Array, length: int, layout: L
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _rows_of_all(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) -> Sequence[jax.Array]:
+def _rows_of_all(layout: Layout, name: Axis, axis: int, uses: int, x: jax.Array) -> Sequence[jax.Array]:
     """The rows of all devices of an axis, in order, once for each use. Their gradients are added up in float32."""
     found = jax.lax.all_gather(x, name, axis=axis, tiled=True)
     if not layout.in_order:
@@ -188,11 +228,11 @@ def _rows_of_all(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) 
     return (found,) * uses
 
 
-def _rows_forward(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) -> Any:
+def _rows_forward(layout: Layout, name: Axis, axis: int, uses: int, x: jax.Array) -> Any:
     return _rows_of_all(layout, name, axis, uses, x), None
 
 
-def _rows_backward(layout: Layout, name: str, axis: int, _uses: int, _: None, given: Sequence[jax.Array]) -> Any:
+def _rows_backward(layout: Layout, name: Axis, axis: int, _uses: int, _: None, given: Sequence[jax.Array]) -> Any:
     if given[0].dtype == jax.dtypes.float0:
         return (np.zeros([layout.local if i == axis else n for i, n in enumerate(given[0].shape)], jax.dtypes.float0),)
     total = given[0].astype(jnp.float32)
