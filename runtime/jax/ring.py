@@ -4,7 +4,6 @@ o and lse of the steps are merged in float32. The backward computes each step fr
 gradients of keys travel with them in float32.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.backward_calls import keyword_names
 from ..core.checks import PACKED
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS, own_dims, row_axis
 from ..core.ring_steps import NO_SINK, RingSteps, check_ring, keeps_rows_apart, ring_steps
 from ..core.shards import Layout
 from ..core.work import VariantWork
-from .call import without_gradients
-from .passes import Call
 from .primitive import varying_alike
+from .wide_keys import guarded, trained_names
 
 Arrays = Mapping[str, jax.Array]
 
@@ -84,8 +81,8 @@ class Ring:
         q, k, v = (x[None] if self.packed else x for x in (q, k, v))
         fixed: dict[str, Any] = self._all_tokens(tokens, q.shape[0])
         fixed |= {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
-        names = self._trained_names()
-        own = {name: x if name in names else self._guarded(name, x) for name, x in own.items()}
+        names = trained_names(self.op)
+        own = {name: x if name in names else guarded(self.op, name, x, self.form) for name, x in own.items()}
         fixed |= {name: x for name, x in own.items() if name not in names}
         trained = {"q": q, "k": k, "v": v} | {name: x for name, x in own.items() if name in names}
         leaves, tree = jax.tree.flatten((trained, fixed))
@@ -105,17 +102,6 @@ class Ring:
         run.defvjp(forward, backward)
         o, lse = run(trained, fixed)
         return (o[0], lse[0]) if self.packed else (o, lse)
-
-    def _trained_names(self) -> set[str]:
-        """The variant's own tensors that have a gradient, by keyword."""
-        gradients = importlib.import_module(self.op.__module__).DENSE.gradients
-        return {name for name, own in keyword_names(self.op).items() if own in gradients}
-
-    def _guarded(self, name: str, x: jax.Array) -> jax.Array:
-        """`x`, which raises an error where it is differentiated."""
-        kernels, own = importlib.import_module(self.op.__module__).DENSE, keyword_names(self.op)[name]
-        (found,) = without_gradients(kernels, Call(operands=(own,), layout=self.form, numbers=()), [x])
-        return found
 
     def _all_tokens(self, tokens: Arrays, batch: int) -> dict[str, jax.Array]:
         """Ids and positions of all rows, of queries and of keys, padding included: `[B, padded]`."""
@@ -166,9 +152,7 @@ class Ring:
                 derive = self._deriving(step, i, j, own, fixed)
                 operands = (rows[0][i], ks[j], vs[j], rows[1][i], rows[2][i], sums[0][i], sums[1][i])
                 found = self._where(visited, derive, operands)
-                dqs[i], dks[j], dvs[j] = (
-                    x + y for x, y in zip((dqs[i], dks[j], dvs[j]), found[:3], strict=True)
-                )
+                dqs[i], dks[j], dvs[j] = (x + y for x, y in zip((dqs[i], dks[j], dvs[j]), found[:3], strict=True))
                 total = {name: x + found[3][name] for name, x in total.items()}
             dk, dv = (jnp.concatenate(x, row_axis(self.form)) for x in (dks, dvs))
             if step < self.steps.count - 1:
@@ -300,7 +284,9 @@ class Ring:
         keywords |= {name: x for name, x in fixed.items() if name not in whole and name not in TOKENS}
         for name, x in tokens.items():
             of_keys = name.startswith("kv")
-            keywords[name] = jax.lax.dynamic_slice_in_dim(x, first if of_keys else begin, count if of_keys else length, 1)
+            keywords[name] = jax.lax.dynamic_slice_in_dim(
+                x, first if of_keys else begin, count if of_keys else length, 1
+            )
         if self.by_offset:
             keywords["q_offset"] = jnp.broadcast_to(begin - first, (batch,)).astype(jnp.int32)
         if self.layout.padded > self.layout.seq or "kv_lengths" in fixed:
@@ -323,6 +309,8 @@ class Ring:
             begins, length = (first, size) if self.by_offset or dim == "kv_idx" else (begin, self.lengths[i])
             length = self.lengths[j] if dim == "kv_idx" and not self.by_offset else length
             # What lies behind the last row is read by no pair that the mask keeps.
-            x = jnp.pad(x, [(0, max(length, self.layout.padded - size)) if n == axis else (0, 0) for n in range(x.ndim)])
+            x = jnp.pad(
+                x, [(0, max(length, self.layout.padded - size)) if n == axis else (0, 0) for n in range(x.ndim)]
+            )
             x = jax.lax.dynamic_slice_in_dim(x, begins, length, axis)
         return jnp.expand_dims(x, list(declared).index("b")) if len(dims) < len(declared) else x

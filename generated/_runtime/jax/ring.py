@@ -5,7 +5,6 @@ o and lse of the steps are merged in float32. The backward computes each step fr
 gradients of keys travel with them in float32.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.backward_calls import keyword_names
 from ..core.checks import PACKED
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS, own_dims, row_axis
 from ..core.ring_steps import NO_SINK, RingSteps, check_ring, keeps_rows_apart, ring_steps
 from ..core.shards import Layout
 from ..core.work import VariantWork
-from .call import without_gradients
-from .passes import Call
 from .primitive import varying_alike
+from .wide_keys import guarded, trained_names
 
 Arrays = Mapping[str, jax.Array]
 
@@ -85,8 +82,8 @@ class Ring:
         q, k, v = (x[None] if self.packed else x for x in (q, k, v))
         fixed: dict[str, Any] = self._all_tokens(tokens, q.shape[0])
         fixed |= {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
-        names = self._trained_names()
-        own = {name: x if name in names else self._guarded(name, x) for name, x in own.items()}
+        names = trained_names(self.op)
+        own = {name: x if name in names else guarded(self.op, name, x, self.form) for name, x in own.items()}
         fixed |= {name: x for name, x in own.items() if name not in names}
         trained = {"q": q, "k": k, "v": v} | {name: x for name, x in own.items() if name in names}
         leaves, tree = jax.tree.flatten((trained, fixed))
@@ -106,17 +103,6 @@ class Ring:
         run.defvjp(forward, backward)
         o, lse = run(trained, fixed)
         return (o[0], lse[0]) if self.packed else (o, lse)
-
-    def _trained_names(self) -> set[str]:
-        """The variant's own tensors that have a gradient, by keyword."""
-        gradients = importlib.import_module(self.op.__module__).DENSE.gradients
-        return {name for name, own in keyword_names(self.op).items() if own in gradients}
-
-    def _guarded(self, name: str, x: jax.Array) -> jax.Array:
-        """`x`, which raises an error where it is differentiated."""
-        kernels, own = importlib.import_module(self.op.__module__).DENSE, keyword_names(self.op)[name]
-        (found,) = without_gradients(kernels, Call(operands=(own,), layout=self.form, numbers=()), [x])
-        return found
 
     def _all_tokens(self, tokens: Arrays, batch: int) -> dict[str, jax.Array]:
         """Ids and positions of all rows, of queries and of keys, padding included: `[B, padded]`."""

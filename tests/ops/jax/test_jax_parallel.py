@@ -48,11 +48,10 @@ def draw(variant: str, seq: int, batch: int = BATCH) -> tuple[dict[str, Any], di
     arrays = {name: jnp.asarray(getattr(inputs, name).detach().transpose(1, 2).numpy()) for name in ("q", "k", "v")}
     arrays |= {name: jnp.asarray(x.detach().numpy()) for name, x in inputs.tensors.items()}
     trained = {name for name in arrays if name in "qkv" or inputs.tensors[name].requires_grad}
-    numbers = {name: x for name, x in inputs.scalars.items() if name not in ("dropout_p", "seed")}
     return (
         {name: x for name, x in arrays.items() if name in trained},
         {name: x for name, x in arrays.items() if name not in trained},
-        numbers,
+        dict(inputs.scalars),
     )
 
 
@@ -63,18 +62,21 @@ def loss_of(o: jax.Array, lse: jax.Array) -> jax.Array:
     return (o * weights).sum() + jnp.sin(finite).sum()
 
 
-def compare(got: Any, want: Any) -> None:
+def compare(got: Any, want: Any, bound: float = BOUND) -> None:
     for name, wanted in want.items():
         a, b = (jnp.nan_to_num(x, neginf=0.0) for x in (got[name], wanted))
         error = jnp.abs(a - b).max() / jnp.maximum(jnp.abs(b).max(), 1e-3)
-        assert error < BOUND, f"{name}: {error:.1e}"
+        assert error < bound, f"{name}: {error:.1e}"
 
 
 def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **plan_options: Any) -> Any:
     """Compare with one device; the compiled function of the gradients over several."""
     op = load(variant)
     trained, fixed, numbers = draw(variant, seq)
-    read = {name: x for name, x in {**trained, **fixed, **numbers}.items() if name not in ("q", "k", "v", "g", "sink")}
+    if strategy == "ring":
+        numbers = {name: x for name, x in numbers.items() if name not in ("dropout_p", "seed")}
+    unread = ("q", "k", "v", "g", "sink", "dropout_p", "seed")
+    read = {name: x for name, x in {**trained, **fixed, **numbers}.items() if name not in unread}
     layout = plan(op, mesh.shape["cp"], seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy, **read, **plan_options)
     over_devices = context_parallel(op, layout, mesh=mesh, spec=spec)
 
@@ -106,7 +108,9 @@ def collectives(compiled: Any) -> dict[str, int]:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_devices_give_the_results_of_one(variant: str, strategy: str, ranks: int) -> None:
     if strategy == "ring" and variant in NO_RING:
-        with pytest.raises(ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"):
+        with pytest.raises(
+            ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"
+        ):
             check(variant, mesh_of(cp=ranks), P(None, "cp", None), strategy)
         return
     check(variant, mesh_of(cp=ranks), P(None, "cp", None), strategy)
@@ -117,9 +121,13 @@ def test_batch_rows_and_heads_are_cut_as_well(strategy: str) -> None:
     check("alibi", mesh_of(dp=2, cp=2), P("dp", "cp", None), strategy, seq=35)
     if strategy == "gather":
         check("alibi", mesh_of(cp=2, tp=2), P(None, "cp", "tp"), strategy)
+    # What is dropped is what one device drops: by batch rows and heads of the whole call.
+    check("causal_dropout", mesh_of(dp=2, cp=2), P("dp", "cp", None), strategy, seq=35)
+    if strategy == "gather":
+        check("causal_dropout", mesh_of(cp=2, tp=2), P(None, "cp", "tp"), strategy)
 
 
-@pytest.mark.parametrize("variant", ["window", "forgetting"])
+@pytest.mark.parametrize("variant", ["window", "forgetting", "causal_dropout"])
 def test_devices_may_get_only_the_keys_that_they_need(variant: str) -> None:
     """By permutes among devices, of which none follows another one in vain."""
     compiled = check(variant, mesh_of(cp=4), P(None, "cp", None), "exchange", seq=63)
@@ -165,7 +173,7 @@ def test_keys_are_gathered_and_their_gradients_scattered() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["heads", "gather"])
-@pytest.mark.parametrize("variant", ["causal", "alibi", "forgetting"])
+@pytest.mark.parametrize("variant", ["causal", "causal_dropout", "alibi", "forgetting"])
 def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str) -> None:
     packed_sequences(variant, strategy)
 
@@ -187,6 +195,46 @@ def packed_sequences(variant: str, strategy: str) -> None:
         return loss_of(layout.unshard(o, 0), layout.unshard(lse, 1))
 
     compare(jax.jit(jax.grad(several))(trained), jax.grad(one)(trained))
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("gather", 4), ("heads", 4)])
+def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) -> None:
+    """The mean error in bfloat16 is at most 1.1 times that of one call: parts are added up in float32."""
+    op = load("alibi")
+    trained, _, _ = draw("alibi", seq=128)
+    narrow = {name: x.astype(jnp.bfloat16) if name in ("q", "k", "v") else x for name, x in trained.items()}
+    layout = plan(op, ranks, seq=128, heads=HEADS, head_dim=DIM, strategy=strategy)
+    call = context_parallel(op, layout, mesh=mesh_of(cp=ranks), spec=P(None, "cp", None))
+
+    def one(x: dict[str, Any]) -> Any:
+        return loss_of(*op(**x, return_lse=True))
+
+    def several(x: dict[str, Any]) -> Any:
+        o, lse = call(**{name: layout.shard(x[name], 1) for name in ("q", "k", "v")}, slope=x["slope"], return_lse=True)
+        return loss_of(layout.unshard(o, 1), layout.unshard(lse, 2))
+
+    exact = jax.grad(one)({name: x.astype(jnp.float32) for name, x in narrow.items()})
+    of_one, found = jax.grad(one)(narrow), jax.grad(several)(narrow)  # compiled, XLA leaves out roundings
+    for name in ("k", "v"):
+        assert found[name].dtype == jnp.bfloat16
+        errors = [jnp.abs(x[name].astype(jnp.float32) - exact[name]).mean() for x in (found, of_one)]
+        assert errors[0] <= 1.1 * errors[1], f"d{name}: {errors[0] / errors[1]:.2f} times"
+    compare({"slope": found["slope"]}, {"slope": of_one["slope"]}, 2e-2)
+
+
+def test_a_seed_may_be_a_key() -> None:
+    op = load("causal_dropout")
+    trained, _, _ = draw("causal_dropout", seq=40)
+    layout = plan(op, 2, seq=40, heads=HEADS, head_dim=DIM, strategy="gather")
+    call = context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))
+
+    @jax.jit
+    def several(key: jax.Array) -> jax.Array:
+        rows = {name: layout.shard(x, 1) for name, x in trained.items()}
+        return layout.unshard(call(**rows, dropout_p=0.5, seed=key), 1)
+
+    key = jax.random.key(3)
+    compare({"o": several(key)}, {"o": op(**trained, dropout_p=0.5, seed=key)})
 
 
 def test_it_is_called_inside_a_shard_map_of_ones_own_under_checkpoint() -> None:
