@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec
 from ._runtime.core import shards
 from ._runtime.core.checks import PACKED, fail
 from ._runtime.core.costs import Machine
-from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, own_dims
+from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, head_axis, own_dims
 from ._runtime.core.shard_plans import make_layout
 from ._runtime.core.work import work_of
 from ._runtime.jax.parallel import LAYOUT, local_call
@@ -136,7 +136,8 @@ def context_parallel(
     rows, as a log-decay `g` usually is.
 
     With a mesh it makes the `shard_map`: arrays are whole ones in the order of `layout.shard`. Keywords are those of
-    the op, without `q_offset`, `cu_seqlens_q`, `schedule` and `dropout_p`.
+    the op, without `q_offset`, `cu_seqlens_q` and `schedule`. A `seed` of dropout is the same on every device; what is
+    dropped is what one device would drop.
 
     Args:
         axis: the axis of the mesh that rows are cut along; under "2d" the axis of nodes and that of a node's devices.
@@ -176,8 +177,13 @@ def context_parallel(
         names = list(arrays)
         specs = tuple(axes.of(work, layout, name, arrays[name]) for name in names)
         out = axes.rows
+
+        def on_part(*local: Any) -> Any:
+            given = dict(zip(names, local, strict=True)) | rest
+            return on_device(**given | axes.origin(given))
+
         mapped = jax.shard_map(
-            lambda *local: on_device(**dict(zip(names, local, strict=True)), **rest),
+            on_part,
             mesh=mesh,
             in_specs=specs,
             out_specs=(out, axes.lse) if keywords.get("return_lse") else out,
@@ -204,6 +210,18 @@ class _Axes:
         self.rows = PartitionSpec(*of_form[form])
         self.lse = PartitionSpec(heads, axis) if packed else PartitionSpec(batch, heads, axis)
         self.tokens = PartitionSpec(batch, axis)
+        self.form = form
+
+    def origin(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Where a device's batch rows and heads are in the whole call, if it drops probabilities."""
+        if not given.get("dropout_p") or self.by_dim["b"] is self.by_dim["h"] is None:
+            return {}
+        q, batch = given["q"], self.by_dim["b"]
+        heads = q.shape[head_axis(self.form)]
+        batch_row, head, all_heads = given.get("dropout_origin") or (0, 0, heads * _size(self.by_dim["h"]))
+        batch_row += 0 if batch is None else jax.lax.axis_index(batch) * q.shape[0]
+        head += 0 if self.by_dim["h"] is None else jax.lax.axis_index(self.by_dim["h"]) * heads
+        return {"dropout_origin": (batch_row, head, all_heads)}
 
     def of(self, work: Any, layout: Layout, name: str, x: Any) -> PartitionSpec:
         """How one argument is cut."""
@@ -219,3 +237,8 @@ class _Axes:
         # Of the variant's own tensors a log-decay is cut by rows, as k is.
         by_dim = self.by_dim | ({"kv_idx": self.axis} if name == "g" else {})
         return PartitionSpec(*(by_dim.get(str(dim)) for dim in dims))
+
+
+def _size(axes: Any) -> int:
+    """How many devices lie along some axes of a mesh."""
+    return 1 if axes is None else int(jax.lax.axis_size(axes))

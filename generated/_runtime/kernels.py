@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: bcc8dd448f34e81d
+# hash: 407b17377f9774e3
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -345,30 +345,30 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "causal_dropout": {
         "dense": {
-            "fwd": "60dfc65aa439da5e",
-            "dq": "47656d8bf243ce90",
-            "dkdv": "a0b65c76932e9df8",
-            "hopper_fwd": "f387f1d807486e37",
-            "hopper_bwd": "80bcc4efe6baca70",
-            "hopper_bwd_wide": "d7ed2be320532b42",
+            "fwd": "4eb504a7e8616e32",
+            "dq": "cd0f982090d3bc0e",
+            "dkdv": "32958b6acff7ec15",
+            "hopper_fwd": "7f3b3eb1bddf72e8",
+            "hopper_bwd": "e238c182b8efead0",
+            "hopper_bwd_wide": "00170bf3ae55cd40",
             "hopper_delta": "178575ad6dac11a2",
         },
         "packed": {
-            "fwd": "ec0a989c21b46637",
-            "dq": "6e1e0cfa1383b0f6",
-            "dkdv": "3ddcbeb8fa2a4a08",
-            "hopper_fwd": "c1fed53cfe502e48",
-            "hopper_bwd": "54f8e8643fdc7e6d",
-            "hopper_bwd_wide": "23241078c285cefa",
+            "fwd": "476eea899c607d44",
+            "dq": "d94d0bfe54543fd5",
+            "dkdv": "6cfef0d39846d2b6",
+            "hopper_fwd": "fc65c00a1d4c6fe1",
+            "hopper_bwd": "775948dc48ad2ab1",
+            "hopper_bwd_wide": "3d2890e9c618f6ca",
             "hopper_delta": "38a07d496e011aaa",
         },
         "segmented": {
-            "fwd": "7426455b53c74d6e",
-            "dq": "89a62c8a7367fa58",
-            "dkdv": "9feb3888a135b9ff",
-            "hopper_fwd": "a2507b560b1d61ce",
-            "hopper_bwd": "ce694f29d4f925ff",
-            "hopper_bwd_wide": "805a73b093050621",
+            "fwd": "951e10c5731f6257",
+            "dq": "ffb431310cd02975",
+            "dkdv": "49b2233cbccc58a9",
+            "hopper_fwd": "b624383b24e9dfce",
+            "hopper_bwd": "759a0364b4f4cd63",
+            "hopper_bwd_wide": "b9f1bfe35bdd4351",
             "hopper_delta": "178575ad6dac11a2",
         },
     },

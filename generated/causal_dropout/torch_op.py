@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: 1cb6c416b96963dc
+# hash: a9e270bde19becd6
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p
+from .._runtime.core.checks import check_dropout_p, dropout_heads
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
@@ -48,7 +48,19 @@ DENSE = Kernels(
     mode="dense",
     modules=dense,
     reference=torch_reference.reference,
-    parameters=("q", "k", "v", "row_offsets", "dropout_p", "seed", "row_offset", "scale", "options"),
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "row_offsets",
+        "dropout_p",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_offset",
+        "scale",
+        "options",
+    ),
 )
 PACKED = Kernels(
     op=NAME,
@@ -64,6 +76,8 @@ PACKED = Kernels(
         "row_offsets",
         "dropout_p",
         "seed",
+        "first_head",
+        "all_heads",
         "row_offset",
         "scale",
         "options",
@@ -87,6 +101,8 @@ SEGMENTED = Kernels(
         "padding_id",
         "dropout_p",
         "seed",
+        "first_head",
+        "all_heads",
         "row_offset",
         "scale",
         "options",
@@ -183,6 +199,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | None = None,
+    dropout_origin: tuple[int, int, int] | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -218,8 +235,11 @@ def causal_dropout(
         v: `[B, Hkv, Skv, Dv]`.
         dropout_p: each probability is dropped with this probability, from 0 to below 1 and rounded to a multiple of
             2**-32, and else scaled by `1 / (1 - dropout_p)`. lse is that of all probabilities.
-        seed: an int from 0 to 2**63 - 1. It alone decides, by batch row, head, row and key, what is dropped. None draws
-            one from torch's default CPU generator; under torch.compile an int must be given.
+        seed: an int from 0 to 2**63 - 1. It alone decides, by batch row, head, row and key, what is dropped; rows are
+            counted from `q_offset` on, rounded down to a multiple of 16. None draws a seed from torch's default CPU
+            generator; under torch.compile an int must be given.
+        dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
+            are the first here, and how many query heads it has. By default `(0, 0, Hq)`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -288,6 +308,7 @@ def causal_dropout(
         v,
         dropout_p,
         seed,
+        dropout_origin,
         scale,
         layout,
         return_lse,
@@ -314,6 +335,7 @@ def _call(
     v: Tensor,
     dropout_p: float,
     seed: int | None,
+    dropout_origin: tuple[int, int, int] | None,
     scale: float | None,
     layout: str,
     return_lse: bool,
@@ -341,6 +363,7 @@ def _call(
             v,
             dropout_p,
             seed,
+            dropout_origin,
             scale,
             return_lse,
             q_offset,
@@ -363,6 +386,7 @@ def _call(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
+    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
@@ -379,7 +403,9 @@ def _call(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = run(DENSE.function, q, k, v, row_offsets, dropout_p, seed, row_offset, scale, options)
+        o, lse, *_ = run(
+            DENSE.function, q, k, v, row_offsets, dropout_p, seed, first_head, all_heads, row_offset, scale, options
+        )
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
@@ -396,6 +422,8 @@ def _call(
             padding_id,
             dropout_p,
             seed,
+            first_head,
+            all_heads,
             row_offset,
             scale,
             options,
@@ -416,6 +444,7 @@ def _packed(
     v: Tensor,
     dropout_p: float,
     seed: int | None,
+    dropout_origin: tuple[int, int, int] | None,
     scale: float | None,
     return_lse: bool,
     q_offset: int | str | Tensor,
@@ -431,6 +460,7 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
+    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
@@ -456,6 +486,8 @@ def _packed(
         row_offsets,
         dropout_p,
         seed,
+        first_head,
+        all_heads,
         row_offset,
         scale,
         options,

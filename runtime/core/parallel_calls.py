@@ -76,8 +76,11 @@ def check_call(work: VariantWork, layout: Layout, known: Sequence[str], given: M
     if layout.strategy == "ring":
         check_ring(work, is_packed=form == PACKED)
     if given.get("dropout_p") and layout.ranks > 1:
-        expected = "0 over several ranks: which probabilities are dropped depends on the rows of the whole call"
-        fail(op, "dropout_p", expected, given["dropout_p"])
+        if layout.strategy == "ring":
+            expected = "0 under strategy='ring', whose calls count keys from other ones than the whole call"
+            fail(op, "dropout_p", expected, given["dropout_p"])
+        if given.get("seed") is None:
+            fail(op, "seed", "a seed over several ranks, the same on each", None)
     _check_tokens(work, layout, given, is_packed=form == PACKED)
 
 

@@ -4,7 +4,6 @@ o and lse of the steps are merged in float32. The backward computes each step fr
 gradients of keys travel with them in float32.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.backward_calls import keyword_names
 from ..core.checks import PACKED
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS, own_dims, row_axis
 from ..core.ring_steps import NO_SINK, RingSteps, check_ring, keeps_rows_apart, ring_steps
 from ..core.shards import Layout
 from ..core.work import VariantWork
-from .call import without_gradients
-from .passes import Call
 from .primitive import varying_alike
+from .wide_keys import guarded, trained_names
 
 Arrays = Mapping[str, jax.Array]
 
@@ -84,8 +81,8 @@ class Ring:
         q, k, v = (x[None] if self.packed else x for x in (q, k, v))
         fixed: dict[str, Any] = self._all_tokens(tokens, q.shape[0])
         fixed |= {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
-        names = self._trained_names()
-        own = {name: x if name in names else self._guarded(name, x) for name, x in own.items()}
+        names = trained_names(self.op)
+        own = {name: x if name in names else guarded(self.op, name, x, self.form) for name, x in own.items()}
         fixed |= {name: x for name, x in own.items() if name not in names}
         trained = {"q": q, "k": k, "v": v} | {name: x for name, x in own.items() if name in names}
         leaves, tree = jax.tree.flatten((trained, fixed))
@@ -105,17 +102,6 @@ class Ring:
         run.defvjp(forward, backward)
         o, lse = run(trained, fixed)
         return (o[0], lse[0]) if self.packed else (o, lse)
-
-    def _trained_names(self) -> set[str]:
-        """The variant's own tensors that have a gradient, by keyword."""
-        gradients = importlib.import_module(self.op.__module__).DENSE.gradients
-        return {name for name, own in keyword_names(self.op).items() if own in gradients}
-
-    def _guarded(self, name: str, x: jax.Array) -> jax.Array:
-        """`x`, which raises an error where it is differentiated."""
-        kernels, own = importlib.import_module(self.op.__module__).DENSE, keyword_names(self.op)[name]
-        (found,) = without_gradients(kernels, Call(operands=(own,), layout=self.form, numbers=()), [x])
-        return found
 
     def _all_tokens(self, tokens: Arrays, batch: int) -> dict[str, jax.Array]:
         """Ids and positions of all rows, of queries and of keys, padding included: `[B, padded]`."""
@@ -204,6 +190,11 @@ class Ring:
 
             _, pull = jax.vjp(read, reads)
             keywords = self._keywords(step, i, j, len(q), own, fixed)
+            if "g" in own:
+                # The kernels of a log-decay rely on rows whose keys are all there.
+                part = self.op(q, k, v, **keywords, return_lse=True)
+                do, dlse = self._of_part(part, (o, lse), (do, dlse))
+                o, lse = part
             found = self.op.backward(  # type: ignore[attr-defined]  # which every op has
                 do, q, k, v, o, lse, dlse=dlse, wanted=tuple(reads), wide_dq=True, **keywords
             )
@@ -232,16 +223,24 @@ class Ring:
 
         return jax.lax.cond(visited, computed, nothing, *operands)
 
+    def _of_part(self, part: Any, whole: Any, given: Any) -> tuple[jax.Array, jax.Array]:
+        """The gradients of a part's o and lse from those of the whole."""
+        (o, lse), (do, dlse) = part, given
+        share = jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(lse - whole[1]))
+        change = ((o.astype(jnp.float32) - whole[0].astype(jnp.float32)) * do.astype(jnp.float32)).sum(-1)
+        change = change if self.form == "bhsd" else change.swapaxes(1, 2)
+        return (do * self._per_row(share)).astype(do.dtype), share * (change + dlse)
+
+    def _per_row(self, x: jax.Array) -> jax.Array:
+        """`[B, H, rows]` as a factor of o."""
+        return (x if self.form == "bhsd" else x.swapaxes(1, 2))[..., None]
+
     def _merged(self, o: jax.Array, lse: jax.Array, part: jax.Array, part_lse: jax.Array) -> Any:
         """o and lse, float32, with a part's. A row without keys has an lse of -inf."""
         total = jnp.logaddexp(lse, part_lse)
         finite = jnp.where(jnp.isneginf(total), 0.0, total)
-
-        def share(x: jax.Array) -> jax.Array:
-            per_row = jnp.exp(x - finite)  # [B, H, rows]
-            return (per_row if self.form == "bhsd" else per_row.swapaxes(1, 2))[..., None]
-
-        return o * share(lse) + part * share(part_lse), total
+        shares = (self._per_row(jnp.exp(x - finite)) for x in (lse, part_lse))
+        return o * next(shares) + part * next(shares), total
 
     def _no_lse(self, x: jax.Array) -> jax.Array:
         batch, heads, rows = (x.shape[axis] for axis in ((0, 1, 2) if self.form == "bhsd" else (0, 2, 1)))

@@ -134,9 +134,14 @@ class RankCall:
         return own_dims(self.work, self.layout, name, x.dim())
 
     def of_heads(self, own: Mapping[str, Any], heads: "OwnHeads", count: int) -> dict[str, Any]:
-        """The variant's own tensors for so many key heads, from `heads.first` of the repeated ones on."""
+        """The variant's own tensors for so many key heads, from `heads.first` of the repeated ones on; and where these
+        heads are in the whole call, if it drops probabilities."""
         query_heads, key_heads = self.q.shape[2], self.k.shape[2] * heads.repeats
-        group, found = query_heads // key_heads, {}
+        group = query_heads // key_heads
+        found: dict[str, Any] = {}
+        if self.keywords.get("dropout_p"):
+            batch_row, head, all_heads = self.keywords.get("dropout_origin", (0, 0, query_heads))
+            found["dropout_origin"] = batch_row, head + heads.first * group, all_heads
         for name, x in own.items():
             if isinstance(x, Tensor) and count < key_heads:
                 for axis, dim in enumerate(self.dims(name, x)):
@@ -251,10 +256,11 @@ class _Split:
         """Those of q, k and v for the rows of this rank; the gradients of a repeated key head are added up."""
         if self.comm is None:
             return [dq, dk, dv]
-        dq, dk, dv = to_rows(self.comm, self.layout, [dq, dk.to(dq.dtype), dv.to(dq.dtype)])
         if self.repeats == 1:
-            return [dq, dk, dv]
-        return [dq, *(x.unflatten(2, (-1, self.repeats)).float().sum(3) for x in (dk, dv))]
+            return to_rows(self.comm, self.layout, [dq, dk.to(dq.dtype), dv.to(dq.dtype)])
+        # Parts of a sum are not rounded: they are sent in float32.
+        (dq,), parts = to_rows(self.comm, self.layout, [dq]), to_rows(self.comm, self.layout, [dk, dv])
+        return [dq, *(x.unflatten(2, (-1, self.repeats)).sum(3) for x in parts)]
 
 
 # ------------------------------------------------------------------------------------------------- tensors, rows first

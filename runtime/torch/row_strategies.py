@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS
-from ..core.shards import Chunk, Layout, sequences_of
+from ..core.shards import Chunk, Layout, rows_ahead, sequences_of
 from ..core.work import VariantWork
 from .collectives import Exchanges
 from .exchange import KeyExchange, NeededKeyExchange
@@ -146,8 +146,9 @@ class GatheredRows:
             heads = self._query_heads(group)
             own = call.of_heads(call.own, self.heads.further(group * self.per_group), self.per_group)
             for at, run in zip(starts(self.runs), self.runs, strict=True):
-                q = self.q.narrow(axis, *heads).narrow(0, at, run[1])
-                parts = call.computed((q, k, v), self._keywords(own, run), call.form)
+                q, ahead = self.q.narrow(axis, *heads).narrow(0, at, run[1]), self._ahead(run)
+                parts = call.computed((longer(q, ahead), k, v), self._keywords(own, run), call.form)
+                parts = parts[0][ahead:], parts[1][ahead:]
                 if self.groups == len(self.runs) == 1 and run[1] == len(o):
                     return parts
                 for whole, part in zip((o, lse), parts, strict=True):
@@ -166,7 +167,8 @@ class GatheredRows:
                 def part(x: Tensor, at: int = at, run: Chunk = run, heads: tuple[int, int] = heads) -> Tensor:
                     return x.narrow(2, *heads).narrow(0, at, run[1])
 
-                tensors = part(self.q), k, v
+                ahead = self._ahead(run)
+                tensors = longer(part(self.q), ahead), k, v
 
                 def arguments(
                     own: Mapping[str, Tensor],
@@ -178,15 +180,20 @@ class GatheredRows:
                     whole = call.of_heads(call.own | dict(own), of_group, self.per_group)
                     return tensors, self._keywords(whole, run)
 
-                of_lse = None if given[1] is None else part(given[1])
-                known = part(saved[0]), part(saved[1])
-                *found, own = call.derived(arguments, sums.leaves, known, (part(given[0]), of_lse), call.form)
-                for x, change in zip((part(dq), *totals), found, strict=True):
+                of_lse = None if given[1] is None else longer(part(given[1]), ahead)
+                known = longer(part(saved[0]), ahead), longer(part(saved[1]), ahead, float("inf"))
+                of_rows = longer(part(given[0]), ahead), of_lse
+                of_q, *of_keys, own = call.derived(arguments, sums.leaves, known, of_rows, call.form)
+                for x, change in zip((part(dq), *totals), (of_q[ahead:], *of_keys), strict=True):
                     x.add_(change)
                 sums.add(own)
             self.exchange.send(group, *totals)
         dk, dv = self.exchange.receive()
         return dq, dk, dv, sums.total
+
+    def _ahead(self, run: Chunk) -> int:
+        """How many rows ahead of a run its call begins. They are zeros, and nothing comes of them."""
+        return rows_ahead(self.layout, run[0]) if self.call.keywords.get("dropout_p") else 0
 
     def _query_heads(self, group: int) -> tuple[int, int]:
         """First and number of the query heads of a group."""
@@ -194,8 +201,9 @@ class GatheredRows:
         return group * count, count
 
     def _keywords(self, own: Mapping[str, Any], run: Chunk) -> dict[str, Any]:
-        """The keywords of a call of one run of rows against all keys."""
-        call, (begin, length) = self.call, run
+        """The keywords of a call of one run of rows against all keys, and of the rows ahead of it."""
+        call, ahead = self.call, self._ahead(run)
+        begin, length = run[0] - ahead, run[1] + ahead
         keywords = {**call.keywords, **own}
         if call.packed:
             begins, offsets = sequences_of(self.layout, begin, length)
@@ -214,6 +222,11 @@ class GatheredRows:
         for name, x in self.tokens.items():
             keywords[name] = x if name.startswith("kv") else x.narrow(1, begin, length)
         return keywords
+
+
+def longer(x: Tensor, ahead: int, value: float = 0.0) -> Tensor:
+    """`[rows, ...]` with so many rows ahead."""
+    return x if ahead == 0 else torch.cat([x.new_full((ahead, *x.shape[1:]), value), x])
 
 
 def starts(runs: Sequence[Chunk]) -> list[int]:

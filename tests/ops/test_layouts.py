@@ -191,7 +191,7 @@ def test_a_ring_is_chosen_where_the_keys_of_all_rows_do_not_fit() -> None:
     assert layout.head_groups == 1
     by_heads = plan(load_op("causal"), 4, **long, machine=Machine(memory=1e9))
     assert by_heads.strategy == "heads"
-    images = {"image": np.zeros((1, 2**12), np.int32), "before": 64, "after": 64}
+    images: dict[str, Any] = {"image": np.zeros((1, 2**12), np.int32), "before": 64, "after": 64}
     none = plan(load_op("band_images"), 8, **{**long, "seq": 2**12}, machine=Machine(memory=1.0), **images)
     assert (none.strategy, "there is no ring for band_images" in none.reasons[-1]) == ("gather", True)
     with pytest.raises(

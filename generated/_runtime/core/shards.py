@@ -377,6 +377,11 @@ def check_segments(segment_ids: Any, seq: int) -> Array:
     return found
 
 
+def rows_ahead(layout: Layout, begin: int) -> int:
+    """How many rows ahead of a chunk a call with dropout begins: it counts rows from multiples of 16 on."""
+    return int(layout.row_positions[begin]) % 16 if begin < layout.seq else 0
+
+
 def sequences_of(layout: Layout, begin: int, length: int) -> tuple[Sequence[int], Sequence[int]]:
     """cu_seqlens_q of a chunk of packed rows, and the position of the first query of each sequence."""
     assert layout.cu_seqlens is not None

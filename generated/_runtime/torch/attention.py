@@ -25,6 +25,8 @@ _TYPES = {
     "padding_id": int,
     "row_offset": int,
     "seed": int,
+    "first_head": int,
+    "all_heads": int,
     "dropout_p": float,
     "scale": float,
     "options": CallOptions,
