@@ -148,7 +148,11 @@ class ContextParallel:
             sizes = [layout.seq if axis in axes else size for axis, size in enumerate(x.shape)]
             return torch.empty(sizes, dtype=x.dtype, device="meta")
 
-        call = {name: whole(name, x) if isinstance(x, Tensor) and x.dim() else x for name, x in given.items()}
+        own = self.work.tensors
+        call = {
+            name: whole(name, x) if isinstance(x, Tensor) and (x.dim() or name in own) else x
+            for name, x in given.items()
+        }
         if layout.cu_seqlens is not None:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
         with torch.no_grad():

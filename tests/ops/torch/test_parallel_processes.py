@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import Tensor, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -82,6 +83,40 @@ def distributed_tensors(mesh: Any, *, sums: bool) -> None:
         call(distribute_tensor(torch.zeros(2, 4, 8, DIM), mesh, [Replicate()]), k, v, slope=slope)
 
 
+class Layer(nn.Module):
+    """Projections around attention with a trained slope, over the rows of this rank."""
+
+    def __init__(self, attend: Any) -> None:
+        super().__init__()
+        self.attend, self.width = attend, HEADS[0] * DIM
+        self.project = nn.Linear(self.width, (HEADS[0] + 2 * HEADS[1]) * DIM, bias=False)
+        self.slope = nn.Parameter(torch.linspace(0.1, 0.4, HEADS[0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.project(x).unflatten(-1, (-1, DIM))
+        q, k, v = heads.split([HEADS[0], HEADS[1], HEADS[1]], 2)
+        found: Tensor = self.attend(q, k, v, slope=self.slope, layout="bshd")
+        return found
+
+
+def sharded_parameters(mesh: Any) -> None:
+    """Under FSDP2 over the same ranks, which means gradients over them: those of one process, over the ranks' number."""
+    op = calls.load_op("alibi")
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+    torch.manual_seed(0)
+    x, one = torch.randn(2, SEQ, HEADS[0] * DIM), Layer(op)
+    one(x).square().sum().backward()
+    several = Layer(context_parallel(op, layout, sum_gradients=False))
+    several.load_state_dict(one.state_dict())
+    fully_shard(several, mesh=mesh)
+    checkpoint(several, layout.shard(x, 1), use_reentrant=False).square().sum().backward()
+    want = dict(one.named_parameters())
+    for name, parameter in several.named_parameters():
+        got: Any = parameter.grad
+        error = (got.full_tensor() * RANKS - want[name].grad).abs().max() / want[name].grad.abs().max()
+        assert error < 2 * calls.BOUND[torch.float32], f"{name}: {error:.1e}"
+
+
 def compiled(mesh: Any) -> None:
     """A whole graph over processes, with the bits of an eager call."""
     inputs, op = inputs_of("causal"), calls.load_op("causal")
@@ -147,6 +182,7 @@ def one_process(rank: int, folder: str) -> None:
         training_step(mesh["cp"], "gpt_oss", "ring", checkpointed=True)
         grids_of_processes()
         compiled(mesh["cp"])
+        sharded_parameters(mesh["cp"])
         for sums in (True, False):
             distributed_tensors(mesh["cp"], sums=sums)
         three = init_device_mesh("cpu", (1, 1, RANKS), mesh_dim_names=("a", "b", "c"))
