@@ -16,9 +16,9 @@ from codegen.inspect.call import make_call
 from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_needs import routes
+from generated._runtime.core.key_needs import needs_of, routes
 from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
-from generated._runtime.core.work import Rows, visited_blocks, work_of
+from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import Layout, Machine, plan
 from tests.support.paths import ROOT
 
@@ -243,6 +243,15 @@ def test_each_mask_has_its_own_needs() -> None:
     assert max(of_window) < LONG["seq"] // 4 + 1024 * len(layout.chunks[0]) + 1
     assert max(of_causal) == LONG["seq"]
     assert plan(load_op("causal"), 2, **LONG).needs == ()
+
+
+def test_a_mask_of_batch_rows_has_no_needs_of_one() -> None:
+    """It reads no tensor that tells batch rows apart, but their numbers."""
+    rows = Rows.of(64, 2, None, in_table=False)
+    for by_batch in (False, True):
+        work = VariantWork(op="one", tensors={}, ranges=lambda at: [(0, at.q_last + 1)], by_batch=by_batch)
+        found = needs_of(work, rows, {}, None, [[(0, 32)], [(32, 32)]], exact=True)
+        assert (found is None) is by_batch
 
 
 def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:

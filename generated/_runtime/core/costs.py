@@ -23,7 +23,7 @@ class Machine:
         forward, backward: floating-point operations that a GPU's kernels do in a second, of visited blocks alone.
         link: bytes that a GPU receives from the others of its node in a second. node: GPUs of a node.
         nic: bytes that a GPU receives from other nodes in a second. latency: seconds that a collective takes at least.
-        memory: bytes that keys, values and their gradients of one layer may take on a GPU, of all batch rows.
+        memory: bytes that keys, values and their gradients of one layer may take on a GPU, of one batch row.
         itemsize: bytes of an element of q, k and v.
     """
 

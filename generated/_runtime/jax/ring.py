@@ -139,7 +139,8 @@ class Ring:
     def _backward(
         self, trained: Arrays, fixed: Arrays, o: jax.Array, lse: jax.Array, do: jax.Array, dlse: jax.Array
     ) -> dict[str, jax.Array]:
-        q, k, v = (trained[name] for name in ("q", "k", "v"))
+        # Without a barrier XLA would keep the keys of every step of the forward, in place of sending them again.
+        q, k, v, do = jax.lax.optimization_barrier((*(trained[name] for name in ("q", "k", "v")), do))
         own = {name: x for name, x in trained.items() if name not in ("q", "k", "v")}
         rows = [self._cut(x) for x in (q, o, do)]
         sums = [self._cut(x, 2) for x in (lse, dlse)]

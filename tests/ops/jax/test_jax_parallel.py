@@ -138,17 +138,18 @@ def test_heads_are_split_inside_nodes_and_keys_gathered_across(variant: str) -> 
 
 
 def test_a_ring_sends_keys_round_and_gathers_none() -> None:
-    """Three permutes of k and of v among four devices, in one program for both passes, and four of their gradients."""
+    """Three permutes of k and of v among four devices in each pass, and in the backward four of their gradients. XLA on
+    the CPU drops barriers, and then does the same permutes of both passes once."""
     compiled = check("causal", mesh_of(cp=4), P(None, "cp", None), "ring", seq=64)
     counts = collectives(compiled)
     assert counts["all-gather"] == counts["reduce-scatter"] == counts["all-to-all"] == 0, counts
-    assert counts["collective-permute"] == 2 * 3 + 2 * 4, counts
+    assert counts["collective-permute"] in (2 * (3 + 4), 2 * (3 + 3 + 4)), counts
 
 
 def test_a_ring_ends_where_no_row_needs_more() -> None:
     """Rows of a window need the keys of their own device and of two before it: of four steps three are left."""
     compiled = check("window", mesh_of(cp=4), P(None, "cp", None), "ring", seq=64, balance="contiguous")
-    assert collectives(compiled)["collective-permute"] == 2 * 2 + 2 * 3
+    assert collectives(compiled)["collective-permute"] in (2 * (2 + 3), 2 * (2 + 2 + 3))
 
 
 @pytest.mark.parametrize("variant", ["window", "forgetting", "causal_dropout"])

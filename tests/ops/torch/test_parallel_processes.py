@@ -100,7 +100,7 @@ class Layer(nn.Module):
 
 
 def sharded_parameters(mesh: Any) -> None:
-    """Under FSDP2 over the same ranks, which means gradients over them: those of one process, over the ranks' number."""
+    """Under FSDP2 over the same ranks, whose gradients are means over them: of one process's a part of so many."""
     op = calls.load_op("alibi")
     layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
     torch.manual_seed(0)
@@ -110,10 +110,10 @@ def sharded_parameters(mesh: Any) -> None:
     several.load_state_dict(one.state_dict())
     fully_shard(several, mesh=mesh)
     checkpoint(several, layout.shard(x, 1), use_reentrant=False).square().sum().backward()
-    want = dict(one.named_parameters())
+    want: dict[str, Any] = {name: parameter.grad for name, parameter in one.named_parameters()}
     for name, parameter in several.named_parameters():
         got: Any = parameter.grad
-        error = (got.full_tensor() * RANKS - want[name].grad).abs().max() / want[name].grad.abs().max()
+        error = (got.full_tensor() * RANKS - want[name]).abs().max() / want[name].abs().max()
         assert error < 2 * calls.BOUND[torch.float32], f"{name}: {error:.1e}"
 
 
