@@ -76,8 +76,8 @@ def plan(
 
     Args:
         op: the op whose work is dealt, such as `generated.jax.causal`.
-        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis; or, for nodes and the devices of a
-            node, a pair of numbers or a mesh of two axes.
+        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis; or, for nodes and the devices of
+            a node, a pair of numbers or a mesh of two axes.
         seq: rows of the whole sequence; any number.
         heads: query heads and key heads of a device. head_dim: their size.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.

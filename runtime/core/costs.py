@@ -99,15 +99,15 @@ def gather_cost(
 def heads_cost(
     blocks: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
 ) -> Cost | None:
-    """q, k, v and o change hands in both passes; None if heads cannot be split."""
+    """q, k, v and o change hands in both passes, and in the backward their gradients; None if heads cannot be split."""
     repeats = repeats_of_keys(heads, ranks)
     if repeats == 0:
         return None
     query_heads, key_heads = heads[0], heads[1] * repeats
     compute = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
     elements = 2 * (query_heads + key_heads) * head_dim * seq * (ranks - 1) // (ranks * ranks)
-    moved = 2 * elements * machine.itemsize
-    exchange = moved / machine.rate(ranks) + 4 * machine.latency
+    moved = 3 * elements * machine.itemsize
+    exchange = moved / machine.rate(ranks) + 6 * machine.latency
     return Cost(strategy="heads", compute=compute, exchange=exchange, groups=1, bytes_moved=moved)
 
 

@@ -156,6 +156,7 @@ class _Call:
     def by_nodes(self) -> Any:
         """Inside a node rows of all heads become heads of all its rows, which gather keys from the other nodes."""
         assert self.layout.nodes is not None
+        assert isinstance(self.axis, tuple)
         outer, inner = self.axis
         repeats = repeats_of_keys((self.q.shape[self.heads], self.k.shape[self.heads]), self.layout.inner)
         node = copy(self)

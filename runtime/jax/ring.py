@@ -29,8 +29,8 @@ class Ring:
     """A call by a ring on one device of an axis.
 
     Attributes:
-        form: how q, k and v lie. numbers: keywords of the op that are no arrays. packed: rows are packed, which it computes
-            as one batch row with segment ids.
+        form: how q, k and v lie. numbers: keywords of the op that are no arrays.
+        packed: rows are packed, which it computes as one batch row with segment ids.
         steps: what devices visit. by_offset: where keys are is said by an offset, else by positions.
     """
 
@@ -121,8 +121,9 @@ class Ring:
     def _forward(self, trained: Arrays, fixed: Arrays) -> tuple[jax.Array, jax.Array]:
         q, k, v = (trained[name] for name in ("q", "k", "v"))
         parts = self._cut(q)
-        sums = [(jnp.zeros((*x.shape[:-1], v.shape[-1]), jnp.float32), self._no_lse(x)) for x in parts]
-        sums = [tuple(varying_alike((q, *each)))[1:] for each in sums]
+        sums: list[Any] = [
+            varying_alike((q, jnp.zeros((*x.shape[:-1], v.shape[-1]), jnp.float32), self._no_lse(x)))[1:] for x in parts
+        ]
         for step in range(self.steps.count):
             ks, vs = self._cut(k), self._cut(v)
             for i, j, visited in self._pairs(step):
@@ -189,6 +190,11 @@ class Ring:
 
             _, pull = jax.vjp(read, reads)
             keywords = self._keywords(step, i, j, len(q), own, fixed)
+            if "g" in own:
+                # The kernels of a log-decay rely on rows whose keys are all there.
+                part = self.op(q, k, v, **keywords, return_lse=True)
+                do, dlse = self._of_part(part, (o, lse), (do, dlse))
+                o, lse = part
             found = self.op.backward(  # type: ignore[attr-defined]  # which every op has
                 do, q, k, v, o, lse, dlse=dlse, wanted=tuple(reads), wide_dq=True, **keywords
             )
@@ -217,16 +223,24 @@ class Ring:
 
         return jax.lax.cond(visited, computed, nothing, *operands)
 
+    def _of_part(self, part: Any, whole: Any, given: Any) -> tuple[jax.Array, jax.Array]:
+        """The gradients of a part's o and lse from those of the whole."""
+        (o, lse), (do, dlse) = part, given
+        share = jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(lse - whole[1]))
+        change = ((o.astype(jnp.float32) - whole[0].astype(jnp.float32)) * do.astype(jnp.float32)).sum(-1)
+        change = change if self.form == "bhsd" else change.swapaxes(1, 2)
+        return (do * self._per_row(share)).astype(do.dtype), share * (change + dlse)
+
+    def _per_row(self, x: jax.Array) -> jax.Array:
+        """`[B, H, rows]` as a factor of o."""
+        return (x if self.form == "bhsd" else x.swapaxes(1, 2))[..., None]
+
     def _merged(self, o: jax.Array, lse: jax.Array, part: jax.Array, part_lse: jax.Array) -> Any:
         """o and lse, float32, with a part's. A row without keys has an lse of -inf."""
         total = jnp.logaddexp(lse, part_lse)
         finite = jnp.where(jnp.isneginf(total), 0.0, total)
-
-        def share(x: jax.Array) -> jax.Array:
-            per_row = jnp.exp(x - finite)  # [B, H, rows]
-            return (per_row if self.form == "bhsd" else per_row.swapaxes(1, 2))[..., None]
-
-        return o * share(lse) + part * share(part_lse), total
+        shares = (self._per_row(jnp.exp(x - finite)) for x in (lse, part_lse))
+        return o * next(shares) + part * next(shares), total
 
     def _no_lse(self, x: jax.Array) -> jax.Array:
         batch, heads, rows = (x.shape[axis] for axis in ((0, 1, 2) if self.form == "bhsd" else (0, 2, 1)))
@@ -270,7 +284,8 @@ class Ring:
         ranks = self.layout.ranks
         if distance % ranks == 0:
             return x
-        return jax.lax.ppermute(x, self.axis, [(rank, (rank + distance) % ranks) for rank in range(ranks)])
+        found: jax.Array = jax.lax.ppermute(x, self.axis, [(n, (n + distance) % ranks) for n in range(ranks)])
+        return found
 
     # -------------------------------------------------------------------------------------------------------- one call
 

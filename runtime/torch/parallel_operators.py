@@ -1,7 +1,7 @@
 """The custom operators of calls over several ranks: one for the forward and one for the backward.
 
-An operator takes the key of a `ContextParallel`; names of its tensors, integers and floats; other keywords as lines of
-text; and then these values.
+An operator takes the key of a `ContextParallel`, a number, so that one graph serves all layouts of the same sizes; how
+q lies, and the names of its tensors, integers and floats; other keywords as lines of text; and then these values.
 """
 
 from ast import literal_eval
@@ -17,15 +17,15 @@ from torch.library import custom_op
 from .operators import namespace_of
 from .transforms import refuse_second_derivative
 
-_PARALLELS: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_PARALLELS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = count()
 
 NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
 
 
-def registered(parallel: Any) -> str:
+def registered(parallel: Any) -> int:
     """The key by which operators find a `ContextParallel`, as long as it lives."""
-    key = f"{parallel.work.op}:{next(_numbers)}"
+    key = next(_numbers)
     _PARALLELS[key] = parallel
     return key
 
@@ -33,7 +33,7 @@ def registered(parallel: Any) -> str:
 def _given(names: str, words: str, *values: Sequence[Any]) -> dict[str, Any]:
     """q, k, v and the keywords of a call."""
     found: dict[str, Any] = {}
-    for of_kind, given in zip(names.split("|"), values, strict=True):
+    for of_kind, given in zip(names.split("|")[1:], values, strict=True):
         found |= dict(zip(of_kind.split(","), given, strict=True)) if given else {}
     for word in words.splitlines():
         name, _, text = word.partition("=")
@@ -42,12 +42,12 @@ def _given(names: str, words: str, *values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _tensor_names(names: str) -> list[str]:
-    return names.partition("|")[0].split(",")
+    return names.split("|")[1].split(",")
 
 
 @custom_op(f"{NAMESPACE}::context_parallel_fwd", mutates_args=())
 def _forward(
-    key: str, names: str, words: str, tensors: Sequence[Tensor], integers: Sequence[int], floats: Sequence[float]
+    key: int, names: str, words: str, tensors: Sequence[Tensor], integers: Sequence[int], floats: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     o, lse = _PARALLELS[key].forward(_given(names, words, tensors, integers, floats))
     return o, lse
@@ -55,15 +55,22 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    key: str, names: str, words: str, tensors: Sequence[Tensor], integers: Sequence[int], floats: Sequence[float]
+    key: int,  # noqa: ARG001  # the operator's own
+    names: str,
+    words: str,  # noqa: ARG001
+    tensors: Sequence[Tensor],
+    integers: Sequence[int],  # noqa: ARG001
+    floats: Sequence[float],  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
-    o, lse = _PARALLELS[key].shapes(_given(names, words, tensors, integers, floats))
-    return o, lse
+    form, (q, _, v, *_) = names.split("|")[0], tensors
+    axes = {"packed": (1, 0), "bhsd": (0, 1, 2), "bshd": (0, 2, 1)}[form]
+    lse = q.new_empty([q.shape[axis] for axis in axes], dtype=torch.float32)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
 
 
 @custom_op(f"{NAMESPACE}::context_parallel_bwd", mutates_args=())
 def _backward(
-    key: str,
+    key: int,
     names: str,
     words: str,
     wanted: str,
@@ -91,7 +98,7 @@ def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @_backward.register_fake
 def _(
-    key: str,  # noqa: ARG001  # the operator's own
+    key: int,  # noqa: ARG001  # the operator's own
     names: str,
     words: str,  # noqa: ARG001
     wanted: str,
@@ -109,8 +116,8 @@ def _(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.key, ctx.names, ctx.words, tensors, ctx.integers, ctx.floats = inputs
-    # A call's backward may outlive every other name of what was called.
-    ctx.parallel = _PARALLELS[ctx.key]
+    # A call's backward may outlive every other name of what was called; traced, the key has no value.
+    ctx.parallel = _PARALLELS[ctx.key] if type(ctx.key) is int else None
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
@@ -127,14 +134,10 @@ def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, .
     return None, None, None, [by_name.get(name) for name in names], *[None if each else [] for each in numbers]
 
 
-def _second(ctx: Any, *_: Any) -> Any:
-    refuse_second_derivative(ctx.op)
-
-
-def _note_op(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001  # as torch calls it
-    ctx.op = inputs[0].partition(":")[0]
+def _second(_ctx: Any, *_: Any) -> Any:
+    refuse_second_derivative("context_parallel")
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
-_backward.register_autograd(_second, setup_context=_note_op)
+_backward.register_autograd(_second)
 attend = _forward

@@ -98,6 +98,10 @@ class RingRows:
 
                 of_rows = pair.rows(given[0]), None if given[1] is None else pair.rows(given[1])
                 known = pair.rows(saved[0]), pair.rows(saved[1])
+                if "g" in call.own:
+                    # The kernels of a log-decay rely on rows whose keys are all there.
+                    part = call.computed(tensors, arguments({})[1], self.form)
+                    known, of_rows = part, of_part(part, known, of_rows)
                 *found, own = call.derived(arguments, sums.leaves, known, of_rows, self.form, wide_dq=True)
                 for x, change in zip((pair.rows(dq), *map(pair.of_keys, of_keys)), found, strict=True):
                     x.add_(change)
@@ -174,6 +178,14 @@ class RingRows:
                 x = x.narrow(axis, begin, length) if dim == "q_idx" else x.narrow(axis, first, count)
         declared = self.call.work.tensors[name]
         return x.unsqueeze(list(declared).index("b")) if len(dims) < len(declared) else x
+
+
+def of_part(part: Saved, whole: Saved, given: Given) -> Given:
+    """The gradients of a part's o and lse from those of the whole, float32 lse `[rows, B, H, 1]`."""
+    (o, lse), (do, dlse) = part, given
+    share = torch.where(torch.isinf(lse), 0.0, torch.exp(lse - whole[1]))
+    change = ((o.float() - whole[0].float()) * do.float()).sum(-1, keepdim=True)
+    return (do * share).to(do.dtype), share * (change if dlse is None else change + dlse)
 
 
 def merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

@@ -248,9 +248,9 @@ def _check_heads(heads: Any) -> tuple[int, int]:
 
 
 def _check_groups(head_groups: Any, heads: tuple[int, int], inner: int) -> int:
-    groups = check_count("head_groups", head_groups)
-    if heads[1] % groups or (inner > 1 and groups > 1 and heads[1] % (groups * inner)):
-        fail("plan", "head_groups", f"a divisor of {heads[1]} key heads, of those of one rank", groups)
+    groups, each = check_count("head_groups", head_groups), max(heads[1] // inner, 1)
+    if each % groups:
+        fail("plan", "head_groups", f"a divisor of {each} key heads", groups)
     return groups
 
 

@@ -52,7 +52,7 @@ class GroupCollectives:
 
         self.group, self.device_type = group, device_type
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self._name: str = group.group_name
+        self.name: str = group.group_name
         # Registers the operators.
         import torch.distributed._functional_collectives  # noqa: F401
 
@@ -77,7 +77,7 @@ class GroupCollectives:
         return found
 
     def _started(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
-        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self._name)
+        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self.name)
         return found
 
     def gather_objects(self, x: Any) -> list[Any]:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import ArgumentError, fail
+from ..core.checks import PACKED, ArgumentError, fail
 from ..core.parallel_calls import TOKENS, check_call, form_of, local_axes, row_axis
 from ..core.shards import Layout
 from ..core.work import VariantWork
 from .agreement import agree, described
 from .collectives import Collectives
+from .dtensors import LocalParts, is_distributed
 from .parallel_operators import attend, registered
 from .rank_call import LAYOUT, RankCall
 from .support import autocast_inputs
@@ -46,7 +47,16 @@ class ContextParallel:
         return f"{self.__name__} by {self.layout.strategy} over {self.layout.ranks} ranks"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
-        """The op of q, k and v, each rank's own rows; keywords are those of the op."""
+        """The op of q, k and v, each rank's own rows; keywords are those of the op.
+
+        DTensors give their local parts; of a DTensor q, o and lse are DTensors.
+        """
+        if is_distributed(q):
+            given: dict[str, Any] = {"q": q, "k": k, "v": v, **keywords}
+            parts = LocalParts(self.work.op, self.layout, self.comm, given, LAYOUT, sums=self.sums_gradients)
+            parts.given["return_lse"] = True
+            results = parts.whole(*self(**parts.given))
+            return results if keywords.get("return_lse") else results[0]
         if not torch.compiler.is_compiling():
             self.checked({"q": q, "k": k, "v": v, **keywords})
         q, k, v = autocast_inputs(q, k, v)
@@ -70,7 +80,8 @@ class ContextParallel:
                 integers.append(value)
             else:
                 words.append(f"{name}={value!r}")  # a seed may pass 64 bits with a sign
-        text = ",".join(names) + "|" + ",".join(of_integers) + "|" + ",".join(of_floats)
+        kinds = (",".join(names), ",".join(of_integers), ",".join(of_floats))
+        text = "|".join((PACKED if q.dim() == 3 else keywords.get("layout", LAYOUT), *kinds))
         o, lse = attend(self.key, text, "\n".join(words), tensors, integers, floats)
         return (o, lse) if keywords.get("return_lse") else o
 
@@ -93,13 +104,6 @@ class ContextParallel:
         """The gradients of `wanted`, by name, from o and lse and the gradients with respect to them."""
         with torch.no_grad(), _without_autocast(given["q"]):
             return self._call(given).backward(saved, gradients, wanted)
-
-    def shapes(self, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Tensors like o and lse, without values."""
-        q, form = given["q"], form_of(self.layout, given, LAYOUT)
-        sizes = {"packed": (1, 0), "bhsd": (0, 1, 2), "bshd": (0, 2, 1)}[form]
-        lse = q.new_empty([q.shape[axis] for axis in sizes], dtype=torch.float32)
-        return q.new_empty((*q.shape[:-1], given["v"].shape[-1])), lse
 
     def _call(self, given: Mapping[str, Any]) -> RankCall:
         return RankCall(self.op, self.work, self.layout, self.comm, given, sums_gradients=self.sums_gradients)

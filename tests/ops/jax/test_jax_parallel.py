@@ -77,8 +77,10 @@ def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **pl
         numbers = {name: x for name, x in numbers.items() if name not in ("dropout_p", "seed")}
     unread = ("q", "k", "v", "g", "sink", "dropout_p", "seed")
     read = {name: x for name, x in {**trained, **fixed, **numbers}.items() if name not in unread}
-    layout = plan(op, mesh.shape["cp"], seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy, **read, **plan_options)
-    over_devices = context_parallel(op, layout, mesh=mesh, spec=spec)
+    axis = "cp" if "cp" in mesh.shape else tuple(mesh.shape)
+    ranks = mesh.shape.get("cp", mesh)
+    layout = plan(op, ranks, seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy, **read, **plan_options)
+    over_devices = context_parallel(op, layout, axis=axis, mesh=mesh, spec=spec)
 
     def one(trained: dict[str, Any]) -> Any:
         o, lse = op(**trained, **fixed, **numbers, return_lse=True)
@@ -127,6 +129,28 @@ def test_batch_rows_and_heads_are_cut_as_well(strategy: str) -> None:
         check("causal_dropout", mesh_of(cp=2, tp=2), P(None, "cp", "tp"), strategy)
 
 
+@pytest.mark.parametrize("variant", ["alibi", "forgetting", "causal_dropout"])
+def test_heads_are_split_inside_nodes_and_keys_gathered_across(variant: str) -> None:
+    compiled = check(variant, mesh_of(node=2, gpu=2), P(None, ("node", "gpu"), None), "2d", seq=35)
+    counts = collectives(compiled)
+    assert "all-to-all" in compiled.as_text()
+    assert counts["all-gather"] + counts["collective-permute"] > 0, counts  # nodes gather keys, or exchange them
+
+
+def test_a_ring_sends_keys_round_and_gathers_none() -> None:
+    """Three permutes of k and of v among four devices, in one program for both passes, and four of their gradients."""
+    compiled = check("causal", mesh_of(cp=4), P(None, "cp", None), "ring", seq=64)
+    counts = collectives(compiled)
+    assert counts["all-gather"] == counts["reduce-scatter"] == counts["all-to-all"] == 0, counts
+    assert counts["collective-permute"] == 2 * 3 + 2 * 4, counts
+
+
+def test_a_ring_ends_where_no_row_needs_more() -> None:
+    """Rows of a window need the keys of their own device and of two before it: of four steps three are left."""
+    compiled = check("window", mesh_of(cp=4), P(None, "cp", None), "ring", seq=64, balance="contiguous")
+    assert collectives(compiled)["collective-permute"] == 2 * 2 + 2 * 3
+
+
 @pytest.mark.parametrize("variant", ["window", "forgetting", "causal_dropout"])
 def test_devices_may_get_only_the_keys_that_they_need(variant: str) -> None:
     """By permutes among devices, of which none follows another one in vain."""
@@ -160,6 +184,10 @@ def test_devices_need_only_keys_of_their_documents() -> None:
 
 def test_packed_sequences_send_only_needed_keys() -> None:
     packed_sequences("causal", "exchange")
+
+
+def test_packed_sequences_go_round_a_ring() -> None:
+    packed_sequences("forgetting", "ring")
 
 
 def test_keys_are_gathered_and_their_gradients_scattered() -> None:
@@ -258,6 +286,10 @@ def test_it_is_called_inside_a_shard_map_of_ones_own_under_checkpoint() -> None:
 def test_bad_calls_are_refused() -> None:
     op = load("causal")
     layout = plan(op, 2, seq=64, heads=HEADS, head_dim=DIM)
+    by_nodes = plan(op, (2, 2), seq=64, heads=HEADS, head_dim=DIM)
+    call, rows = context_parallel(op, by_nodes, mesh=mesh_of(cp=4), spec=P(None, "cp", None)), jnp.zeros((1, 64, 4, 16))
+    with pytest.raises(ValueError, match=r"causal: layout: expected one planned for the axes .*, got '2d' with nodes"):
+        call(rows, rows, rows)
     q = jnp.zeros((1, 60, 4, 16))
     with pytest.raises(ValueError, match=r"causal: q: expected 32 rows in \[B, rows, H, D\]"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(q, q, q)
