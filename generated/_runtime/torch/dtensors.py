@@ -34,6 +34,19 @@ class LocalParts:
             if not is_distributed(given[name]) or given[name].device_mesh != self._mesh:
                 fail(op, name, f"a DTensor on {self._mesh}, as q", type(given[name]).__name__)
         self.given = {name: self._local(name, x) if is_distributed(x) else x for name, x in given.items()}
+        if given.get("dropout_p") and given.get("dropout_origin") is None:
+            batch, heads = None if self._form == PACKED else 0, head_axis(self._form)
+            origin = (0 if batch is None else self._begin(given["q"], batch), self._begin(given["q"], heads))
+            self.given["dropout_origin"] = (*origin, given["q"].shape[heads])
+
+    def _begin(self, q: Any, axis: int) -> int:
+        """The first batch row or head of this rank, of those of all ranks."""
+        begin, size = 0, q.shape[axis]
+        for placement, ranks, rank in zip(q.placements, self._mesh.shape, self._mesh.get_coordinate(), strict=True):
+            if placement.is_shard(axis):
+                part = -(-size // ranks)
+                begin, size = begin + part * rank, min(part, max(size - part * rank, 0))
+        return begin
 
     def _local(self, name: str, x: Any) -> Tensor:
         """The part of this rank. Where ranks keep their own parts of a gradient, these are partial sums."""

@@ -117,6 +117,18 @@ def sharded_parameters(mesh: Any) -> None:
         assert error < 2 * calls.BOUND[torch.float32], f"{name}: {error:.1e}"
 
 
+def dropped_heads() -> None:
+    """DTensors with their heads sharded drop what the whole call drops."""
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("cp", "tp"))
+    inputs, op = inputs_of("causal_dropout"), calls.load_op("causal_dropout")
+    layout = plan(op, mesh["cp"], seq=SEQ, heads=(HEADS[0] // RANKS, HEADS[1] // RANKS), head_dim=DIM)
+    whole = [x.detach() for x in (inputs.q, inputs.k, inputs.v)]
+    rank = mesh.get_local_rank("tp")
+    q, k, v = (DTensor.from_local(x.chunk(RANKS, 1)[rank], mesh, [Shard(2), Shard(1)]) for x in whole)
+    o = context_parallel(op, layout)(q, k, v, **inputs.scalars)
+    torch.testing.assert_close(o.to_local(), op(*whole, **inputs.scalars).chunk(RANKS, 1)[rank])
+
+
 def compiled(mesh: Any) -> None:
     """A whole graph over processes, with the bits of an eager call."""
     inputs, op = inputs_of("causal"), calls.load_op("causal")
@@ -181,6 +193,7 @@ def one_process(rank: int, folder: str) -> None:
         training_step(mesh["cp"], "causal", "heads", checkpointed=True)
         training_step(mesh["cp"], "gpt_oss", "ring", checkpointed=True)
         grids_of_processes()
+        dropped_heads()
         compiled(mesh["cp"])
         sharded_parameters(mesh["cp"])
         for sums in (True, False):
