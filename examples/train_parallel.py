@@ -1,6 +1,6 @@
 """Trains a small transformer with its sequences split over processes, and compares its losses with those of one.
 
-    python -m examples.train_parallel --ranks 2 --variant causal --strategy gather
+    python -m examples.train_parallel --ranks 2 --variant causal --strategy ring --compile
 
 With as many GPUs as ranks each process has one, and NCCL connects them; else they are processes of the CPU, with gloo.
 """
@@ -69,7 +69,7 @@ def _summed(loss: Tensor, model: nn.Module) -> Tensor:
     return loss
 
 
-def one_process(rank: int, ranks: int, device: str, variant: str, strategy: str, folder: str) -> None:
+def one_process(rank: int, ranks: int, device: str, args: argparse.Namespace, folder: str) -> None:
     """Train as one of several ranks; the first one writes the losses to a file."""
     import generated.torch
     from generated.torch_parallel import context_parallel, plan
@@ -83,14 +83,22 @@ def one_process(rank: int, ranks: int, device: str, variant: str, strategy: str,
     method = f"file://{folder}/rendezvous"
     dist.init_process_group(backend, init_method=method, rank=rank, world_size=ranks, timeout=timedelta(minutes=5))
     try:
-        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("cp",))
-        op, own = getattr(generated.torch, variant), VARIANTS[variant]
+        sizes, names = ((2, ranks // 2), ("node", "gpu")) if args.strategy == "2d" else ((ranks,), ("cp",))
+        mesh = init_device_mesh(device, sizes, mesh_dim_names=names)
+        op, own = getattr(generated.torch, args.variant), VARIANTS[args.variant]
         heads = (size.heads, size.kv_heads)
-        layout = plan(op, mesh, seq=size.seq, heads=heads, head_dim=size.head_dim, strategy=strategy, **own)
+        layout = plan(op, mesh, seq=size.seq, heads=heads, head_dim=size.head_dim, strategy=args.strategy, **own)
         parallel = context_parallel(op, layout)
         if rank == 0:
             print(layout.report())
-        losses = train(size, lambda q, k, v: parallel(q, k, v, **own), device, layout)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            found: Tensor = parallel(q, k, v, **own)
+            return found
+
+        if args.compile:
+            attend = torch.compile(attend, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+        losses = train(size, attend, device, layout)
         if rank == 0:
             torch.save(losses, Path(folder) / "losses")
     finally:
@@ -102,12 +110,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--variant", choices=sorted(VARIANTS), default="causal")
-    parser.add_argument("--strategy", choices=["auto", "heads", "gather"], default="auto")
+    strategies = ["auto", "heads", "gather", "exchange", "ring", "2d"]
+    parser.add_argument("--strategy", choices=strategies, default="auto", help="2d: two nodes of half the ranks each")
+    parser.add_argument("--compile", action="store_true", help="attention by torch.compile, as a whole graph")
     args = parser.parse_args(arguments)
+    if args.strategy == "2d" and args.ranks % 2:
+        parser.error("--strategy 2d needs an even number of ranks, those of two nodes")
     device = "cuda" if torch.cuda.device_count() >= args.ranks else "cpu"
     spawn: Any = multiprocessing.spawn  # type: ignore[attr-defined]  # which torch does not name in __all__
     with tempfile.TemporaryDirectory() as folder:
-        spawn(one_process, (args.ranks, device, args.variant, args.strategy, folder), nprocs=args.ranks)
+        spawn(one_process, (args.ranks, device, args, folder), nprocs=args.ranks)
         several = torch.load(Path(folder) / "losses")
 
     import generated.torch

@@ -28,7 +28,7 @@ from ._runtime.core.checks import fail
 from ._runtime.core.costs import Machine
 from ._runtime.core.shard_plans import make_layout
 from ._runtime.core.work import work_of
-from ._runtime.torch.collectives import Collectives, collectives_of
+from ._runtime.torch.collectives import Collectives, GridCollectives, collectives_of
 from ._runtime.torch.exchange import Unsharded, own_rows
 from ._runtime.torch.parallel import ContextParallel
 
@@ -102,14 +102,17 @@ def plan(
 
     Args:
         op: the op whose work is dealt, such as `generated.torch.causal`.
-        mesh: a DeviceMesh of one dim, such as `mesh["cp"]`, a process group, or a number of ranks, to look at a plan.
+        mesh: a DeviceMesh of one dim, such as `mesh["cp"]`, or of two, nodes and the ranks of a node; a process group,
+            or a pair of them; or a number of ranks, or a pair of numbers, to look at a plan.
         seq: rows of the whole sequence; any number.
         heads: query heads and key heads of a rank. head_dim: their size.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`. Each is cut where the plan
             cuts it, none is padded.
         segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch; calls keep them apart.
         masks: several `(op, its arguments)` that share this layout, such as the layers of a model; in place of `own`.
-        strategy: "heads", "gather", "exchange", or "auto", the fastest by the cost model: `layout.reasons` says why.
+        strategy: "heads", "gather", "exchange", "ring", or "auto", the fastest by the cost model, whose memory the keys
+            of all rows must fit into: `layout.reasons` says why. A mesh of two dims has one, "2d": heads are split
+            inside nodes, and keys gathered or exchanged among them.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, or with other
             arguments or with positions, gathers all keys. Of masks that read tensors it compares these in each call,
             which waits for the device: "auto" never exchanges for those.
@@ -123,6 +126,8 @@ def plan(
     """
     comm = collectives_of(mesh)
     ranks = mesh if comm is None else comm.size
+    if isinstance(comm, GridCollectives):
+        ranks = comm.outer.size, comm.inner.size
     if masks is not None and own:
         fail("plan", next(iter(own)), "arguments inside masks= where that is given", "one beside it")
     layout = make_layout(

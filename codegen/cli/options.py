@@ -79,7 +79,8 @@ def picture_options(parser: argparse.ArgumentParser) -> None:
 def split_options(parser: argparse.ArgumentParser) -> None:
     """How the call is split over several GPUs; all of it goes with `--ranks`."""
     add = parser.add_argument_group("several GPUs, by the planner of a package").add_argument
-    add("--ranks", type=_at_least(1), metavar="N", help="draw which of N GPUs computes what, with predicted times")
+    what = "draw which of N GPUs, or of N nodes of M, computes what, with predicted times"
+    add("--ranks", type=_ranks, metavar="N[xM]", help=what)
     add("--seq", type=_at_least(1), metavar="N", help="queries and keys (default: 131072)")
     add("--heads", type=_heads, default=(32, 8), metavar="N/N", help="query heads and key heads (default: 32/8)")
     add("--head-dim", type=_at_least(8), default=128, metavar="N", help="(default: 128)")
@@ -210,6 +211,14 @@ def _at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _ranks(text: str) -> int | tuple[int, int]:
+    """A number of ranks, or of nodes and of the ranks of a node."""
+    counts = text.split("x")
+    if len(counts) > 2 or not all(each.isdecimal() and int(each) > 0 for each in counts):
+        raise argparse.ArgumentTypeError(f"expected a number of ranks such as 8, or nodes such as 2x8, got {text!r}")
+    return int(counts[0]) if len(counts) == 1 else (int(counts[0]), int(counts[1]))
 
 
 def _port(text: str) -> int:

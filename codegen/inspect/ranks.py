@@ -42,9 +42,10 @@ SEVERAL, EMPTY = "*", "."
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How a call is to be split: over how many ranks, with how many query and key heads of which size, and how."""
+    """How a call is to be split: over how many ranks, or nodes and the ranks of a node, with how many query and key
+    heads of which size, and how."""
 
-    ranks: int
+    ranks: int | tuple[int, int]
     heads: tuple[int, int]
     head_dim: int
     strategy: str
@@ -68,9 +69,10 @@ def report(out: Path, variant: Variant, calls: Sequence[Call], segments: Sequenc
         "",
         *facts(variant, calls[0]),
         "",
-        f"{layout.seq} queries (down) by {layout.seq} keys (across); each number is the rank that computes there",
+        f"{layout.seq} queries (down) by {layout.seq} keys (across); each number is the "
+        f"{'node' if layout.nodes else 'rank'} that computes there",
         "",
-        *_picture(layout, table, by_heads=by_heads),
+        *_picture(layout.nodes or layout, table, by_heads=by_heads),
         "",
         *_table(layout, table, by_heads=by_heads),
         "",
@@ -138,7 +140,11 @@ def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
         keywords=source.keywords,
         dropout=source.dropout,
         by_heads=source.by_heads,
+        by_batch=source.by_batch,
         by_row=source.by_row,
+        by_length=source.by_length,
+        shift_invariant=source.shift_invariant,
+        looks_back=source.looks_back,
     )
 
 
@@ -259,12 +265,13 @@ def _table(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
     mean = sum(layout.loads) / layout.ranks
     rows: list[Mapping[str, str]] = []
     for rank in range(layout.ranks):
-        runs, cost = layout.runs(rank), layout.cost_of(rank)
+        node = rank // layout.inner
+        runs, cost = (layout.nodes or layout).runs(node), layout.cost_of(rank)
         needed = 1.0 if by_heads else table.keys_of(runs, layout.seq)
         rows.append(
             {
                 "rank": str(rank),
-                "has": _heads(layout, rank) if by_heads else _runs(runs),
+                "has": ", ".join(_has(layout, rank, runs, by_heads=by_heads)),
                 "blocks": f"{layout.loads[rank]:.{0 if mean >= 100 else 2}f}",
                 "of mean": f"{100 * layout.loads[rank] / mean:.1f}%" if mean else "-",
                 "keys needed": f"{100 * needed:.0f}%",
@@ -284,7 +291,13 @@ def _runs(runs: Sequence[tuple[int, int]]) -> str:
     return "rows " + ", ".join(texts) + (f" and {more} runs more" if more else "") if runs else "padding"
 
 
-def _heads(layout: Any, rank: int) -> str:
-    count = layout.heads[0] // layout.ranks
+def _has(layout: Any, rank: int, runs: Sequence[tuple[int, int]], *, by_heads: bool) -> list[str]:
+    """What a rank computes: rows, some heads of all rows, or some heads of the rows of its node."""
+    sharing = layout.ranks if by_heads else layout.inner
+    heads = [_heads(layout.heads[0] // sharing, rank % sharing)] if sharing > 1 or by_heads else []
+    return [*heads, *([] if by_heads else [_runs(runs)])]
+
+
+def _heads(count: int, rank: int) -> str:
     first = rank * count
     return f"heads {first}-{first + count - 1}" if count > 1 else f"head {first}"

@@ -196,7 +196,8 @@ class ForwardPlan:
 
     @cached_property
     def _reads(self) -> frozenset[str]:
-        return self._block_reads | uses(self.prologue)
+        own = {"q_shift"} if self.variant.dropout else set()
+        return self._block_reads | uses(self.prologue) | own
 
     @property
     def reads_key_head(self) -> bool:
@@ -304,7 +305,7 @@ class ForwardPlan:
         own += " stride_lseb stride_lseh" if kernel.paged else " q_total" if kernel.packed else " num_heads"
         own += " scale" if kernel.linear else ""
         own += " sink_ptr" if variant.sink else ""
-        own += " seed threshold keep_scale num_heads DROPOUT" if variant.dropout else ""
+        own += " seed threshold keep_scale first_head all_heads DROPOUT" if variant.dropout else ""
         own += " group_size" if self.reads_key_head else ""
         reads = self._reads | uses(self.masked.parts, self.plain.parts)
         return role(kernel, self._args, self.constants, reads, own)

@@ -115,7 +115,8 @@ class OpPlan(InMode):
     @property
     def numbers(self) -> list[Parameter]:
         """The numbers that every pass takes."""
-        dropout = [Parameter("dropout_p", "float"), Parameter("seed", "int | Tensor")] if self.dropout else []
+        words = [Parameter(name, "int | Tensor") for name in ("seed", "first_head", "all_heads")]
+        dropout = [Parameter("dropout_p", "float"), *words] if self.dropout else []
         offset = [Parameter("row_offset", "int")] if self.has_offset else []
         last = [Parameter("scale", "float"), Parameter("options", "CallOptions")]
         return [*(a.parameter for a in self.scalars), *dropout, *offset, *last]
@@ -225,7 +226,8 @@ class OpPlan(InMode):
     @property
     def own_names(self) -> list[str]:
         """The arguments that only some variants have."""
-        return [*(a.name for a in self.arguments), *(["dropout_p", "seed"] if self.dropout else [])]
+        dropout = ["dropout_p", "seed", "dropout_origin"] if self.dropout else []
+        return [*(a.name for a in self.arguments), *dropout]
 
     @property
     def parameter_names(self) -> list[str]:
@@ -255,7 +257,7 @@ class OpPlan(InMode):
     def own_numbers(self) -> list[str]:
         """Scalars of the variant, and of dropout."""
         own = [a.name for a in self.scalars if a.name != PADDING.name]
-        return [*own, *(["dropout_p", "seed"] if self.dropout else [])]
+        return [*own, *(["dropout_p", "seed", "first_head", "all_heads"] if self.dropout else [])]
 
     @property
     def flag_of(self) -> dict[str, str]:

@@ -32,7 +32,7 @@ class OpSource(OpPlan):
     def launch_imports(self) -> list[str]:
         """What the launches import of what all launches share."""
         prefix = "packed_" if self.layout.has_sequences else ""
-        names = ["Backend", "Tensor", "delta_constants", "tile_constants", "tiles_of"]
+        names = ["Backend", "Tensor", "delta_constants", "empty_gradients", "tile_constants", "tiles_of"]
         names += [f"{prefix}strides", f"{prefix}unit_strides"]
         names += ["dq_rows_constants"] if self.fuses_backward else []
         names += ["row_stride"] if self.takes_row_strides else []
@@ -161,7 +161,7 @@ class OpSource(OpPlan):
         used = frozenset().union(*(a.check_functions for a in self.arguments))
         known = {"FLOAT_DTYPES", "at_least", "check_float", "check_int", "computed", "size_of"}
         own = used & known
-        return sorted([*own, *(["check_dropout_p"] if self.dropout else [])])
+        return sorted([*own, *(["check_dropout_p", "dropout_heads"] if self.dropout else [])])
 
     @property
     def launched_parameters(self) -> list[str]:

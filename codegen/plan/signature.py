@@ -148,7 +148,7 @@ class Signatures:
         """A kernel's arguments and constants, without those of the variant's own that are not read, and without the
         dropout factor, which the kernel of the row terms applies."""
         own = [*self._tensors(), *self._tensor_strides()]
-        offset = "q_shift" in read
+        offset = "q_shift" in read or self.variant.dropout
         kept = [g for g in args if (read & set(g.names) if g in own else offset or "q_offset" not in g.names)]
         kept = [g for g in kept if "keep_scale" not in g.names]
         unread = {*([] if offset else ["Q_OFFSET_PER_BATCH"]), *({"POSITIONS"} - read)}
@@ -331,6 +331,7 @@ class Signatures:
         groups = [numbers("q_offset")] if self.offset else []
         if self.variant.dropout:
             groups.append(numbers("seed", dtype="uint64", loadable=True))
+            groups.append(numbers("first_head", "all_heads", loadable=True))
         return [*groups, *_scalars(self.variant.scalars)]
 
 

@@ -11,10 +11,10 @@ from codegen.spec.model import Variant
 
 
 def reads_query_position(variant: Variant, mode: Mode) -> bool:
-    """Whether a kernel needs the position of a query, and so the query offset."""
+    """Whether a kernel needs the query offset: the position of a query, or the row that dropout counts by it."""
     parts = [e for e in (variant.mask, variant.score) if e is not None]
     named = any({"q_idx", "q_row"} & expr.names(e) for e in parts)
-    return variant.decay or named or reads_packed_queries(variant, tensor_reads(variant), mode)
+    return variant.decay or variant.dropout or named or reads_packed_queries(variant, tensor_reads(variant), mode)
 
 
 def reads_packed_queries(variant: Variant, reads: Sequence[Load], mode: Mode) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from codegen.analysis.schedule import Range, Schedule
+from codegen.analysis.shifts import computes_with_lengths, is_shift_invariant, looks_back
 from codegen.analysis.token_order import by_row
 from codegen.ir.expr import Expr, Load, Op, Var, loads, names, walk
 from codegen.ir.printers import jnp_printer
@@ -36,7 +37,11 @@ class WorkSource:
     needs: tuple[str, ...] = ()
     dropout: bool = False
     by_heads: bool = True
+    by_batch: bool = False
     by_row: bool = False
+    by_length: bool = False
+    shift_invariant: bool = False
+    looks_back: bool = False
 
     @property
     def uses_numpy(self) -> bool:
@@ -59,7 +64,11 @@ def work_source(planned: VariantPlan) -> WorkSource:
         tensors=tensors,
         dropout=variant.dropout,
         by_heads=not (computes_with(variant, "h") or computes_with(variant, "hkv")),
+        by_batch=computes_with(variant, "b"),
         by_row=by_row(planned.written) is not None,
+        by_length=computes_with_lengths(planned.written),
+        shift_invariant=is_shift_invariant(planned.written),
+        looks_back=looks_back(planned.written),
     )
     extremes: dict[str, str] = {}
     printer = _printer(extremes)

@@ -44,6 +44,7 @@ OP_ARGUMENTS = (
     "g_base",
     "dropout_p",
     "seed",
+    "dropout_origin",
 )
 """Arguments every op has, or has when its variant asks for a sink, a decay or dropout; and its `schedule` function."""
 

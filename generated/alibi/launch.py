@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 9497797d351c9ef8
+# hash: e0edbef265890495
 """The launches of `alibi`, for every framework: which kernels run, and with what."""
 
 from .. import alibi as kernels
@@ -13,6 +13,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -101,8 +102,7 @@ def backward(
     # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
     head_parts = cdiv(kv_len, tile.block_n) * (tile.block_n // 64) if fused else cdiv(q_len, tiles["dq"].block_m)
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     dslope_heads = q.new_empty((batch, num_heads, head_parts) if grad_slope else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))

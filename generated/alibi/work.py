@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/work.py.jinja
-# hash: da597bacafa1388f
+# hash: ca79c0e4e8ba034e
 """Which keys a block of queries visits under `alibi`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,4 +21,6 @@ WORK = VariantWork(
     op="alibi",
     tensors={"slope": ("h",)},
     ranges=_ranges,
+    shift_invariant=True,
+    looks_back=True,
 )

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/work.py.jinja
-# hash: 616f287d1b3bab12
+# hash: 61a346b31e19f181
 """Which keys a block of queries visits under `band`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -23,4 +23,5 @@ WORK = VariantWork(
     tensors={},
     ranges=_ranges,
     needs=("after", "before"),
+    shift_invariant=True,
 )

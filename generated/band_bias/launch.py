@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 149d1e40f4944a28
+# hash: 09eee50de8d6fcda
 """The launches of `band_bias`, for every framework: which kernels run, and with what."""
 
 from .. import band_bias as kernels
@@ -14,6 +14,7 @@ from .._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -107,8 +108,7 @@ def backward(
     tiles = tiles_of(backend, "band_bias", "dense", q, v, options)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     dbias_pairs = q.new_zeros((batch, num_heads, q_len, kv_len) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/work.py.jinja
-# hash: 71811e9a5d9d2868
+# hash: 478a9c20db347e6d
 """Which keys a block of queries visits under `band_bias`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -24,4 +24,5 @@ WORK = VariantWork(
     tensors={"bias": ("b", "h", "q_idx", "kv_idx")},
     ranges=_ranges,
     needs=("after", "before"),
+    shift_invariant=True,
 )

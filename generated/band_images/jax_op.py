@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/jax_op.py.jinja
-# hash: 2a5ffc47177e7f54
+# hash: 43179c26b6a87fc5
 """`band_images` for JAX. A band, and in both directions within an image; `image` is its number, -1 in text (Gemma 3,
 arXiv:2503.19786)."""
 
@@ -16,6 +16,7 @@ from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
+from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax.paged import (
     CacheArguments,
@@ -349,8 +350,60 @@ def band_images(
         return (o, lse) if return_lse else o
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
-    sequences = SequenceArguments(
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        image,
+        before,
+        after,
+        scale,
+        layout,
         0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    image: Array | None,
+    before: int | Array | None,
+    after: int | Array | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,
@@ -384,5 +437,7 @@ def band_images(
         "after": check_int(NAME, "after", after, minimum=0),
     }
 
-    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
-    return (o, lse) if return_lse else o
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(band_images, _call)

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 852a32cd89c1295f
+# hash: 6c13ee5a820dee6d
 """The launches of `band_images`, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -177,8 +178,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[2:] or make_tables(
         backend, q, k, v, image, before, after, row_offset, row_offsets, options, ("dkdv",) if fused else ("dkdv", "dq")
     )

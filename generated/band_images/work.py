@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/work.py.jinja
-# hash: 5cd1959562a9e08d
+# hash: 37b33172951b6d38
 """Which keys a block of queries visits under `band_images`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -38,4 +38,5 @@ WORK = VariantWork(
     may_visit=_may_visit,
     needs=("after", "before", "image"),
     by_row=True,
+    shift_invariant=True,
 )

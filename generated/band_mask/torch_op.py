@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/torch_op.py.jinja
-# hash: af96e0155cd2a858
+# hash: b6345eaea7efb76a
 """`band_mask` for PyTorch. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -16,6 +16,7 @@ from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
 from .._runtime.torch.module import AttentionModule
@@ -399,10 +400,65 @@ def band_mask(
         k_scale,
         v_scale,
     )
-    q_offset = 0 if q_offset is None else q_offset
+    return _call(
+        apply,
+        q,
+        k,
+        v,
+        own_keep,
+        before,
+        after,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        splits,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own_keep: Tensor | None,
+    before: int | None,
+    after: int | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
+            run,
             q,
             k,
             v,
@@ -426,7 +482,7 @@ def band_mask(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
     by_query = True
-    if splits_keys(
+    if run is apply and splits_keys(
         NAME,
         q,
         k,
@@ -487,11 +543,11 @@ def band_mask(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(DENSE.function, q, k, v, own_keep, row_offsets, before, after, row_offset, scale, options)
+        o, lse, *_ = run(DENSE.function, q, k, v, own_keep, row_offsets, before, after, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
-        o, lse, *_ = apply(
+        o, lse, *_ = run(
             SEGMENTED.function,
             q,
             k,
@@ -517,6 +573,7 @@ def band_mask(
 
 
 def _packed(
+    run: Run,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -554,7 +611,7 @@ def _packed(
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
-    o, lse, *_ = apply(
+    o, lse, *_ = run(
         PACKED.function,
         q,
         k,
@@ -689,3 +746,6 @@ class BandMask(AttentionModule):
 
     def __init__(self, *, before: int | None = None, after: int | None = None) -> None:
         super().__init__(scalars={"before": before, "after": after})
+
+
+give_backward(band_mask, _call)

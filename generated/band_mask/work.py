@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/work.py.jinja
-# hash: a742e5b5f8087943
+# hash: 29988a55afa9e9ed
 """Which keys a block of queries visits under `band_mask`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -24,4 +24,5 @@ WORK = VariantWork(
     tensors={"keep": ("b", "h", "q_idx", "kv_idx")},
     ranges=_ranges,
     needs=("after", "before"),
+    shift_invariant=True,
 )

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/work.py.jinja
-# hash: a75dee0fc32cb435
+# hash: 49f0f706eea85782
 """Which keys a block of queries visits under `band_sink`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -23,4 +23,5 @@ WORK = VariantWork(
     tensors={"sink": ("h",)},
     ranges=_ranges,
     needs=("after", "before"),
+    shift_invariant=True,
 )

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/work.py.jinja
-# hash: db9646aa162a9646
+# hash: 531c2e92104a0491
 """Which keys a block of queries visits under `band_softcap`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -23,4 +23,5 @@ WORK = VariantWork(
     tensors={},
     ranges=_ranges,
     needs=("after", "before"),
+    shift_invariant=True,
 )

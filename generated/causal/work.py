@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/work.py.jinja
-# hash: efe4ccd7d6dd2d0f
+# hash: 90c3318203410f2f
 """Which keys a block of queries visits under `causal`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,4 +21,6 @@ WORK = VariantWork(
     op="causal",
     tensors={},
     ranges=_ranges,
+    shift_invariant=True,
+    looks_back=True,
 )

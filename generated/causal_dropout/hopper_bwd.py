@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 11ffaca8d2ed0476
+# hash: fa26148335abc06f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx
-    drop   word < threshold, a random word of seed, b * Hq + h, row and key
+    drop   word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+           rows are counted from q_offset on, rounded down to a multiple of 16
     q      [B, Hq, Sq, D]
     k      [B, Hkv, Skv, D]
     v      [B, Hkv, Skv, Dv]
@@ -167,7 +168,7 @@ def consume(
     pointers, strides, numbers = arguments
     q_offset, dk_ptr, dv_ptr = pointers
     stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
-    seed, q_len, kv_len, num_heads, group_size, scale, threshold, batch = numbers
+    seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N // 2
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -207,7 +208,7 @@ def consume(
             )
             for member in range(group_size):
                 h = hkv * group_size + member
-                head_index = (b * num_heads + h).to(gl.int32)
+                head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -220,6 +221,7 @@ def consume(
                         seed,
                         threshold,
                         head_index,
+                        first_row,
                         start_m,
                         start_n + PART * KEYS,
                         q_len,
@@ -264,6 +266,7 @@ def consume(
                         seed,
                         threshold,
                         head_index,
+                        first_row,
                         start_m,
                         start_n + PART * KEYS,
                         q_len,
@@ -298,11 +301,9 @@ def consume(
             own_start = start_n + PART * KEYS
             # Through the shared memory of v, whose last reader this was.
             dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-            store_through(
-                dv_start, (dv * 2.0 if DROPOUT else dv).to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V
-            )
+            store_through(dv_start, (dv * 2.0 if DROPOUT else dv), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
             dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-            store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+            store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
             fence_async_shared()
             mbarrier.arrive(v_ring.empty.index(PART), count=1)
             k_lap ^= 1
@@ -343,7 +344,20 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
                     q_turn += 1
 
 
-@gluon.jit(do_not_specialize=["q_offset", "seed", "q_len", "kv_len", "num_heads", "group_size", "threshold", "batch"])
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "threshold",
+        "batch",
+    ]
+)
 def causal_dropout_hopper_bwd(
     q_ptr,
     k_ptr,
@@ -353,6 +367,8 @@ def causal_dropout_hopper_bwd(
     delta_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -395,6 +411,8 @@ def causal_dropout_hopper_bwd(
     WITH_DQ: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -417,7 +435,7 @@ def causal_dropout_hopper_bwd(
     consumer = (
         (q_offset, dk_ptr, dv_ptr),
         (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
-        (seed, q_len, kv_len, num_heads, group_size, scale, threshold, batch),
+        (seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch),
     )
     CONSTANTS: gl.constexpr = (
         stride_dks,
@@ -539,7 +557,7 @@ def score(
     work_ring, pointers, strides, numbers = arguments
     q_offset, dk_ptr = pointers
     stride_dkb, stride_dkh = strides
-    seed, q_len, kv_len, num_heads, group_size, scale, threshold, batch = numbers
+    seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -570,7 +588,7 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index = (b * num_heads + h).to(gl.int32)
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -583,6 +601,7 @@ def score(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n,
                     q_len,
@@ -627,6 +646,7 @@ def score(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n,
                     q_len,
@@ -656,7 +676,7 @@ def score(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -682,7 +702,6 @@ def accumulate(
     """dv of each work item, and what it adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
-    DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
@@ -726,13 +745,26 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv).to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
 
-@gluon.jit(do_not_specialize=["q_offset", "seed", "q_len", "kv_len", "num_heads", "group_size", "threshold", "batch"])
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "threshold",
+        "batch",
+    ]
+)
 def causal_dropout_hopper_bwd_wide(
     q_ptr,
     k_ptr,
@@ -742,6 +774,8 @@ def causal_dropout_hopper_bwd_wide(
     delta_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -785,6 +819,8 @@ def causal_dropout_hopper_bwd_wide(
     WITH_DQ: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -810,7 +846,7 @@ def causal_dropout_hopper_bwd_wide(
         work_ring,
         (q_offset, dk_ptr),
         (stride_dkb, stride_dkh),
-        (seed, q_len, kv_len, num_heads, group_size, scale, threshold, batch),
+        (seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch),
     )
     summer = (work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch)
     producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)

@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 83b8fc1efe164764
+# hash: fb4f3c7fbfc491f5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout` on Hopper: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx
-    drop  word < threshold, a random word of seed, b * Hq + h, row and key
+    drop  word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+          rows are counted from q_offset on, rounded down to a multiple of 16
     q     [B, Hq, Sq, D]
     k     [B, Hkv, Skv, D]
     v     [B, Hkv, Skv, Dv]
@@ -177,7 +178,7 @@ def consume(
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
     o_ptr, lse_ptr = pointers
     stride_ob, stride_oh = strides
-    seed, q_len, kv_len, num_heads, scale, threshold, keep_scale = numbers
+    seed, first_head, all_heads, q_len, kv_len, num_heads, scale, threshold, keep_scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -201,7 +202,7 @@ def consume(
         h = work.h.to(gl.int64)
         b = work.b.to(gl.int64)
         q_shift = work.q_shift
-        head_index = (b * num_heads + h).to(gl.int32)
+        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -232,7 +233,9 @@ def consume(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
             if DROPOUT and start_m < q_len:
-                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
+                p = without_dropped(
+                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -252,7 +255,9 @@ def consume(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
             if DROPOUT and start_m < q_len:
-                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
+                p = without_dropped(
+                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -276,13 +281,28 @@ def consume(
     store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
 
 
-@gluon.jit(do_not_specialize=["q_offset", "seed", "q_len", "kv_len", "num_heads", "group_size", "threshold", "batch"])
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "threshold",
+        "batch",
+    ]
+)
 def causal_dropout_hopper_fwd(
     q_ptr,
     k_ptr,
     v_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -318,6 +338,8 @@ def causal_dropout_hopper_fwd(
     STAGES: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
@@ -334,7 +356,7 @@ def causal_dropout_hopper_fwd(
         work_ring,
         (o_ptr, lse_ptr),
         (stride_ob, stride_oh),
-        (seed, q_len, kv_len, num_heads, scale, threshold, keep_scale),
+        (seed, first_head, all_heads, q_len, kv_len, num_heads, scale, threshold, keep_scale),
     )
     CONSTANTS: gl.constexpr = (stride_os, DROPOUT, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)

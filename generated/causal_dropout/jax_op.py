@@ -2,17 +2,18 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 0af0086701c689cd
+# hash: d72377c1109fbf45
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p
+from .._runtime.core.checks import check_dropout_p, dropout_heads
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_without_pages, refuse_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
+from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax.paged import check_page_layout
 from .._runtime.jax.sequences import SequenceArguments
@@ -33,8 +34,20 @@ DENSE = Kernels(
     mode="dense",
     modules=dense,
     reference=jax_reference.reference,
-    parameters=("q", "k", "v", "row_offsets", "dropout_p", "seed", "row_offset", "scale", "options"),
-    scalars=("dropout_p", "seed"),
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "row_offsets",
+        "dropout_p",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_offset",
+        "scale",
+        "options",
+    ),
+    scalars=("dropout_p", "seed", "first_head", "all_heads"),
 )
 PACKED = Kernels(
     op=NAME,
@@ -50,12 +63,14 @@ PACKED = Kernels(
         "row_offsets",
         "dropout_p",
         "seed",
+        "first_head",
+        "all_heads",
         "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    scalars=("dropout_p", "seed"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads"),
 )
 SEGMENTED = Kernels(
     op=NAME,
@@ -74,12 +89,14 @@ SEGMENTED = Kernels(
         "padding_id",
         "dropout_p",
         "seed",
+        "first_head",
+        "all_heads",
         "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    scalars=("dropout_p", "seed"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads"),
     by_row=BY_ROW,
 )
 
@@ -135,6 +152,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | Array | None = None,
+    dropout_origin: tuple[int | Array, int | Array, int | Array] | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -173,7 +191,10 @@ def causal_dropout(
         dropout_p: each probability is dropped with this probability, from 0 to below 1 and rounded to a multiple of
             2**-32, and else scaled by `1 / (1 - dropout_p)`. lse is that of all probabilities.
         seed: an int from 0 to 2**63 - 1, an integer array `[]`, or a key of `jax.random`. It alone decides, by batch
-            row, head, row and key, what is dropped.
+            row, head, row and key, what is dropped; rows are counted from `q_offset` on, rounded down to a multiple of
+            16.
+        dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
+            are the first here, and how many query heads it has. By default `(0, 0, Hq)`. Integers or arrays `[]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -232,8 +253,60 @@ def causal_dropout(
         refuse_pages(NAME, "dropout")
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
-    sequences = SequenceArguments(
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        dropout_p,
+        seed,
+        dropout_origin,
+        scale,
+        layout,
         0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    dropout_p: float,
+    seed: int | Array | None,
+    dropout_origin: tuple[int | Array, int | Array, int | Array] | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,
@@ -247,6 +320,10 @@ def causal_dropout(
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))
-    arguments.scalars = {**arguments.scalars, "seed": dropout_seed(NAME, arguments.dropout_p, seed)}
-    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
-    return (o, lse) if return_lse else o
+    first_head, all_heads = dropout_heads(NAME, dropout_origin, arguments.q.shape[1])
+    words = {"seed": dropout_seed(NAME, arguments.dropout_p, seed), "first_head": first_head, "all_heads": all_heads}
+    arguments.scalars = {**arguments.scalars, **words}
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(causal_dropout, _call)

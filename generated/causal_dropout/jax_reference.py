@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_reference.py.jinja
-# hash: 5c9baf878a80dc74
+# hash: 146c346424a118ac
 """`causal_dropout` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -23,6 +23,8 @@ def reference(
     *,
     dropout_p: float = 0.0,
     seed: int | Array = 0,
+    first_head: int | Array = 0,
+    all_heads: int | Array | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -65,8 +67,11 @@ def reference(
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
     probs = jnp.where(keep, probs, 0.0)
     if dropout_p > 0:
-        heads = jnp.arange(q.shape[0] * q.shape[1]).reshape(*q.shape[:2], 1, 1)
-        rows, keys = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1), jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
+        batch_row, head = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1), jnp.arange(q.shape[1]).reshape(1, -1, 1, 1)
+        heads = first_head + batch_row * (q.shape[1] if all_heads is None else all_heads) + head
+        # Rows are counted from the offset on, rounded down: so four words stay those of one tile.
+        rows = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + (row_offset & -16)
+        keys = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
         probs = dropout(probs, dropout_p, seed, heads, rows, keys)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
@@ -81,6 +86,8 @@ def packed_reference(
     *,
     dropout_p: float = 0.0,
     seed: int | Array = 0,
+    first_head: int | Array = 0,
+    all_heads: int | Array | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     q_offset: int | str | Array = 0,
@@ -114,8 +121,11 @@ def packed_reference(
     probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
     probs = jnp.where(keep, probs, 0.0)
     if dropout_p > 0:
-        heads = q_seq * q.shape[1] + jnp.arange(q.shape[1]).reshape(-1, 1, 1)
-        rows = jnp.arange(q.shape[0]).reshape(1, -1, 1) - cu_seqlens_q[q_seq]
+        heads = first_head + q_seq * (q.shape[1] if all_heads is None else all_heads)
+        heads = heads + jnp.arange(q.shape[1]).reshape(-1, 1, 1)
+        # Rows are counted from the offset on, rounded down: so four words stay those of one tile.
+        first_row = (row_offset if isinstance(row_offset, int) else row_offset[q_seq]) & -16
+        rows = jnp.arange(q.shape[0]).reshape(1, -1, 1) - cu_seqlens_q[q_seq] + first_row
         keys = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
         probs = dropout(probs, dropout_p, seed, heads, rows, keys)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 7d5303530c67fb8d
+# hash: 4b9d07daa51c66e2
 """The launches of `causal_dropout`, for every framework: which kernels run, and with what."""
 
 from .. import causal_dropout as kernels
@@ -14,6 +14,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -30,6 +31,8 @@ def forward(
     row_offsets: Tensor | None,
     dropout_p: float,
     seed: int | Tensor,
+    first_head: int | Tensor,
+    all_heads: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -48,13 +51,13 @@ def forward(
     q, k, v = map(backend.aligned, (q, k, v))
     programs = cdiv(q_len, tile.block_m) * num_heads * batch
     arguments = (
-        (q, k, v, q_offset, seed, o, lse),
+        (q, k, v, q_offset, seed, first_head, all_heads, o, lse),
         (*unit_strides(q, k, v), *strides(o)),
         (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
     )
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
         "DROPOUT": threshold > 0,
     }
     if tile.family == "hopper":
@@ -91,6 +94,8 @@ def backward(
     lse: Tensor,
     dropout_p: float,
     seed: int | Tensor,
+    first_head: int | Tensor,
+    all_heads: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -103,21 +108,20 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
         "DROPOUT": threshold > 0,
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.causal_dropout_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
-            (o, dlse, q, k, v, do, lse, q_offset, seed, delta, dq),
+            (o, dlse, q, k, v, do, lse, q_offset, seed, first_head, all_heads, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
             (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
             HAS_DLSE=dlse is not None,
@@ -148,7 +152,7 @@ def backward(
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, q_offset, seed, dk, dv),
+                (q, k, v, do, row_lse, row_delta, q_offset, seed, first_head, all_heads, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale, threshold),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
@@ -168,7 +172,7 @@ def backward(
         backend.launch(
             kernels.portable.causal_dropout_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, q_offset, seed, dk, dv),
+            (q, k, v, do, lse, delta, q_offset, seed, first_head, all_heads, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
             RAGGED=q_len % tile.block_m != 0,

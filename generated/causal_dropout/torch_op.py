@@ -2,18 +2,19 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: a9dde398fab81500
+# hash: a9e270bde19becd6
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p
+from .._runtime.core.checks import check_dropout_p, dropout_heads
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_without_pages, refuse_pages
 from .._runtime.torch.replay import apply, replayed_op
@@ -47,7 +48,19 @@ DENSE = Kernels(
     mode="dense",
     modules=dense,
     reference=torch_reference.reference,
-    parameters=("q", "k", "v", "row_offsets", "dropout_p", "seed", "row_offset", "scale", "options"),
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "row_offsets",
+        "dropout_p",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_offset",
+        "scale",
+        "options",
+    ),
 )
 PACKED = Kernels(
     op=NAME,
@@ -63,6 +76,8 @@ PACKED = Kernels(
         "row_offsets",
         "dropout_p",
         "seed",
+        "first_head",
+        "all_heads",
         "row_offset",
         "scale",
         "options",
@@ -86,6 +101,8 @@ SEGMENTED = Kernels(
         "padding_id",
         "dropout_p",
         "seed",
+        "first_head",
+        "all_heads",
         "row_offset",
         "scale",
         "options",
@@ -182,6 +199,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | None = None,
+    dropout_origin: tuple[int, int, int] | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -217,8 +235,11 @@ def causal_dropout(
         v: `[B, Hkv, Skv, Dv]`.
         dropout_p: each probability is dropped with this probability, from 0 to below 1 and rounded to a multiple of
             2**-32, and else scaled by `1 / (1 - dropout_p)`. lse is that of all probabilities.
-        seed: an int from 0 to 2**63 - 1. It alone decides, by batch row, head, row and key, what is dropped. None draws
-            one from torch's default CPU generator; under torch.compile an int must be given.
+        seed: an int from 0 to 2**63 - 1. It alone decides, by batch row, head, row and key, what is dropped; rows are
+            counted from `q_offset` on, rounded down to a multiple of 16. None draws a seed from torch's default CPU
+            generator; under torch.compile an int must be given.
+        dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
+            are the first here, and how many query heads it has. By default `(0, 0, Hq)`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -280,15 +301,69 @@ def causal_dropout(
     if page_table is not None:
         refuse_pages(NAME, "dropout")
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale)
-    q_offset = 0 if q_offset is None else q_offset
+    return _call(
+        apply,
+        q,
+        k,
+        v,
+        dropout_p,
+        seed,
+        dropout_origin,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    seed: int | None,
+    dropout_origin: tuple[int, int, int] | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
+            run,
             q,
             k,
             v,
             dropout_p,
             seed,
+            dropout_origin,
             scale,
             return_lse,
             q_offset,
@@ -311,6 +386,7 @@ def causal_dropout(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
+    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
@@ -327,11 +403,13 @@ def causal_dropout(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(DENSE.function, q, k, v, row_offsets, dropout_p, seed, row_offset, scale, options)
+        o, lse, *_ = run(
+            DENSE.function, q, k, v, row_offsets, dropout_p, seed, first_head, all_heads, row_offset, scale, options
+        )
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
-        o, lse, *_ = apply(
+        o, lse, *_ = run(
             SEGMENTED.function,
             q,
             k,
@@ -344,6 +422,8 @@ def causal_dropout(
             padding_id,
             dropout_p,
             seed,
+            first_head,
+            all_heads,
             row_offset,
             scale,
             options,
@@ -358,11 +438,13 @@ def causal_dropout(
 
 
 def _packed(
+    run: Run,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     dropout_p: float,
     seed: int | None,
+    dropout_origin: tuple[int, int, int] | None,
     scale: float | None,
     return_lse: bool,
     q_offset: int | str | Tensor,
@@ -378,6 +460,7 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
+    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
@@ -393,7 +476,7 @@ def _packed(
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
-    o, lse, *_ = apply(
+    o, lse, *_ = run(
         PACKED.function,
         q,
         k,
@@ -403,6 +486,8 @@ def _packed(
         row_offsets,
         dropout_p,
         seed,
+        first_head,
+        all_heads,
         row_offset,
         scale,
         options,
@@ -427,3 +512,6 @@ class CausalDropout(AttentionModule):
 
     def __init__(self, *, dropout_p: float = 0.0) -> None:
         super().__init__(dropout_p=dropout_p)
+
+
+give_backward(causal_dropout, _call)

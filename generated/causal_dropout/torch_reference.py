@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_reference.py.jinja
-# hash: a0040f1643259bd1
+# hash: 9dc67032806e00f9
 """`causal_dropout` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -24,6 +24,8 @@ def reference(
     *,
     dropout_p: float = 0.0,
     seed: int = 0,
+    first_head: int = 0,
+    all_heads: int = 0,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -72,7 +74,8 @@ def reference(
         finite = torch.where(keyless, 0.0, lse)
         probs = torch.exp(score - finite[..., None])
         if dropout_p > 0:
-            probs = dropout(probs, dropout_p, seed, first_batch)
+            all_heads = all_heads or q.shape[1]
+            probs = dropout(probs, dropout_p, seed, row_offset, first_head + first_batch * all_heads, all_heads)
         o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -86,6 +89,8 @@ def packed_reference(
     *,
     dropout_p: float = 0.0,
     seed: int = 0,
+    first_head: int = 0,
+    all_heads: int = 0,
     scale: float | None = None,
     return_lse: bool = False,
     q_offset: int | str | Tensor = 0,
@@ -102,6 +107,8 @@ def packed_reference(
             v[None, sequence.kv_rows],
             dropout_p=dropout_p,
             seed=seed,
+            first_head=first_head,
+            all_heads=all_heads,
             scale=scale,
             layout="bshd",
             return_lse=True,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/work.py.jinja
-# hash: 02f0664f9fa77aff
+# hash: 419d3a4cbaceb252
 """Which keys a block of queries visits under `causal_dropout`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -23,4 +23,6 @@ WORK = VariantWork(
     ranges=_ranges,
     dropout=True,
     by_row=True,
+    shift_invariant=True,
+    looks_back=True,
 )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/work.py.jinja
-# hash: 72dc963060dd4e7f
+# hash: 259504fb5cfa971e
 """Which keys a block of queries visits under `chunked`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -33,4 +33,5 @@ WORK = VariantWork(
     tensors={},
     may_visit=_may_visit,
     needs=("size",),
+    looks_back=True,
 )

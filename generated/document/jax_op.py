@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: 8c4be9968dda3709
+# hash: f3bd891e45b9f13b
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -14,6 +14,7 @@ from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
+from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax.paged import (
     CacheArguments,
@@ -312,8 +313,56 @@ def document(
         return (o, lse) if return_lse else o
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
-    sequences = SequenceArguments(
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        doc,
+        scale,
+        layout,
         0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    doc: Array | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,
@@ -343,5 +392,7 @@ def document(
             ),
         }
 
-    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
-    return (o, lse) if return_lse else o
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(document, _call)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/work.py.jinja
-# hash: 80658db442b90e4c
+# hash: 472c01c07c66efb4
 """Which keys a block of queries visits under `document`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -34,4 +34,6 @@ WORK = VariantWork(
     may_visit=_may_visit,
     needs=("doc",),
     by_row=True,
+    shift_invariant=True,
+    looks_back=True,
 )

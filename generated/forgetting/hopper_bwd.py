@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 14a6d4a71d76e81a
+# hash: 70aa78a336f8c43d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and with WITH_DQ to q.
@@ -294,9 +294,9 @@ def consume(
             own_start = start_n + PART * KEYS
             # Through the shared memory of v, whose last reader this was.
             dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-            store_through(dv_start, dv.to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+            store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
             dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-            store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+            store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
             fence_async_shared()
             mbarrier.arrive(v_ring.empty.index(PART), count=1)
             k_lap ^= 1
@@ -647,7 +647,7 @@ def score(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -675,7 +675,6 @@ def accumulate(
     q_offset, ddecay_rows_ptr, dv_ptr = pointers
     stride_dvb, stride_dvh = strides
     q_len, kv_len, num_heads, group_size, batch = numbers
-    DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     LINE: gl.constexpr = gl.SliceLayout(1, sums_layout())
@@ -738,7 +737,7 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1

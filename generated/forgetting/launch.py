@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 289450ad5e4c2276
+# hash: dd1e0957048375b5
 """The launches of `forgetting`, for every framework: which kernels run, and with what."""
 
 from .. import forgetting as kernels
@@ -13,12 +13,24 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
     unit_strides,
 )
 from .._runtime.core.options import CallOptions
+
+
+def fill_decay(backend: Backend, g: Tensor, decay: Tensor) -> None:
+    """Launch the running sum of the log-decay: `[B, Hq, S]`."""
+    batch, num_heads, _ = decay.shape
+    backend.launch(
+        kernels.decay.forgetting_decay_cumsum,
+        (batch * num_heads,),
+        (g, decay, *g.stride(), g.shape[1], num_heads),
+        BLOCK=1024,
+    )
 
 
 def forward(
@@ -44,12 +56,7 @@ def forward(
         return o, lse, decay
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = map(backend.aligned, (q, k, v))
-    backend.launch(
-        kernels.decay.forgetting_decay_cumsum,
-        (batch * num_heads,),
-        (g, decay, *g.stride(), g.shape[1], num_heads),
-        BLOCK=1024,
-    )
+    fill_decay(backend, g, decay)
     programs = cdiv(q_len, tile.block_m) * num_heads * batch
     arguments = (
         (q, k, v, decay, q_offset, o, lse),
@@ -106,8 +113,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     ddecay_rows = q.new_zeros((batch, num_heads, q_len), dtype=backend.FP32)
     ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=backend.FP32)
     dg = g.new_empty(g.shape)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/work.py.jinja
-# hash: e7cba23c34f9e85b
+# hash: 17380a224cd3563d
 """Which keys a block of queries visits under `forgetting`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,4 +22,6 @@ WORK = VariantWork(
     tensors={"g": ("b", "kv_idx", "h")},
     ranges=_ranges,
     by_row=True,
+    shift_invariant=True,
+    looks_back=True,
 )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 67db0b6b1354d066
+# hash: a0d0133b9b0b6fab
 """The launches of `full`, for every framework: which kernels run, and with what."""
 
 from .. import full as kernels
@@ -13,6 +13,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -80,8 +81,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     if dq.numel() > 0 and not fused:
         backend.launch(

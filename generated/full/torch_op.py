@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_op.py.jinja
-# hash: 7a7310399c7b7daf
+# hash: 56f4b020e76240c1
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, split_call, splits_keys
 from .._runtime.torch.module import AttentionModule
@@ -303,10 +304,59 @@ def full(
         k_scale,
         v_scale,
     )
-    q_offset = 0 if q_offset is None else q_offset
+    return _call(
+        apply,
+        q,
+        k,
+        v,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        splits,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
+            run,
             q,
             k,
             v,
@@ -327,7 +377,7 @@ def full(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
     by_query = False
-    if splits_keys(NAME, q, k, v, (), beside, schedule, splits, by_query=by_query):
+    if run is apply and splits_keys(NAME, q, k, v, (), beside, schedule, splits, by_query=by_query):
         call_options(NAME, None, None, deterministic)
         o, lse = _split(
             q,
@@ -361,11 +411,11 @@ def full(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(DENSE.function, q, k, v, scale, options)
+        o, lse, *_ = run(DENSE.function, q, k, v, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
-        o, lse, *_ = apply(
+        o, lse, *_ = run(
             SEGMENTED.function, q, k, v, q_segment_ids, kv_segment_ids, padding_id, scale, options, block_tables
         )
     o = o.to(dtype)
@@ -375,6 +425,7 @@ def full(
 
 
 def _packed(
+    run: Run,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -406,7 +457,7 @@ def _packed(
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
-    o, lse, *_ = apply(PACKED.function, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, options, block_tables)
+    o, lse, *_ = run(PACKED.function, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, options, block_tables)
     o = o.to(dtype)
     return (o, lse) if return_lse else o
 
@@ -484,3 +535,6 @@ class Full(AttentionModule):
 
     def __init__(self) -> None:
         super().__init__()
+
+
+give_backward(full, _call)

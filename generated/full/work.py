@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/work.py.jinja
-# hash: 46fbba244e7f176c
+# hash: 1e9bf5969d89a486
 """Which keys a block of queries visits under `full`: for plans of calls over several GPUs."""
 
 from .._runtime.core.work import VariantWork
@@ -10,4 +10,5 @@ from .._runtime.core.work import VariantWork
 WORK = VariantWork(
     op="full",
     tensors={},
+    shift_invariant=True,
 )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_op.py.jinja
-# hash: 0b861f8f4d0c35b5
+# hash: 8b5fe4c523855470
 """`gemma2_local` for JAX. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118,
 table 1)."""
 
@@ -12,6 +12,7 @@ from .. import gemma2_local as dense
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax.paged import (
     CacheArguments,
@@ -261,8 +262,54 @@ def gemma2_local(
         return (o, lse) if return_lse else o
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
-    sequences = SequenceArguments(
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        scale,
+        layout,
         0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,
@@ -275,5 +322,7 @@ def gemma2_local(
     options = checked_options(NAME, config, family, deterministic)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
-    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
-    return (o, lse) if return_lse else o
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(gemma2_local, _call)

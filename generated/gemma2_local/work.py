@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/work.py.jinja
-# hash: 760e3fd545f301c5
+# hash: fb01240fbb262362
 """Which keys a block of queries visits under `gemma2_local`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,4 +21,6 @@ WORK = VariantWork(
     op="gemma2_local",
     tensors={},
     ranges=_ranges,
+    shift_invariant=True,
+    looks_back=True,
 )

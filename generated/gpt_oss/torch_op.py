@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_op.py.jinja
-# hash: b0a1cd36d74d2431
+# hash: 95d314148deb05c1
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -17,6 +17,7 @@ from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
 from .._runtime.torch.module import AttentionModule
@@ -372,10 +373,61 @@ def gpt_oss(
         k_scale,
         v_scale,
     )
-    q_offset = 0 if q_offset is None else q_offset
+    return _call(
+        apply,
+        q,
+        k,
+        v,
+        sink,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        splits,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
+            run,
             q,
             k,
             v,
@@ -397,7 +449,7 @@ def gpt_oss(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
     by_query = False
-    if splits_keys(NAME, q, k, v, (sink,), beside, schedule, splits, by_query=by_query):
+    if run is apply and splits_keys(NAME, q, k, v, (sink,), beside, schedule, splits, by_query=by_query):
         call_options(NAME, None, None, deterministic)
         o, lse = _split(
             q,
@@ -434,11 +486,11 @@ def gpt_oss(
     q, k, v = interpreter_dtype(q, k, v)
     sink = sink.float().contiguous()
     if tokens is None:
-        o, lse, *_ = apply(DENSE.function, q, k, v, sink, row_offsets, row_offset, scale, options)
+        o, lse, *_ = run(DENSE.function, q, k, v, sink, row_offsets, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
-        o, lse, *_ = apply(
+        o, lse, *_ = run(
             SEGMENTED.function,
             q,
             k,
@@ -462,6 +514,7 @@ def gpt_oss(
 
 
 def _packed(
+    run: Run,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -496,7 +549,7 @@ def _packed(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     sink = sink.float().contiguous()
-    o, lse, *_ = apply(
+    o, lse, *_ = run(
         PACKED.function,
         q,
         k,
@@ -614,3 +667,6 @@ class GptOss(AttentionModule):
     def reset_parameters(self) -> None:
         """Fill the parameters with what they hold at first."""
         self.sink.zero_()
+
+
+give_backward(gpt_oss, _call)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/work.py.jinja
-# hash: 6037b144e73af6e1
+# hash: 23a4e60048bb6fe0
 """Which keys a block of queries visits under `gpt_oss`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,4 +21,6 @@ WORK = VariantWork(
     op="gpt_oss",
     tensors={"sink": ("h",)},
     ranges=_ranges,
+    shift_invariant=True,
+    looks_back=True,
 )

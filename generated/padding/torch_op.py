@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_op.py.jinja
-# hash: 40fcd1e368e566ca
+# hash: 8291d910810ab0fe
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -13,6 +13,7 @@ from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
 from .._runtime.torch.module import AttentionModule
@@ -334,10 +335,61 @@ def padding(
         k_scale,
         v_scale,
     )
-    q_offset = 0 if q_offset is None else q_offset
+    return _call(
+        apply,
+        q,
+        k,
+        v,
+        length,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        splits,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    length: Tensor | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
+            run,
             q,
             k,
             v,
@@ -359,7 +411,7 @@ def padding(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
     by_query = False
-    if splits_keys(NAME, q, k, v, (length,), beside, schedule, splits, by_query=by_query):
+    if run is apply and splits_keys(NAME, q, k, v, (length,), beside, schedule, splits, by_query=by_query):
         call_options(NAME, None, None, deterministic)
         o, lse = _split(
             q,
@@ -395,11 +447,11 @@ def padding(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(DENSE.function, q, k, v, length, scale, options)
+        o, lse, *_ = run(DENSE.function, q, k, v, length, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
-        o, lse, *_ = apply(
+        o, lse, *_ = run(
             SEGMENTED.function,
             q,
             k,
@@ -420,6 +472,7 @@ def padding(
 
 
 def _packed(
+    run: Run,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -453,7 +506,7 @@ def _packed(
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
-    o, lse, *_ = apply(PACKED.function, q, k, v, length, cu_seqlens_q, cu_seqlens_k, scale, options, block_tables)
+    o, lse, *_ = run(PACKED.function, q, k, v, length, cu_seqlens_q, cu_seqlens_k, scale, options, block_tables)
     o = o.to(dtype)
     return (o, lse) if return_lse else o
 
@@ -538,3 +591,6 @@ class Padding(AttentionModule):
 
     def __init__(self) -> None:
         super().__init__()
+
+
+give_backward(padding, _call)

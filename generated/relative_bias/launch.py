@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 80419627f93e91e2
+# hash: 55c0cf54dff955d3
 """The launches of `relative_bias`, for every framework: which kernels run, and with what."""
 
 from .. import relative_bias as kernels
@@ -13,6 +13,7 @@ from .._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -98,8 +99,7 @@ def backward(
     tiles = tiles_of(backend, "relative_bias", "dense", q, v, options)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/work.py.jinja
-# hash: 0c54c5b246d63e83
+# hash: 03adced06ceb0ad4
 """Which keys a block of queries visits under `relative_bias`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,4 +22,6 @@ WORK = VariantWork(
     op="relative_bias",
     tensors={"bias": ("h", "distances")},
     ranges=_ranges,
+    shift_invariant=True,
+    looks_back=True,
 )

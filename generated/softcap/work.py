@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/work.py.jinja
-# hash: de82d45471d4b0bd
+# hash: 4d945f7893d3217e
 """Which keys a block of queries visits under `softcap`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,4 +21,6 @@ WORK = VariantWork(
     op="softcap",
     tensors={},
     ranges=_ranges,
+    shift_invariant=True,
+    looks_back=True,
 )

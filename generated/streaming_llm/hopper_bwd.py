@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: b0e986bcb55bbde2
+# hash: 71c4df231e09f0c2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -250,9 +250,9 @@ def consume(
         own_start = start_n + PART * KEYS
         # Through the shared memory of v, whose last reader this was.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_through(dv_start, dv.to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
@@ -491,7 +491,7 @@ def score(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
 
 
@@ -517,7 +517,6 @@ def accumulate(
     q_offset, dv_ptr = pointers
     stride_dvb, stride_dvh = strides
     size, sinks, q_len, kv_len, num_heads, group_size, batch = numbers
-    DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
@@ -557,7 +556,7 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
 
 

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_op.py.jinja
-# hash: 0abdddb8d7740b30
+# hash: b9852bfcd66e8516
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -13,6 +13,7 @@ from .. import streaming_llm as dense
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax.paged import (
     CacheArguments,
@@ -290,8 +291,58 @@ def streaming_llm(
         return (o, lse) if return_lse else o
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
-    sequences = SequenceArguments(
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        size,
+        sinks,
+        scale,
+        layout,
         0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    size: int | Array | None,
+    sinks: int | Array | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,
@@ -308,5 +359,7 @@ def streaming_llm(
         "sinks": check_int(NAME, "sinks", sinks, minimum=0),
     }
 
-    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
-    return (o, lse) if return_lse else o
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(streaming_llm, _call)

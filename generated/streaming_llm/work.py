@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/work.py.jinja
-# hash: 3d8387ed349004a6
+# hash: 42ee6ae16eff7097
 """Which keys a block of queries visits under `streaming_llm`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -26,4 +26,5 @@ WORK = VariantWork(
     tensors={},
     ranges=_ranges,
     needs=("sinks", "size"),
+    looks_back=True,
 )

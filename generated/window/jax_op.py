@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_op.py.jinja
-# hash: 02e8a9595b3cf7d3
+# hash: 1f102c85acf5444b
 """`window` for JAX. Causal with a window of `size` keys, the query's own included (Mistral 7B, arXiv:2310.06825)."""
 
 from jax import Array
@@ -11,6 +11,7 @@ from .. import window as dense
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
 from .._runtime.jax.paged import (
     CacheArguments,
@@ -279,8 +280,56 @@ def window(
         return (o, lse) if return_lse else o
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
-    sequences = SequenceArguments(
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        size,
+        scale,
+        layout,
         0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    size: int | Array | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
         q_segment_ids,
@@ -296,5 +345,7 @@ def window(
         "size": check_int(NAME, "size", size, minimum=1),
     }
 
-    o, lse = attention(DENSE, PACKED, SEGMENTED, arguments, schedule)
-    return (o, lse) if return_lse else o
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(window, _call)

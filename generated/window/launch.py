@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 15ed0fe6d1747b05
+# hash: 44dd399ce0fc3ada
 """The launches of `window`, for every framework: which kernels run, and with what."""
 
 from .. import window as kernels
@@ -13,6 +13,7 @@ from .._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     strides,
     tile_constants,
     tiles_of,
@@ -95,8 +96,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}

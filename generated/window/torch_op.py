@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_op.py.jinja
-# hash: b52e306f9709e840
+# hash: 431c3732b59aa40c
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -14,6 +14,7 @@ from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, split_call, splits_keys
 from .._runtime.torch.module import AttentionModule
@@ -361,10 +362,61 @@ def window(
         k_scale,
         v_scale,
     )
-    q_offset = 0 if q_offset is None else q_offset
+    return _call(
+        apply,
+        q,
+        k,
+        v,
+        size,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        splits,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: int | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
+            run,
             q,
             k,
             v,
@@ -386,7 +438,7 @@ def window(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
     by_query = False
-    if splits_keys(NAME, q, k, v, (size,), beside, schedule, splits, by_query=by_query):
+    if run is apply and splits_keys(NAME, q, k, v, (size,), beside, schedule, splits, by_query=by_query):
         call_options(NAME, None, None, deterministic)
         o, lse = _split(
             q,
@@ -422,11 +474,11 @@ def window(
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
-        o, lse, *_ = apply(DENSE.function, q, k, v, row_offsets, size, row_offset, scale, options)
+        o, lse, *_ = run(DENSE.function, q, k, v, row_offsets, size, row_offset, scale, options)
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
         padding_id = int(padding_id)
-        o, lse, *_ = apply(
+        o, lse, *_ = run(
             SEGMENTED.function,
             q,
             k,
@@ -450,6 +502,7 @@ def window(
 
 
 def _packed(
+    run: Run,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -483,7 +536,7 @@ def _packed(
         options = options.plainly()
     q, scale = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
-    o, lse, *_ = apply(
+    o, lse, *_ = run(
         PACKED.function,
         q,
         k,
@@ -583,3 +636,6 @@ class Window(AttentionModule):
 
     def __init__(self, *, size: int | None = None) -> None:
         super().__init__(scalars={"size": size})
+
+
+give_backward(window, _call)

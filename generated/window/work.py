@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/work.py.jinja
-# hash: e190178a7b5f7d9e
+# hash: 8bed631e09d65437
 """Which keys a block of queries visits under `window`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,4 +22,6 @@ WORK = VariantWork(
     tensors={},
     ranges=_ranges,
     needs=("size",),
+    shift_invariant=True,
+    looks_back=True,
 )

@@ -203,6 +203,22 @@ def check_seed(op: str, seed: object) -> int:
     return seed
 
 
+def dropout_heads(op: str, origin: Any, heads: int) -> tuple[Any, Any]:
+    """The number of a call's first head over all batch rows of the whole call that `dropout_origin` tells of, and how
+    many heads that has. Its elements may also be arrays, which nothing is known of."""
+    if origin is None:
+        return 0, heads
+    if not isinstance(origin, tuple) or len(origin) != 3:
+        fail(op, "dropout_origin", "None or (batch row, head, heads)", repr(origin))
+    known = [x for x in origin if not hasattr(x, "dtype")]
+    if any(isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < INT_LIMIT for x in known):
+        fail(op, "dropout_origin", "(batch row, head, heads), integers from 0 on", repr(origin))
+    batch_row, head, all_heads = origin
+    if len(known) == 3 and head + heads > all_heads:
+        fail(op, "dropout_origin", f"a head and heads with room for q's {heads}", repr(origin))
+    return batch_row * all_heads + head, all_heads
+
+
 def keep_numbers(dropout_p: float) -> tuple[int, float]:
     """The least 32-bit random word that keeps a probability, and the factor that leaves the mean as it was.
 

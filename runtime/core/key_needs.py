@@ -33,7 +33,7 @@ def needs_of(
         exact: None as well for a mask that reads tensors, whose elements a call would have to compare with the plan's.
     """
     by_head = any(work.axes(name, "h", "hkv") for name in work.needs)
-    if by_head or not work.by_heads or any(own.get(name) is None for name in work.needs):
+    if by_head or not work.by_heads or work.by_batch or any(own.get(name) is None for name in work.needs):
         return None
     arguments = tuple((name, value_of(own[name])) for name in sorted(work.needs))
     if exact and any(isinstance(value, str) for _, value in arguments):

@@ -32,7 +32,7 @@ class Backend(Protocol):
     def aligned(self, x: Tensor) -> Tensor: ...
     def begin_alike(self, x: Tensor, y: Tensor) -> bool: ...
     def has_even_rows(self, x: Tensor) -> bool: ...
-    def empty_like_layout(self, x: Tensor, last: int) -> Tensor: ...
+    def empty_like_layout(self, x: Tensor, last: int, dtype: Any = None) -> Tensor: ...
     def call_tiles(self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles: ...
     def multiprocessors(self, x: Tensor) -> int: ...
     def is_nvidia(self, x: Tensor) -> bool: ...
@@ -86,6 +86,18 @@ def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], 
             made[blocks] = make(tile, by_keys)
         tables += made[blocks]
     return tables
+
+
+def empty_gradients(
+    backend: Backend, q: Tensor, k: Tensor, v: Tensor, options: CallOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty dq, dk and dv, in the layouts and dtypes of q, k and v, or in float32 where the call asks for that."""
+    is_wide = (options.wide_queries, options.wide_keys, options.wide_keys)
+    dq, dk, dv = (
+        backend.empty_like_layout(x, x.shape[3], backend.FP32 if wide else None)
+        for x, wide in zip((q, k, v), is_wide, strict=True)
+    )
+    return dq, dk, dv
 
 
 def gradient_sizes(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from .checks import LAYOUTS, PACKED, fail
 from .costs import repeats_of_keys
+from .ring_steps import check_ring
 from .shards import Layout
 from .work import VariantWork
 
@@ -68,12 +69,18 @@ def check_call(work: VariantWork, layout: Layout, known: Sequence[str], given: M
     heads = given["q"].shape[head], given["k"].shape[head]
     if heads[1] == 0 or heads[0] % heads[1]:
         fail(op, "q", f"a head count that is a multiple of k's {heads[1]}", heads[0])
-    if layout.strategy == "heads" and not (work.by_heads and repeats_of_keys(heads, layout.ranks)):
+    sharing = layout.ranks if layout.strategy == "heads" else layout.inner
+    if sharing > 1 and not (work.by_heads and repeats_of_keys(heads, sharing)):
         why = f"{heads[0]} query and {heads[1]} key heads" if work.by_heads else "a mask or score that counts heads"
-        fail(op, "q", f"heads that split over {layout.ranks} ranks, or a layout with strategy='gather'", why)
+        fail(op, "q", f"heads that split over {sharing} ranks, or a layout with strategy='gather'", why)
+    if layout.strategy == "ring":
+        check_ring(work, is_packed=form == PACKED)
     if given.get("dropout_p") and layout.ranks > 1:
-        expected = "0 over several ranks: which probabilities are dropped depends on the rows of the whole call"
-        fail(op, "dropout_p", expected, given["dropout_p"])
+        if layout.strategy == "ring":
+            expected = "0 under strategy='ring', whose calls count keys from other ones than the whole call"
+            fail(op, "dropout_p", expected, given["dropout_p"])
+        if given.get("seed") is None:
+            fail(op, "seed", "a seed over several ranks, the same on each", None)
     _check_tokens(work, layout, given, is_packed=form == PACKED)
 
 

@@ -54,6 +54,8 @@ class Layout:
             from `seq` on are padding.
         strategy: "heads": each rank computes some heads of all rows. "gather": each rank computes its own rows and
             gathers the keys of all. "exchange": the same, but it gets only those keys that its rows may attend to.
+            "ring": keys go from rank to rank, and none has them all. "2d": nodes of ranks, each with rows of its own,
+            that gather or exchange keys; the ranks of a node compute some heads each.
         head_groups: key heads are gathered in so many groups, each while the one before it is computed.
         imbalance: by how much the work of the slowest rank exceeds the mean: 0.01 is 1 %.
         bytes_moved: bytes that a rank receives in one forward and backward of one batch row.
@@ -65,6 +67,7 @@ class Layout:
         needs: the keys that each rank needs under "exchange", for each mask of the plan.
         cu_seqlens: where packed sequences begin, or None.
         segment_ids: ids of documents in dense rows, int `[S]` or `[B, S]`, or None.
+        nodes: under "2d" the layout of the rows over the nodes.
     """
 
     ranks: int
@@ -84,11 +87,17 @@ class Layout:
     cu_seqlens: tuple[int, ...] | None = None
     segment_ids: Array | None = field(default=None, compare=False, repr=False)
     segments_digest: str = ""
+    nodes: "Layout | None" = None
 
     @property
     def local(self) -> int:
         """Rows of one rank, padding included."""
         return sum(length for _, length in self.chunks[0])
+
+    @property
+    def inner(self) -> int:
+        """How many ranks share the rows of a node."""
+        return 1 if self.nodes is None else self.ranks // self.nodes.ranks
 
     @property
     def padded(self) -> int:
@@ -122,6 +131,13 @@ class Layout:
         bounds = np.asarray(self.cu_seqlens)
         starts: Array = bounds[np.searchsorted(bounds, rows, side="right") - 1]
         return rows - starts
+
+    @cached_property
+    def sequence_numbers(self) -> Array:
+        """Which packed sequence each row is in, int64 `[seq]`."""
+        assert self.cu_seqlens is not None
+        found: Array = np.searchsorted(np.asarray(self.cu_seqlens), np.arange(self.seq), side="right") - 1
+        return found
 
     def runs(self, rank: int) -> list[Chunk]:
         """The rows of a rank that are no padding, adjacent chunks joined."""
@@ -358,6 +374,11 @@ def check_segments(segment_ids: Any, seq: int) -> Array:
     if found.ndim not in (1, 2) or found.shape[-1] != seq or not np.issubdtype(found.dtype, np.integer):
         fail("plan", "segment_ids", f"integers [{seq}] or [B, {seq}]", f"{found.dtype} {list(found.shape)}")
     return found
+
+
+def rows_ahead(layout: Layout, begin: int) -> int:
+    """How many rows ahead of a chunk a call with dropout begins: it counts rows from multiples of 16 on."""
+    return int(layout.row_positions[begin]) % 16 if begin < layout.seq else 0
 
 
 def sequences_of(layout: Layout, begin: int, length: int) -> tuple[Sequence[int], Sequence[int]]:

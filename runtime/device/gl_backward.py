@@ -237,7 +237,8 @@ def begin_columns(ds, ones, sums):
 
 @gluon.jit
 def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Write `tile` to the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges."""
+    """Write `tile` to the rows from `start` on of a `[length, COLS]` matrix, nothing beyond its edges, in its dtype."""
+    tile = tile.to(ptr.dtype.element_ty)
     row = start + gl.arange(0, tile.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     col = gl.arange(0, tile.shape[1], layout=gl.SliceLayout(0, LAYOUT))
     ptrs = ptr + (row.to(gl.int64) * stride_row)[:, None] + col[None, :]
@@ -246,11 +247,12 @@ def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT:
 
 @gluon.jit
 def store_through(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr):
-    """`store_tile` in the layout of stores, converted through the tile `shared` if that has the room."""
+    """`store_tile` in the layout of stores, converted through the tile `shared` if that has the room and the dtype."""
+    DTYPE: gl.constexpr = ptr.dtype.element_ty
     SUMS: gl.constexpr = product_layout(tile.shape[1])
-    FITS: gl.constexpr = shared.shape[1] == tile.shape[1]
+    FITS: gl.constexpr = shared.shape[1] == tile.shape[1] and shared.dtype == DTYPE
     LAYOUT: gl.constexpr = store_layout(tile.shape[1]) if FITS else SUMS
     if FITS:
-        shared.store(tile)
+        shared.store(tile.to(DTYPE))
         tile = shared.load(LAYOUT)
     store_tile(ptr, tile, start, length, stride_row, COLS, LAYOUT)

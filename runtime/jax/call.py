@@ -30,7 +30,7 @@ from .support import (
     query_offset,
 )
 
-__all__ = ["Arguments", "Kernels", "attention", "schedule_of"]
+__all__ = ["Arguments", "Kernels", "attention", "prepared", "schedule_of"]
 
 
 @dataclass(kw_only=True)
@@ -160,13 +160,12 @@ def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]
     return call, list(operands.values())
 
 
-def attention(
+def prepared(
     dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
-) -> tuple[jax.Array, jax.Array]:
-    """o and lse of a call, in the layout and dtype of q."""
+) -> tuple[Kernels, Call, list[jax.Array]]:
+    """The kernels of a call, what is static of it, and its arrays."""
     kernels = _kernels(dense, packed, segmented, arguments)
-    dtype = arguments.q.dtype
-    if INTERPRET and dtype == jnp.bfloat16:
+    if INTERPRET and arguments.q.dtype == jnp.bfloat16:
         # Triton's interpreter computes bfloat16 wrongly.
         q, k, v = (x.astype(jnp.float32) for x in arguments.arrays)
         arguments.arrays = (q, k, v)
@@ -176,8 +175,21 @@ def attention(
         tables = _checked_tables(kernels, arguments, schedule, call, arrays)
         call = replace(call, operands=(*call.operands, *(f"table_{i}" for i in range(len(tables)))))
         arrays += tables
-    if arguments.packed and 0 in (arguments.q.shape[0], arguments.k.shape[0]):
-        # Where there is no key or no query at all, there is nothing for kernels to read.
+    return kernels, call, arrays
+
+
+def is_empty(arguments: Arguments) -> bool:
+    """Whether there is no key or no query at all, and so nothing for kernels to read."""
+    return arguments.packed and 0 in (arguments.q.shape[0], arguments.k.shape[0])
+
+
+def attention(
+    dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
+) -> tuple[jax.Array, jax.Array]:
+    """o and lse of a call, in the layout and dtype of q."""
+    dtype = arguments.q.dtype
+    kernels, call, arrays = prepared(dense, packed, segmented, arguments, schedule)
+    if is_empty(arguments):
         o, lse, *_ = Forward(kernels).plain(call, arrays)
         return o.astype(dtype), lse
     order = _order(kernels, arguments)

@@ -11,6 +11,7 @@ import numpy as np
 from ..core.key_needs import routes
 from ..core.shards import KeyNeeds, Layout
 from ..core.work import Array
+from .wide_keys import widened
 
 Shift = tuple[list[tuple[int, int]], Array, Array]
 """Pairs (from, to) of devices; for each device the rows that it sends, of its own, and the rows of the sequence that it
@@ -42,27 +43,37 @@ def _own(layout: Layout, name: str) -> jax.Array:
     return jnp.asarray(order, jnp.int32)[jax.lax.axis_index(name)]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
-def needed_rows(layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, x: jax.Array) -> Sequence[jax.Array]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4, 5))
+def needed_rows(
+    layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, wire: Any, x: jax.Array
+) -> Sequence[jax.Array]:
     """Keys or values in order, once for each use: `axis` has `seq` rows, 0 where this device needs none of them.
 
-    Their gradients are added up in float32 and sent back.
+    They are sent in the dtype `wire`, and `widened`. Their gradients are added up in float32 and sent back.
     """
+    x = x.astype(wire)
     at, rows = jax.lax.axis_index(name), jnp.moveaxis(x, axis, 0)
     whole = jnp.zeros((layout.seq, *rows.shape[1:]), x.dtype).at[_own(layout, name)].set(rows, mode="drop")
     for pairs, send, receive in _shifts(layout, needs):
         part = jnp.take(rows, jnp.asarray(send)[at], axis=0, mode="clip")
         got = jax.lax.ppermute(part, name, pairs)
         whole = whole.at[jnp.asarray(receive)[at]].set(got, mode="drop")
-    return (jnp.moveaxis(whole, 0, axis),) * uses
+    return (widened(jnp.moveaxis(whole, 0, axis)),) * uses
 
 
-def _forward(layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, x: jax.Array) -> Any:
-    return needed_rows(layout, needs, name, axis, uses, x), None
+def _forward(layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, wire: Any, x: jax.Array) -> Any:
+    return needed_rows(layout, needs, name, axis, uses, wire, x), jnp.zeros((), x.dtype)
 
 
 def _backward(
-    layout: Layout, needs: KeyNeeds, name: str, axis: int, _uses: int, _: None, given: Sequence[jax.Array]
+    layout: Layout,
+    needs: KeyNeeds,
+    name: str,
+    axis: int,
+    _uses: int,
+    _wire: Any,
+    like: jax.Array,
+    given: Sequence[jax.Array],
 ) -> Any:
     at, total = jax.lax.axis_index(name), given[0].astype(jnp.float32)
     for x in given[1:]:
@@ -73,7 +84,7 @@ def _backward(
         part = jnp.take(total, jnp.asarray(receive)[at], axis=0, mode="fill", fill_value=0)
         got = jax.lax.ppermute(part, name, [(j, i) for i, j in pairs])
         found = found.at[jnp.asarray(send)[at]].add(got, mode="drop")
-    return (jnp.moveaxis(found, 0, axis).astype(given[0].dtype),)
+    return (jnp.moveaxis(found, 0, axis).astype(like.dtype),)
 
 
 needed_rows.defvjp(_forward, _backward)

@@ -24,7 +24,7 @@ from ..core.configs import INTERPRETER
 from ..core.settings import require_triton
 from .batching import batched
 from .kernels import INTERPRET, compiling_for, device_arch
-from .passes import Backward, Call, Forward, Kernels
+from .passes import Backward, Call, Decay, Forward, Kernels
 from .sharding import partitioned
 
 RESIDUALS = "attention_outputs"
@@ -39,6 +39,11 @@ def _forward_of(kernels: Kernels) -> Primitive:
 @cache
 def _backward_of(kernels: Kernels) -> Primitive:
     return attention_primitive(f"{kernels.name}_bwd", Backward(kernels))
+
+
+@cache
+def _decay_of(kernels: Kernels) -> Primitive:
+    return attention_primitive(f"{kernels.name}_decay", Decay(kernels))
 
 
 def attention_primitive(name: str, direction: Forward | Backward) -> Primitive:
@@ -183,13 +188,45 @@ def _attend_backward(kernels: Kernels, call: Call, residuals: Any, cotangents: A
     arrays, o, lse, decay, wanted = residuals
     do, dlse = cotangents
     do = jnp.zeros(o.shape, o.dtype) if isinstance(do, SymbolicZero) else do
-    further = {**({"decay": decay[0]} if decay else {}), "o": o, "lse": lse, "do": do}
-    if not isinstance(dlse, SymbolicZero):
-        further["dlse"] = dlse
-    own = replace(call, operands=(*call.operands, *further), wanted=wanted.names)
-    found = _backward_of(kernels).bind(*varying_alike((*arrays, *further.values())), call=own)
-    gradients = dict(zip(("q", "k", "v", *wanted.names), found, strict=True))
+    dlse = None if isinstance(dlse, SymbolicZero) else dlse
+    gradients = _gradients(kernels, call, arrays, (o, lse, *decay), do, dlse, wanted.names)
     return (tuple(gradients.get(name) for name in call.operands),)
+
+
+def _gradients(
+    kernels: Kernels,
+    call: Call,
+    arrays: Sequence[jax.Array],
+    results: Sequence[jax.Array],
+    do: jax.Array,
+    dlse: jax.Array | None,
+    wanted: tuple[str, ...],
+) -> dict[str, jax.Array]:
+    """The gradients of q, k, v and the wanted operands by name. `results` are those of the forward."""
+    o, lse, *decay = results
+    further = {**({"decay": decay[0]} if decay else {}), "o": o, "lse": lse, "do": do}
+    if dlse is not None:
+        further["dlse"] = dlse
+    own = replace(call, operands=(*call.operands, *further), wanted=wanted)
+    found = _backward_of(kernels).bind(*varying_alike((*arrays, *further.values())), call=own)
+    return dict(zip(("q", "k", "v", *wanted), found, strict=True))
+
+
+def gradients_of(
+    kernels: Kernels,
+    call: Call,
+    arrays: Sequence[jax.Array],
+    o: jax.Array,
+    lse: jax.Array,
+    do: jax.Array,
+    dlse: jax.Array | None,
+    wanted: tuple[str, ...],
+) -> dict[str, jax.Array]:
+    """The same of a call whose o and lse are known."""
+    results = [o, lse]
+    if kernels.has_decay:
+        results.append(_decay_of(kernels).bind(*varying_alike(arrays), call=call)[2])
+    return _gradients(kernels, call, arrays, results, do, dlse, wanted)
 
 
 _attend.defvjp(_forward_where_perturbed, _attend_backward, symbolic_zeros=True)

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from ._runtime.core import shards
 from ._runtime.core.checks import PACKED, fail
 from ._runtime.core.costs import Machine
-from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, own_dims
+from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, head_axis, own_dims
 from ._runtime.core.shard_plans import make_layout
 from ._runtime.core.work import work_of
 from ._runtime.jax.parallel import LAYOUT, local_call
@@ -75,13 +75,16 @@ def plan(
 
     Args:
         op: the op whose work is dealt, such as `generated.jax.causal`.
-        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis.
+        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis; or, for nodes and the devices of
+            a node, a pair of numbers or a mesh of two axes.
         seq: rows of the whole sequence; any number.
         heads: query heads and key heads of a device. head_dim: their size.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.
         segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch; calls keep them apart.
         masks: several `(op, its arguments)` that share this layout, in place of `own`.
-        strategy: "heads", "gather", "exchange", or "auto", the fastest by the cost model: `layout.reasons` says why.
+        strategy: "heads", "gather", "exchange", "ring", or "auto", the fastest by the cost model, whose memory the keys
+            of all rows must fit into: `layout.reasons` says why. A mesh of two axes has one, "2d": heads are split
+            inside nodes, and keys gathered or exchanged among them.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, with other
             arguments, with positions, or of a mask that reads arrays gathers all keys.
         balance: "work" deals rows by the blocks that the masks visit, "zigzag" by row numbers alone, "contiguous" not.
@@ -93,9 +96,10 @@ def plan(
     """
     ranks = mesh
     if isinstance(mesh, jax.sharding.Mesh):
-        if len(mesh.axis_names) != 1:
-            fail("plan", "mesh", 'a mesh of one axis, or a number such as mesh.shape["cp"]', f"{dict(mesh.shape)}")
-        ranks = mesh.size
+        if len(mesh.axis_names) > 2:
+            expected = 'a mesh of one axis or two, or a number such as mesh.shape["cp"]'
+            fail("plan", "mesh", expected, f"{dict(mesh.shape)}")
+        ranks = mesh.size if len(mesh.axis_names) == 1 else tuple(mesh.shape.values())
     if masks is not None and own:
         fail("plan", next(iter(own)), "arguments inside masks= where that is given", "one beside it")
     layout = make_layout(
@@ -120,7 +124,7 @@ def context_parallel(
     op: Callable[..., Any],
     layout: Layout,
     *,
-    axis: str = "cp",
+    axis: str | tuple[str, str] = "cp",
     mesh: Any = None,
     spec: Any = None,
 ) -> Callable[..., Any]:
@@ -131,10 +135,11 @@ def context_parallel(
     rows, as a log-decay `g` usually is.
 
     With a mesh it makes the `shard_map`: arrays are whole ones in the order of `layout.shard`. Keywords are those of
-    the op, without `q_offset`, `cu_seqlens_q`, `schedule` and `dropout_p`.
+    the op, without `q_offset`, `cu_seqlens_q` and `schedule`. A `seed` of dropout is the same on every device; what is
+    dropped is what one device would drop.
 
     Args:
-        axis: the axis of the mesh that rows are cut along.
+        axis: the axis of the mesh that rows are cut along; under "2d" the axis of nodes and that of a node's devices.
         mesh: of the devices; its axes are of the type Auto.
         spec: how q, k and v are cut: axes of the mesh for batch rows, rows and heads, `P("dp", "cp", "tp")`, in this
             order whatever the layout of the call; for packed rows those for rows and heads, `P("cp", "tp")`.
@@ -151,6 +156,12 @@ def context_parallel(
         size = jax.lax.axis_size(axis)
         if size != layout.ranks:
             fail(work.op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
+        pair = isinstance(axis, tuple) and len(axis) == 2
+        if pair != (layout.nodes is not None) or (pair and jax.lax.axis_size(axis[1]) != layout.inner):
+            expected = (
+                f"one planned for the axes {axis!r}: a pair, of nodes and of the devices of a node, has strategy='2d'"
+            )
+            fail(work.op, "layout", expected, f"{layout.strategy!r} with nodes of {layout.inner} devices")
         check_call(work, layout, known, given, LAYOUT)
         return local_call(op, work, layout, axis, given)
 
@@ -165,8 +176,13 @@ def context_parallel(
         names = list(arrays)
         specs = tuple(axes.of(work, layout, name, arrays[name]) for name in names)
         out = axes.rows
+
+        def on_part(*local: Any) -> Any:
+            given = dict(zip(names, local, strict=True)) | rest
+            return on_device(**given | axes.origin(given))
+
         mapped = jax.shard_map(
-            lambda *local: on_device(**dict(zip(names, local, strict=True)), **rest),
+            on_part,
             mesh=mesh,
             in_specs=specs,
             out_specs=(out, axes.lse) if keywords.get("return_lse") else out,
@@ -181,7 +197,7 @@ def context_parallel(
 class _Axes:
     """The axes of a mesh that arrays of a call are cut along."""
 
-    def __init__(self, form: str, spec: tuple[Any, ...], axis: str) -> None:
+    def __init__(self, form: str, spec: tuple[Any, ...], axis: str | tuple[str, str]) -> None:
         packed = form == PACKED
         given = (*spec, None, None, None)
         batch, rows, heads = (None, *given[:2]) if packed else given[:3]
@@ -193,6 +209,18 @@ class _Axes:
         self.rows = PartitionSpec(*of_form[form])
         self.lse = PartitionSpec(heads, axis) if packed else PartitionSpec(batch, heads, axis)
         self.tokens = PartitionSpec(batch, axis)
+        self.form = form
+
+    def origin(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Where a device's batch rows and heads are in the whole call, if it drops probabilities."""
+        if not given.get("dropout_p") or self.by_dim["b"] is self.by_dim["h"] is None:
+            return {}
+        q, batch = given["q"], self.by_dim["b"]
+        heads = q.shape[head_axis(self.form)]
+        batch_row, head, all_heads = given.get("dropout_origin") or (0, 0, heads * _size(self.by_dim["h"]))
+        batch_row += 0 if batch is None else jax.lax.axis_index(batch) * q.shape[0]
+        head += 0 if self.by_dim["h"] is None else jax.lax.axis_index(self.by_dim["h"]) * heads
+        return {"dropout_origin": (batch_row, head, all_heads)}
 
     def of(self, work: Any, layout: Layout, name: str, x: Any) -> PartitionSpec:
         """How one argument is cut."""
@@ -208,3 +236,8 @@ class _Axes:
         # Of the variant's own tensors a log-decay is cut by rows, as k is.
         by_dim = self.by_dim | ({"kv_idx": self.axis} if name == "g" else {})
         return PartitionSpec(*(by_dim.get(str(dim)) for dim in dims))
+
+
+def _size(axes: Any) -> int:
+    """How many devices lie along some axes of a mesh."""
+    return 1 if axes is None else int(jax.lax.axis_size(axes))

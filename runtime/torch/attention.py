@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.configs import PASSES, Tiles
-from ..core.launches import gradient_sizes, tiles_of
+from ..core.launches import empty_gradients, gradient_sizes, tiles_of
 from ..core.options import CallOptions
 from . import backend
 from .operators import namespace_of, register_operator
@@ -24,6 +24,8 @@ _TYPES = {
     "padding_id": int,
     "row_offset": int,
     "seed": int,
+    "first_head": int,
+    "all_heads": int,
     "dropout_p": float,
     "scale": float,
     "options": CallOptions,
@@ -136,7 +138,8 @@ class Kernels:
             places = [self.parameters.index(x) if y else None for x, y in zip(trained, wanted, strict=True)]
             forwarded = [named[name] for name in self.parameters]
             results = self.fake_backward(*args)
-            return plain_backward(self._reference, results, named["do"], named["dlse"], places, *forwarded)
+            whole = (named["o"], named["lse"]) if named["options"].wide_keys else None
+            return plain_backward(self._reference, results, named["do"], named["dlse"], places, whole, *forwarded)
         given = self._as_rows(named)
         given["dlse"] = None if given["dlse"] is None else given["dlse"].contiguous()
         dq, dk, dv, *own = self.modules.launch.backward(backend, **given)
@@ -151,6 +154,43 @@ class Kernels:
         row_offset, row_offsets = given.pop("row_offset", 0), given.pop("row_offsets", None)
         read = {name: x for name, x in given.items() if name not in ("options", "block_tables")}
         return self.reference(**read, q_offset=row_offset if row_offsets is None else row_offsets, return_lse=True)
+
+    def gradients_of(
+        self,
+        do: Tensor,
+        dlse: Tensor | None,
+        o: Tensor,
+        lse: Tensor,
+        args: Sequence[Any],
+        *,
+        wanted: Sequence[str],
+        wide_dq: bool,
+    ) -> dict[str, Tensor]:
+        """Gradients of a call whose o and lse are known, by name: those of q, k and v, of which the last two are
+        float32, and the first if `wide_dq`, and the `wanted` ones of its own tensors. `args` are the forward's."""
+        given = dict(zip(self.parameters, args, strict=True))
+        q, options = given["q"], given["options"].widely(queries=wide_dq)
+        given |= {"options": options, "o": o.to(q.dtype), "lse": lse.contiguous(), "do": do.to(q.dtype), "dlse": dlse}
+        if "decay" in self.results:
+            given["decay"] = self._decay(given, args)
+        given |= {flag: name in wanted for name, flag in self.flags.items()}
+        run = self.backward if launches_directly(q) else self.backward_op
+        found = run(*(given[name] for name in self.backward_parameters))
+        names = ("q", "k", "v", *self.gradients)
+        return {name: x for name, x in zip(names, found, strict=True) if name in ("q", "k", "v", *wanted)}
+
+    def _decay(self, given: Mapping[str, Any], args: Sequence[Any]) -> Tensor:
+        """The running sum of a log-decay, as the forward computes it."""
+        q = given["q"]
+        if not launches_directly(q):
+            found: Tensor = self.forward_op(*args)[2]
+            return found
+        rows = self._as_rows({"q": q})["q"]
+        decay: Tensor = q.new_empty((*rows.shape[:2], given["g"].shape[0 if self.mode == "packed" else 1]), dtype=FP32)
+        if not given["options"].plain and decay.numel() > 0:
+            sequences = (given["cu_seqlens_k"],) if self.mode == "packed" else ()
+            self.modules.launch.fill_decay(backend, given["g"], *sequences, decay)
+        return decay
 
     # ----------------------------------------------------------------------------------------------- what a trace sees
 
@@ -167,13 +207,13 @@ class Kernels:
     def fake_backward(self, *args: Any) -> tuple[Tensor, ...]:
         """What the backward returns, without values."""
         given = self._as_rows(dict(zip(self.backward_parameters, args, strict=True)))
-        inputs = (given["q"], given["k"], given["v"])
         own = []
         for name in self.gradients:
             x = given[name]
             flag = self.flags.get(name)
             own.append(torch.empty_like(x) if flag is None else x.new_empty(x.shape if given[flag] else (0,)))
-        return (*self._of_rows(*(empty_like_layout(x, x.shape[3]) for x in inputs)), *own)
+        inputs = (given["q"], given["k"], given["v"])
+        return (*self._of_rows(*empty_gradients(backend, *inputs, given["options"])), *own)
 
 
 NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
@@ -193,6 +233,11 @@ class _Registry:
 
 
 _KERNELS = _Registry()
+
+
+def kernels_of(function: Any) -> Kernels:
+    """The kernels whose autograd function this is."""
+    return _KERNELS.of(function.kernels)
 
 
 def _signature(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
@@ -226,6 +271,8 @@ def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
 
     class Attention(torch.autograd.Function):
         """o and lse, with the gradient of every tensor that has one."""
+
+        kernels = name
 
         @staticmethod
         def forward(*args: Any) -> tuple[Tensor, ...]:

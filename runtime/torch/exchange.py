@@ -1,7 +1,7 @@
-"""Autograd functions that move rows between ranks. Each tensor has its rows on axis 0, `[S, ...]`.
+"""How rows move between ranks. Each tensor has its rows on axis 0, `[S, ...]`.
 
 Gradients that ranks add up are summed in float32. Every rank runs the same functions in the same order, so that their
-collectives meet in the backward as they did in the forward.
+collectives meet.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.key_needs import Routes, routes
 from ..core.shards import KeyNeeds, Layout
-from .collectives import Collectives
+from .collectives import Collectives, Exchanges
 
 
 def in_order(x: Tensor, layout: Layout) -> Tensor:
@@ -65,79 +65,68 @@ def split_pair(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 class KeyExchange:
     """Keys and values of all ranks, by groups of key heads, all of which are asked for at once.
 
-    A group's gradients are sent while those of the next are computed. Between ranks and autograd stand tokens, empty
-    tensors: what was started may not be read before it is waited for, and autograd would cast it.
+    A group's gradients are sent while those of the next are computed.
     """
 
-    def __init__(self, comm: Collectives, layout: Layout, groups: int, k: Tensor, v: Tensor) -> None:
+    def __init__(self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor) -> None:
         """k and v are `[local, B, H, D]`."""
-        self.comm, self.layout, self.groups, self.dtype = comm, layout, groups, k.dtype
+        self.comm, self.layout, self.groups = comm, layout, groups
         self.shapes = [(x.shape[1], x.shape[2] // groups, x.shape[3]) for x in (k, v)]
-        self._rows: list[Tensor | None] = []
         self._gradients: list[Tensor | None] = [None] * groups
-        self.tokens: tuple[Tensor, ...] = StartKeys.apply(self, k, v)
+        pairs = zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True)
+        self._rows: list[Tensor | None] = [self.ask(torch.cat([a.flatten(1), b.flatten(1)], 1)) for a, b in pairs]
 
-    def start(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Ask for the rows of every group."""
-        for a, b in zip(k.chunk(self.groups, 2), v.chunk(self.groups, 2), strict=True):
-            self._rows.append(self.comm.all_gather(torch.cat([a.flatten(1), b.flatten(1)], 1)))
-        return tuple(k.new_empty(0) for _ in range(self.groups))
-
-    def keys(self, group: int, uses: int) -> tuple[Tensor, ...]:
-        """k and v of a group of heads, `[seq, B, H, D]` in order, once for each use."""
-        found: tuple[Tensor, ...] = Keys.apply(self, group, uses, self.tokens[group])
-        return found
-
-    def take(self, group: int) -> Tensor:
-        """The rows of a group, in order: `[seq, features]`."""
+    def keys(self, group: int) -> list[Tensor]:
+        """k and v of a group of heads, `[seq, B, H, D]` in order."""
         rows, self._rows[group] = self._rows[group], None
         assert rows is not None
-        return in_order(self.comm.wait(rows), self.layout)
+        return split_pair(self.ordered(self.comm.wait(rows)), self.shapes)
 
-    def send(self, group: int, total: Tensor) -> None:
-        """Start to add up the gradients of a group, float32 `[seq, features]`."""
-        self._gradients[group] = self.comm.reduce_scatter(by_rank(total, self.layout))
-
-    def received(self, started: Tensor) -> Tensor:
-        """The gradients of a group for the rows of this rank, float32 `[local, features]`."""
-        return self.comm.wait(started)
+    def send(self, group: int, dk: Tensor, dv: Tensor) -> None:
+        """Start to add up the gradients of a group, float32 `[seq, B, H, D]`."""
+        self._gradients[group] = self.give(torch.cat([dk.flatten(1), dv.flatten(1)], 1))
 
     def receive(self) -> list[Tensor]:
-        """The gradients of k and v, `[local, B, H, D]`."""
-        parts = []
-        for group, started in enumerate(self._gradients):
-            assert started is not None
-            parts.append(split_pair(self.received(started).to(self.dtype), self.shapes))
-            self._gradients[group] = None
+        """The gradients of k and v, float32 `[local, B, H, D]`."""
+        parts = [split_pair(self.received(x), self.shapes) for x in self._gradients if x is not None]
         return [torch.cat(each, 2) for each in zip(*parts, strict=True)]
+
+    def ask(self, own: Tensor) -> Tensor:
+        """Start to get the rows of all ranks; `own` is `[local, features]`."""
+        return self.comm.all_gather(own)
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        """What came, in order: `[seq, features]`."""
+        return in_order(rows, self.layout)
+
+    def give(self, total: Tensor) -> Tensor:
+        """Start to add up gradients `[seq, features]` over the ranks."""
+        return self.comm.reduce_scatter(by_rank(total, self.layout))
+
+    def received(self, started: Tensor) -> Tensor:
+        """Those of the rows of this rank, `[local, features]`."""
+        return self.comm.wait(started)
 
 
 class NeededKeyExchange(KeyExchange):
-    """Keys and values that the rows of each rank may attend to. Those of other rows are 0, and the mask drops them.
+    """As `KeyExchange`, but each rank gets only keys that its rows may attend to: others are 0, which the mask drops.
 
     Gradients go back along the same routes; each rank adds up those of its rows in the order of the ranks.
     """
 
-    def __init__(self, comm: Collectives, layout: Layout, groups: int, k: Tensor, v: Tensor, needs: KeyNeeds) -> None:
+    def __init__(self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor, needs: KeyNeeds) -> None:
         self.routes, self._send, self._receive = _routes(layout, needs, comm.rank, k.device)
         super().__init__(comm, layout, groups, k, v)
 
-    def start(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        rows = torch.cat(self._send)
-        for a, b in zip(k.chunk(self.groups, 2), v.chunk(self.groups, 2), strict=True):
-            own = torch.cat([a.flatten(1), b.flatten(1)], 1).index_select(0, rows)
-            self._rows.append(self.comm.exchange(own, self.routes.received, self.routes.sent))
-        return tuple(k.new_empty(0) for _ in range(self.groups))
+    def ask(self, own: Tensor) -> Tensor:
+        rows = own.index_select(0, torch.cat(self._send))
+        return self.comm.exchange(rows, self.routes.received, self.routes.sent)
 
-    def take(self, group: int) -> Tensor:
-        rows, self._rows[group] = self._rows[group], None
-        assert rows is not None
-        received = self.comm.wait(rows)
-        return received.new_zeros(self.layout.seq, received.shape[1]).index_copy_(0, self._receive, received)
+    def ordered(self, rows: Tensor) -> Tensor:
+        return rows.new_zeros(self.layout.seq, rows.shape[1]).index_copy_(0, self._receive, rows)
 
-    def send(self, group: int, total: Tensor) -> None:
-        rows = total.index_select(0, self._receive)
-        self._gradients[group] = self.comm.exchange(rows, self.routes.sent, self.routes.received)
+    def give(self, total: Tensor) -> Tensor:
+        return self.comm.exchange(total.index_select(0, self._receive), self.routes.sent, self.routes.received)
 
     def received(self, started: Tensor) -> Tensor:
         parts = self.comm.wait(started)
@@ -159,133 +148,19 @@ def _routes(layout: Layout, needs: KeyNeeds, rank: int, device: torch.device) ->
     return kept
 
 
-class StartKeys(torch.autograd.Function):
-    """Starts an exchange of keys; in the backward ends that of their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: KeyExchange, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange = exchange
-        return exchange.start(k, v)
-
-    @staticmethod
-    def backward(ctx: Any, *_tokens: Tensor) -> tuple[Any, ...]:
-        return None, *ctx.exchange.receive()
+# ----------------------------------------------------------------------------------------------- rows of all ranks
 
 
-class Keys(torch.autograd.Function):
-    """The keys and values of a group; the gradients of all uses are added up in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: KeyExchange, group: int, uses: int, _token: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange, ctx.group, ctx.device = exchange, group, _token.device
-        ctx.set_materialize_grads(False)
-        parts = split_pair(exchange.take(group), exchange.shapes)
-        return tuple(part.view(part.shape) for _ in range(uses) for part in parts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        exchange: KeyExchange = ctx.exchange
-        features = sum(map(prod, exchange.shapes))
-        total = torch.zeros(exchange.layout.seq, features, dtype=torch.float32, device=ctx.device)
-        parts = split_pair(total, exchange.shapes)
-        for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                parts[i % len(parts)].add_(gradient)
-        exchange.send(ctx.group, total)
-        return None, None, None, total.new_zeros(0, dtype=exchange.dtype)
-
-
-class Rows(torch.autograd.Function):
+def rows_of_all(comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
     """The rows of all ranks in order, of one tensor: `[local, ...]` to `[seq, ...]`, any dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
-        ctx.comm, ctx.layout, ctx.dtype = comm, layout, x.dtype
-        # Some backends gather no booleans.
-        wire = x.to(torch.uint8) if x.dtype == torch.bool else x
-        found = in_order(comm.wait(comm.all_gather(wire.contiguous())), layout).to(x.dtype)
-        if not x.is_floating_point():
-            ctx.mark_non_differentiable(found)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        comm, layout = ctx.comm, ctx.layout
-        return None, None, comm.wait(comm.reduce_scatter(by_rank(gradient.float(), layout))).to(ctx.dtype)
+    # Some backends gather no booleans.
+    wire = x.to(torch.uint8) if x.dtype == torch.bool else x
+    return in_order(comm.wait(comm.all_gather(wire.contiguous())), layout).to(x.dtype)
 
 
-class Whole(torch.autograd.Function):
-    """A tensor that every rank has whole; its gradient is the sum over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Collectives, x: Tensor) -> Tensor:
-        ctx.comm = comm
-        return x.view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return None, ctx.comm.wait(ctx.comm.all_reduce(gradient.float())).to(gradient.dtype)
-
-
-class Tie(torch.autograd.Function):
-    """`x`, which the others do not enter: they get a gradient of 0, so that a rank without rows has a backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
-        ctx.save_for_backward(*others)
-        return x.view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return gradient, *map(torch.zeros_like, ctx.saved_tensors)
-
-
-# ---------------------------------------------------------------------------------------------------------------- heads
-
-
-def _to_heads(comm: Collectives, layout: Layout, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """`[local, B, H, D]` -> `[seq, B, H / P, D]`, all in one exchange."""
-    size = comm.size
-    shapes = [(x.shape[1], x.shape[2] // size, x.shape[3]) for x in tensors]
-    parts = [x.unflatten(2, (size, -1)).movedim(2, 0).flatten(2) for x in tensors]
-    rows = comm.wait(comm.all_to_all(torch.cat(parts, 2).flatten(0, 1)))
-    return split_pair(in_order(rows, layout), shapes)
-
-
-def _to_rows(comm: Collectives, layout: Layout, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse; padding is 0."""
-    size = comm.size
-    rows = by_rank(torch.cat([x.flatten(1) for x in tensors], 1), layout)
-    found = comm.wait(comm.all_to_all(rows)).unflatten(0, (size, -1))
-    parts = found.split([prod(x.shape[1:]) for x in tensors], 2)
-    whole = [part.unflatten(2, x.shape[1:]) for part, x in zip(parts, tensors, strict=True)]
-    return [x.movedim(0, 2).flatten(2, 3) for x in whole]
-
-
-class ToHeads(torch.autograd.Function):
-    """Rows of all heads to heads of all rows."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Collectives, layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.comm, ctx.layout = comm, layout
-        return tuple(_to_heads(comm, layout, tensors))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return None, None, *_to_rows(ctx.comm, ctx.layout, gradients)
-
-
-class ToRows(torch.autograd.Function):
-    """Heads of all rows to rows of all heads."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Collectives, layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.comm, ctx.layout = comm, layout
-        return tuple(_to_rows(comm, layout, tensors))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        return None, None, *_to_heads(ctx.comm, ctx.layout, gradients)
+def sum_of_rows(comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
+    """What all ranks have for the rows of this one, added up: `[seq, ...]` to `[local, ...]`."""
+    return comm.wait(comm.reduce_scatter(by_rank(x, layout)))
 
 
 class Unsharded(torch.autograd.Function):
@@ -294,7 +169,9 @@ class Unsharded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
         ctx.comm, ctx.layout = comm, layout
-        found: Tensor = Rows.forward(_NoContext(), comm, layout, x)
+        found = rows_of_all(comm, layout, x)
+        if not x.is_floating_point():
+            ctx.mark_non_differentiable(found)
         return found
 
     @staticmethod
@@ -302,8 +179,24 @@ class Unsharded(torch.autograd.Function):
         return None, None, own_rows(gradient, ctx.layout, ctx.comm.rank)
 
 
-class _NoContext:
-    """A context that nothing reads."""
+# ---------------------------------------------------------------------------------------------------------------- heads
 
-    def mark_non_differentiable(self, *_: Tensor) -> None:
-        """Unsharded integers have no gradient anyway."""
+
+def to_heads(comm: Exchanges, layout: Layout | None, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`[local, B, H, D]` -> `[seq, B, H / P, D]`, all in one exchange; without a layout the rows of one rank follow
+    those of another."""
+    size = comm.size
+    shapes = [(x.shape[1], x.shape[2] // size, x.shape[3]) for x in tensors]
+    parts = [x.unflatten(2, (size, -1)).movedim(2, 0).flatten(2) for x in tensors]
+    rows = comm.wait(comm.all_to_all(torch.cat(parts, 2).flatten(0, 1)))
+    return split_pair(rows if layout is None else in_order(rows, layout), shapes)
+
+
+def to_rows(comm: Exchanges, layout: Layout | None, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse; padding is 0."""
+    size = comm.size
+    rows = torch.cat([x.flatten(1) for x in tensors], 1)
+    found = comm.wait(comm.all_to_all(rows if layout is None else by_rank(rows, layout))).unflatten(0, (size, -1))
+    parts = found.split([prod(x.shape[1:]) for x in tensors], 2)
+    whole = [part.unflatten(2, x.shape[1:]) for part, x in zip(parts, tensors, strict=True)]
+    return [x.movedim(0, 2).flatten(2, 3) for x in whole]

@@ -481,6 +481,8 @@ def _kind_of(
                 kind += (of, x)
             elif of is float:
                 kind += (of, copysign(1.0, x), x)
+            elif of is tuple and all(type(each) is int for each in x):
+                kind += (of, x)
             elif of is CallOptions:
                 kind += (of, x.key)
             elif of is list:

@@ -218,7 +218,8 @@ class Attention:
         self.factor = torch.ones_like(score)
         if p.entry.get("dropout") and p.dropout_p:
             local, key, batch = p.queries.local[self.r], p.keys.local[self.t], p.queries.batch[self.r]
-            self.factor = kept_factor(p.dropout_p, p.seed, batch * p.heads + self.h, local, key).to(self.dtype)
+            row = local + p.offset[batch] // 16 * 16
+            self.factor = kept_factor(p.dropout_p, p.seed, batch * p.heads + self.h, row, key).to(self.dtype)
         dense = self._dense(self._rounded(self.prob * self.factor))
         self.o = self._rounded(torch.einsum("hrt,thd->rhd", dense, self.v.repeat_interleave(group, 1)))
 

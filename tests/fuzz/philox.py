@@ -2,7 +2,8 @@
 
 Philox4x32-10 is that of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, on words in int64.
 The counter is (key, row, batch row times heads plus head, 0), the row and the key without their bit 3, closed up; bit 3
-of the row times two plus that of the key says which of the four words is the pair's.
+of the row times two plus that of the key says which of the four words is the pair's. Rows are counted from the query
+offset on, rounded down to a multiple of 16; below 0 they are words as two's complements.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MASK = 0xFFFFFFFF
 def kept_factor(dropout_p: float, seed: int, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
     """0 where a pair is dropped, else what leaves the mean as it was; float64. `head` counts through the batch."""
     threshold = min(round(dropout_p * 2**32), 2**32 - 1)
-    words = torch.stack(_philox(seed, _without_bit_3(key), _without_bit_3(row), head, torch.zeros_like(head)))
+    words = torch.stack(_philox(seed, _without_bit_3(key), _without_bit_3(row) & MASK, head, torch.zeros_like(head)))
     which = (row >> 3 & 1) * 2 + (key >> 3 & 1)
     word = words.gather(0, which[None])[0]
     return (word >= threshold).double() * (2**32 / (2**32 - threshold))

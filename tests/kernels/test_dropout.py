@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codegen.testing import golden
+from codegen.testing import calls, golden
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.torch.philox import dropout_words
 from tests.support.cases import DEVICE, DTYPES, INTERPRET, MANIFEST, Shape, draw, evaluate, tiles, variants_where
@@ -39,7 +39,7 @@ def kept_by_forward_and_backward(variant: str, shape: Shape, dtype: torch.dtype,
 @with_dropout
 def test_forward_and_backward_drop_the_same_whatever_the_tiles(variant: str, block_m: int, block_n: int) -> None:
     shape = Shape(batch=2, kv_heads=3, group=1, q_len=90, dim=32, dim_v=90)
-    words = dropout_words(17, (2, 3, 90, 90), torch.device(DEVICE))
+    words = dropout_words(17, (2, 3, 90, 90), torch.device(DEVICE), row_offset=90)
     for kept in kept_by_forward_and_backward(variant, shape, DTYPES[0], config=tiles(block_m, block_n)):
         assert torch.equal(kept, words >= KEPT)
 
@@ -50,7 +50,7 @@ def test_forward_and_backward_drop_the_same_whatever_the_tiles(variant: str, blo
 def test_neither_dtype_nor_head_groups_change_what_is_dropped(variant: str, group: int, dtype: torch.dtype) -> None:
     shape = Shape(batch=2, kv_heads=6 // group, group=group, q_len=20, kv_len=40, dim=16, dim_v=40)
     kept, _ = kept_by_forward_and_backward(variant, shape, dtype)
-    assert torch.equal(kept, dropout_words(17, (2, 6, 20, 40), torch.device(DEVICE)) >= KEPT)
+    assert torch.equal(kept, dropout_words(17, (2, 6, 20, 40), torch.device(DEVICE), row_offset=40) >= KEPT)
 
 
 @with_dropout
@@ -144,6 +144,48 @@ def test_compiled_without_a_seed(variant: str) -> None:
         inputs.call(compiled)
 
 
+@pytest.mark.parametrize("q_offset", [-40, 7, 35, (16, -3)])
+@with_dropout
+def test_rows_are_counted_from_the_query_offset_on(variant: str, q_offset: int | tuple[int, ...]) -> None:
+    """Rounded down to a multiple of 16: what a call with more rows drops of them, where the offset is one."""
+    shape = Shape(batch=2, kv_heads=2, group=2, q_len=24, dim=16)
+    inputs = with_numbers(draw(variant, shape), dropout_p=0.75, seed=17)
+    offset = torch.tensor(q_offset, device=DEVICE) if isinstance(q_offset, tuple) else q_offset
+    o = inputs.call(golden.load_op(variant), q_offset=offset)
+    want = calls.load_reference(variant)
+    tensors = {name: x.detach().double() for name, x in inputs.tensors.items()}
+    q, k, v = (x.detach().double() for x in (inputs.q, inputs.k, inputs.v))
+    close = want(q, k, v, **tensors, **inputs.scalars, q_offset=offset)
+    torch.testing.assert_close(o.double(), close, rtol=2e-3, atol=2e-3)
+    by_batch = torch.as_tensor(q_offset, device=DEVICE).expand(2).view(2, 1, 1, 1)
+    words = dropout_words(17, (2, 4, 24, 24), torch.device(DEVICE), row_offset=by_batch)
+    for b, origin in enumerate(by_batch.flatten().tolist()):
+        for row in range(24):
+            place = origin // 16 * 16 + row
+            if place >= 0:
+                alone = dropout_words(17, (2, 4, place + 1, 24), torch.device(DEVICE))[:, :, -1:]
+                assert torch.equal(words[b, :, row], alone[b, :, 0])
+
+
+@with_dropout
+def test_a_part_of_the_heads_and_batch_rows_drops_what_the_whole_does(variant: str) -> None:
+    shape = Shape(batch=3, kv_heads=4, group=2, q_len=40, dim=16)
+    inputs = draw(variant, shape)
+    op = golden.load_op(variant)
+    o = inputs.call(op)
+    want = torch.autograd.grad(o, [inputs.q, inputs.k, inputs.v], inputs.do)
+    heads, keys = slice(2, 6), slice(1, 3)
+    parts = (inputs.q[1:, heads], inputs.k[1:, keys], inputs.v[1:, keys])
+    leaves = [x.detach().requires_grad_() for x in parts]
+    tensors = {name: x.detach() for name, x in inputs.tensors.items()}
+    part = op(*leaves, **tensors, **inputs.scalars, dropout_origin=(1, 2, 8))
+    assert torch.equal(part, o[1:, heads])
+    found = torch.autograd.grad(part, leaves, inputs.do[1:, heads])
+    for name, x, whole, own in zip("qkv", found, want, (heads, keys, keys), strict=True):
+        assert torch.equal(x, whole[1:, own]), name
+    assert not torch.equal(op(*leaves, **tensors, **inputs.scalars), part)
+
+
 BAD = [
     ("dropout_p", 1, "a number from 0 to below 1, got 1"),
     ("dropout_p", -0.1, "a number from 0 to below 1, got -0.1"),
@@ -151,6 +193,9 @@ BAD = [
     ("dropout_p", True, "a number from 0 to below 1, got True"),
     ("dropout_p", "0.1", "a number from 0 to below 1, got '0.1'"),
     ("dropout_p", None, "a number from 0 to below 1, got None"),
+    ("dropout_origin", 3, "None or (batch row, head, heads), got 3"),
+    ("dropout_origin", (0, -1, 8), "(batch row, head, heads), integers from 0 on, got (0, -1, 8)"),
+    ("dropout_origin", (0, 7, 8), "a head and heads with room for q's 2, got (0, 7, 8)"),
     ("seed", 0.5, "an int from 0 to 2**63 - 1 or None, got 0.5"),
     ("seed", False, "an int from 0 to 2**63 - 1 or None, got False"),
     ("seed", -1, "an int from 0 to 2**63 - 1 or None, got -1"),

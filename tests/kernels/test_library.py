@@ -4,7 +4,7 @@ against its reference, forward and every gradient, in float64."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -156,6 +156,48 @@ def test_kernels_agree_with_their_reference(name: str) -> None:
         # float32 throughout: a few roundings of terms that may cancel.
         error = (got[result].double() - wanted).norm() / wanted.norm()
         assert error < 2e-6, f"{result}: relative error {error:.1e}"
+
+
+@pytest.mark.covers(mode="segmented")
+@pytest.mark.parametrize("name", [name for name in FORMULAS if FORMULAS[name].kv_len <= 100])  # others take long
+def test_positions_in_any_order_are_right_or_refused(name: str) -> None:
+    """Tokens in other orders, of queries and of keys, with their positions: what the call in order gives, or one error
+    of the op that reads something by row."""
+    formula, spec = FORMULAS[name], _variants()[name]
+    inputs, own = _inputs(name)
+    queries, keys = torch.randperm(formula.q_len), torch.randperm(formula.kv_len)
+    # A query and the key of its row are one token where they can be: what is read there may then be in any order.
+    keys = queries if (formula.q_len, formula.q_offset) == (formula.kv_len, 0) else keys
+    positions = {"q_idx": queries + formula.q_offset, "kv_idx": keys}
+
+    def moved(x: Any, dims: Sequence[Any]) -> Any:
+        for axis, dim in enumerate(dims):
+            if dim in positions:
+                x = x.index_select(axis, positions[dim].to(DEVICE).clamp(max=x.shape[axis] - 1))
+        return x
+
+    dims = {each.name: each.dims for each in spec.tensors.values()}
+    pairs = zip(inputs, (queries, keys, keys), strict=True)
+    given = {f"{axis}_positions": positions[f"{axis}_idx"].expand(BATCH, -1).to(DEVICE).int() for axis in ("q", "kv")}
+    with torch.no_grad():
+        tensors = [x.index_select(2, order.to(DEVICE)) for x, order in pairs]
+        moved_own = {key: moved(x, dims.get(key, ())) for key, x in own.items()}
+        call = partial(_op(name), *tensors, **moved_own, **given, return_lse=True)
+        if hasattr(importlib.import_module(f"{PACKAGE}.{name}.torch_op"), "BY_ROW") and keys is not queries:
+            with pytest.raises(ValueError, match=f"^{name}: q_positions: expected positions that "):
+                call()
+            return
+        try:
+            o, lse = call()
+        except ValueError as error:
+            # A read of another token, a log-decay and dropout need rows in order.
+            assert _variants()[name].decay or "rise by 1" in str(error) or "the rows themselves" in str(error)  # noqa: PT017
+            return
+        double = {key: _double(x) for key, x in own.items()}
+        options = {"q_offset": formula.q_offset, "return_lse": True}
+        want, want_lse = _reference(name)(*map(_double, inputs), **double, **options)
+    torch.testing.assert_close(o.double(), want[:, :, queries], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse.double(), want_lse[:, :, queries].double(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

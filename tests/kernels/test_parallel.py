@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from codegen.testing.calls import Shape, draw_inputs, load_manifest, load_op
+from codegen.testing.calls import BOUND, Shape, draw_inputs, evaluate, load_manifest, load_op, load_reference
 from generated.torch_parallel import context_parallel, plan
 from tests.support.cases import DEVICE
 from tests.support.ranks import ThreadRank, run_ranks
@@ -16,7 +16,16 @@ HEADS, SEQ = (4, 2), 256
 
 
 @pytest.mark.parametrize(
-    ("variant", "strategy"), [("causal", "heads"), ("window", "gather"), ("alibi", "gather"), ("window", "exchange")]
+    ("variant", "strategy"),
+    [
+        ("causal", "heads"),
+        ("window", "gather"),
+        ("alibi", "gather"),
+        ("window", "exchange"),
+        ("causal_dropout", "heads"),
+        ("causal_dropout", "gather"),
+        ("causal_dropout", "exchange"),
+    ],
 )
 def test_o_and_lse_have_the_bits_of_one_call(variant: str, strategy: str) -> None:
     """Gradients as well, but on a GPU: there autograd has one thread for all ranks of a process."""
@@ -48,3 +57,54 @@ def test_o_and_lse_have_the_bits_of_one_call(variant: str, strategy: str) -> Non
     for got in run_ranks(2, of_rank):
         for name, wanted in want.items():
             assert torch.equal(got[name], wanted), name
+
+
+@pytest.mark.parametrize(("variant", "ranks"), [("gpt_oss", 2), ("chunked", 2), ("forgetting", 2), ("causal", 4)])
+def test_a_ring_merges_the_parts_of_kernels(variant: str, ranks: int) -> None:
+    """o, lse and all gradients as of one call: parts are rounded to float16 once each, and dk and dv at their end."""
+    shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)
+    inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.float16, device=DEVICE)
+    op, scalars = load_op(variant), dict[str, Any](inputs.scalars)
+    want = evaluate(op, inputs)
+
+    def of_rank(comm: ThreadRank) -> dict[str, torch.Tensor]:
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=16, strategy="ring", balance="zigzag", **scalars)
+        parts = {name: layout.shard(getattr(inputs, name).detach(), 2).requires_grad_() for name in ("q", "k", "v")}
+        own = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in inputs.tensors.items()}
+        o, lse = context_parallel(op, layout)(**parts, **own, **scalars, return_lse=True)
+        got = {"o": o.detach(), "lse": lse.detach()}
+        if DEVICE == "cpu":
+            leaves = parts | {name: x for name, x in own.items() if x.requires_grad}
+            given = layout.shard(inputs.do, 2), layout.shard(inputs.dlse, 2)
+            found = torch.autograd.grad((o, lse), list(leaves.values()), given)
+            got |= {f"d{name}": x for name, x in zip(leaves, found, strict=True)}
+        whole = ("o", "lse", "dq", "dk", "dv")
+        return {name: layout.unshard(x, 2) if name in whole else x for name, x in got.items()}
+
+    for got in run_ranks(ranks, of_rank):
+        for name, x in got.items():
+            error = (x.double() - want[name].double()).abs().max() / want[name].double().abs().max()
+            assert error < 2 * BOUND[torch.float16], f"{name}: {error:.1e}"
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU autograd has one thread for all ranks of a process")
+@pytest.mark.parametrize("strategy", ["gather", "ring"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_dk_and_dv_are_as_exact_as_those_of_one_call(ranks: int, strategy: str) -> None:
+    """At most 1.1 times the mean error of one call: each rank's part comes in float32."""
+    shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)
+    inputs, op = draw_inputs(load_manifest()["causal"], shape, dtype=torch.float16, device=DEVICE), load_op("causal")
+    exact, one = evaluate(load_reference("causal"), inputs.double()), evaluate(op, inputs)
+
+    def of_rank(comm: ThreadRank) -> dict[str, torch.Tensor]:
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=16, strategy=strategy)
+        leaves = [layout.shard(x.detach(), 2).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        o, lse = context_parallel(op, layout)(*leaves, return_lse=True)
+        given = layout.shard(inputs.do, 2), layout.shard(inputs.dlse, 2)
+        found = torch.autograd.grad((o, lse), leaves, given)
+        return {f"d{name}": layout.unshard(x, 2) for name, x in zip("qkv", found, strict=True)}
+
+    got = run_ranks(ranks, of_rank)[0]
+    for name in ("dk", "dv"):
+        error, of_one = ((x[name].double() - exact[name]).abs().mean() for x in (got, one))
+        assert error <= 1.1 * of_one, f"{name}: {error / of_one:.2f} times"

@@ -16,9 +16,9 @@ from codegen.inspect.call import make_call
 from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_needs import routes
+from generated._runtime.core.key_needs import needs_of, routes
 from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
-from generated._runtime.core.work import Rows, visited_blocks, work_of
+from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import Layout, Machine, plan
 from tests.support.paths import ROOT
 
@@ -165,7 +165,9 @@ def test_the_strategy_follows_the_cost_and_says_why() -> None:
     many = plan(load_op("window"), 8, **LONG, size=1024)
     assert many.strategy == "exchange"
     assert many.reasons[-1].startswith("exchange: it is ")
-    assert many.bytes_moved == 1024 * 8 * 128 * 2 * (2 + 4)  # each rank has one run of rows, and needs those before it
+    assert many.bytes_moved == 1024 * 8 * 128 * 2 * (
+        2 * 2 + 4
+    )  # each rank has one run of rows, and needs those before it
     fast_link = plan(load_op("causal"), 2, **LONG, machine=Machine(link=1e15, latency=0.0))
     assert fast_link.strategy == "heads"
     odd = plan(load_op("causal"), 8, seq=32768, heads=(12, 12), head_dim=128)
@@ -177,6 +179,63 @@ def test_the_strategy_follows_the_cost_and_says_why() -> None:
     assert "strategy gather" in odd.report()
 
 
+def test_a_ring_is_chosen_where_the_keys_of_all_rows_do_not_fit() -> None:
+    long: dict[str, Any] = {"seq": 2**20, "heads": (12, 12), "head_dim": 128}
+    bytes_of_keys = 2 * 12 * 128 * 2**20 * (2 + 4)
+    for memory, strategy in ((bytes_of_keys, "gather"), (bytes_of_keys - 1, "ring")):
+        layout = plan(load_op("causal"), 8, **long, machine=Machine(memory=memory))
+        assert layout.strategy == strategy
+    assert layout.reasons[-1].startswith(
+        "ring: the keys of all rows take 19.3 GB, of 19.3 GB that they may; heads cannot"
+    )
+    assert layout.head_groups == 1
+    by_heads = plan(load_op("causal"), 4, **long, machine=Machine(memory=1e9))
+    assert by_heads.strategy == "heads"
+    images: dict[str, Any] = {"image": np.zeros((1, 2**12), np.int32), "before": 64, "after": 64}
+    none = plan(load_op("band_images"), 8, **{**long, "seq": 2**12}, machine=Machine(memory=1.0), **images)
+    assert (none.strategy, "there is no ring for band_images" in none.reasons[-1]) == ("gather", True)
+    with pytest.raises(
+        ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with band_"
+    ):
+        plan(load_op("band_images"), 8, **{**long, "seq": 2**12}, strategy="ring", **images)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seq=st.integers(32, 5000),
+    nodes=st.integers(1, 4),
+    inner=st.sampled_from([1, 2, 4, 8]),
+    seed=st.integers(0, 99),
+    count=st.integers(1, 6),
+)
+def test_ranks_of_a_node_share_its_rows(seq: int, nodes: int, inner: int, seed: int, count: int) -> None:
+    """Each row is somewhere once, and a node has those that a plan of as many ranks as nodes gives a rank."""
+    ends = np.array(documents(seed, seq, count))
+    options: dict[str, Any] = {"seq": seq, "heads": (16, 8), "head_dim": 64, "cu_seqlens": ends}
+    layout = plan(load_op("causal"), (nodes, inner), **options)
+    assert (layout.strategy, layout.ranks, layout.inner) == ("2d", nodes * inner, inner)
+    assert np.array_equal(np.sort(layout.order), np.arange(layout.padded))
+    assert layout.nodes is not None
+    assert layout.padded == layout.nodes.padded
+    assert np.array_equal(layout.order, layout.nodes.order)
+    flat = plan(load_op("causal"), nodes, **options, strategy="gather")
+    assert [layout.nodes.runs(node) for node in range(nodes)] == [flat.runs(node) for node in range(nodes)]
+    assert sum(layout.loads) == pytest.approx(sum(flat.loads))
+
+
+def test_many_ranks_are_told_what_nodes_would_gain() -> None:
+    """64 GPUs in nodes of 8: keys of all rows over the links between nodes are most of the time."""
+    flat = causal(64, strategy="auto")
+    assert flat.reasons[-1].startswith("2d: ")
+    assert "give a mesh of two dims, 8 nodes and 8 ranks of a node" in flat.reasons[-1]
+    both = plan(load_op("causal"), (8, 8), **LONG)
+    assert both.predicted < flat.predicted
+    assert both.reasons[-1] == "2d: heads inside nodes of 8 ranks, gather over 8 nodes"
+    windows = plan(load_op("window"), (8, 8), **LONG, size=1024)
+    assert windows.reasons[-1] == "2d: heads inside nodes of 8 ranks, exchange over 8 nodes"
+    assert not any("2d" in reason for reason in causal(8, strategy="auto").reasons)
+
+
 def test_each_mask_has_its_own_needs() -> None:
     masks = [(load_op("window"), {"size": 1024}), (load_op("causal"), {})]
     layout = plan(load_op("window"), 4, **LONG, masks=masks, strategy="exchange")
@@ -184,6 +243,15 @@ def test_each_mask_has_its_own_needs() -> None:
     assert max(of_window) < LONG["seq"] // 4 + 1024 * len(layout.chunks[0]) + 1
     assert max(of_causal) == LONG["seq"]
     assert plan(load_op("causal"), 2, **LONG).needs == ()
+
+
+def test_a_mask_of_batch_rows_has_no_needs_of_one() -> None:
+    """It reads no tensor that tells batch rows apart, but their numbers."""
+    rows = Rows.of(64, 2, None, in_table=False)
+    for by_batch in (False, True):
+        work = VariantWork(op="one", tensors={}, ranges=lambda at: [(0, at.q_last + 1)], by_batch=by_batch)
+        found = needs_of(work, rows, {}, None, [[(0, 32)], [(32, 32)]], exact=True)
+        assert (found is None) is by_batch
 
 
 def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:
@@ -221,13 +289,17 @@ def test_what_ranks_send_is_what_they_need(seq: int, ranks: int, size: int, seed
         ({"heads": (6, 4)}, "plan: heads: expected (query heads, key heads), the first a multiple of the second"),
         (
             {"strategy": "ulysses"},
-            "plan: strategy: expected 'auto' or 'heads' or 'gather' or 'exchange', got 'ulysses'",
+            "plan: strategy: expected 'auto' or 'heads' or 'gather' or 'exchange' or 'ring' or '2d', got 'ulysses'",
         ),
         ({"balance": "even"}, "plan: balance: expected 'work' or 'zigzag' or 'contiguous', got 'even'"),
         ({"cu_seqlens": [0, 9, 7, 131072]}, "plan: cu_seqlens: expected integers [n + 1] from 0 to seq = 131072"),
         ({"cu_seqlens": [0, 131072], "segment_ids": [0]}, "plan: segment_ids: expected None beside cu_seqlens"),
         ({"segment_ids": np.zeros(9, np.int32)}, "plan: segment_ids: expected integers [131072] or [B, 131072]"),
         ({"head_groups": 3}, "plan: head_groups: expected a divisor of 8 key heads, got 3"),
+        (
+            {"strategy": "2d"},
+            "plan: mesh: expected a mesh of two dims, or (nodes, ranks of a node), beside strategy='2d'",
+        ),
         ({"masks": []}, "plan: masks: expected at least one (op, arguments), got []"),
     ],
 )
@@ -235,6 +307,14 @@ def test_bad_plans_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match="plan: ") as raised:
         causal(2, **options)
     assert str(raised.value).startswith(text)
+
+
+def test_a_mesh_of_nodes_splits_heads() -> None:
+    with pytest.raises(ValueError, match="plan: strategy: expected '2d' or 'auto' for nodes and their ranks"):
+        plan(load_op("causal"), (2, 4), **LONG, strategy="gather")
+    text = "plan: strategy: expected a mesh of one dim, as heads cannot be split inside nodes, got nodes of 8, 12 query"
+    with pytest.raises(ValueError, match=text):
+        plan(load_op("causal"), (2, 8), **{**LONG, "heads": (12, 12)})
 
 
 def test_what_the_mask_reads_must_be_there_or_not_be_asked_for() -> None:

@@ -264,7 +264,9 @@ class _Call:
         """The probabilities after a dropout, whose random words are those of the kernels."""
         if not self.own.get("dropout_p"):
             return probs
-        return dropout(probs, self.own["dropout_p"], self.own["seed"], self.first_batch)
+        # The row is not that of a position: where it begins is the offset.
+        origin = (self.q_row[..., :1, :], self.first_batch * self.heads, self.heads)
+        return dropout(probs, self.own["dropout_p"], self.own["seed"], *origin)
 
 
 def smallest_size(dtype: torch.dtype) -> float:

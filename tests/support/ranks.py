@@ -73,6 +73,17 @@ class ThreadRank:
         return self._exchange("gather_objects", x)
 
 
+def grid_of(rank: ThreadRank, nodes: int) -> tuple[ThreadRank, ThreadRank]:
+    """The collectives of a rank among the nodes, and among the ranks of its node; all ranks must ask for them."""
+    inner = rank.size // nodes
+    node, at = divmod(rank.rank, inner)
+    meetings = rank.gather_objects((_Meeting(nodes), _Meeting(inner)))
+    outer_meeting, inner_meeting = meetings[at][0], meetings[node * inner][1]
+    for meeting in (outer_meeting, inner_meeting):
+        meeting.turn = rank._meeting.turn
+    return ThreadRank(outer_meeting, node, nodes), ThreadRank(inner_meeting, at, inner)
+
+
 def run_ranks(size: int, of_rank: Callable[[ThreadRank], Any]) -> list[Any]:
     """What `of_rank` returns on each rank. The first error of a rank is raised, and stops the others."""
     meeting = _Meeting(size)

@@ -60,6 +60,14 @@ def test_heads_belong_to_ranks_where_all_compute_all_rows(capsys: pytest.Capture
     assert "* every rank, for its own heads" in text
 
 
+def test_nodes_are_drawn_and_their_ranks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "causal", "--ranks", "2x4", "--seq", "1024", "--heads", "8/4")
+    assert CAUSAL.replace("rank that", "node that") in text
+    assert "0     heads 0-1, rows 0-255, 768-1023" in text
+    assert "5     heads 2-3, rows 256-767" in text
+    assert "2d: heads inside nodes of 4 ranks, gather over 2 nodes" in text
+
+
 def test_each_rank_has_its_own_work_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "window", "--ranks", "4", "--seq", "32768", "--set", "size=1024", "--strategy", "gather")
     rows = [line.split("  ") for line in text.splitlines() if line[:1] in "0123" and "rows" in line]
@@ -126,6 +134,12 @@ def test_the_plan_is_the_one_that_plan_makes() -> None:
 def test_bad_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "causal", *options, "--variants", str(ROOT / "variants.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_ranks_are_a_number_or_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["show", "causal", "--ranks", "2x3x4"])
+    assert "expected a number of ranks such as 8, or nodes such as 2x8, got '2x3x4'" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,15 +21,24 @@ class Machine:
 
     Attributes:
         forward, backward: floating-point operations that a GPU's kernels do in a second, of visited blocks alone.
-        link: bytes that a GPU receives from the others in a second. latency: seconds that a collective takes at least.
+        link: bytes that a GPU receives from the others of its node in a second. node: GPUs of a node.
+        nic: bytes that a GPU receives from other nodes in a second. latency: seconds that a collective takes at least.
+        memory: bytes that keys, values and their gradients of one layer may take on a GPU, of one batch row.
         itemsize: bytes of an element of q, k and v.
     """
 
     forward: float = 650e12
     backward: float = 520e12
     link: float = 330e9
+    node: int = 8
+    nic: float = 45e9
+    memory: float = 20e9
     latency: float = 15e-6
     itemsize: int = 2
+
+    def rate(self, ranks: int) -> float:
+        """Bytes that a GPU receives in a second from so many ranks."""
+        return self.link if ranks <= self.node else self.nic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +89,8 @@ def gather_cost(
     query_heads, key_heads = heads
     compute = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
     elements = 2 * key_heads * head_dim * seq * (ranks - 1) // ranks
-    moved = elements * (machine.itemsize + 4)
-    exchange = moved / machine.link + 2 * machine.latency
+    moved = elements * (2 * machine.itemsize + 4)
+    exchange = moved / machine.rate(ranks) + 3 * machine.latency
     groups = min(GROUPS, key_heads) if exchange > FEW * compute else 1
     while key_heads % groups:
         groups -= 1
@@ -91,40 +100,104 @@ def gather_cost(
 def heads_cost(
     blocks: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
 ) -> Cost | None:
-    """q, k, v and o change hands in both passes; None if heads cannot be split."""
+    """q, k, v and o change hands in both passes, and in the backward their gradients; None if heads cannot be split."""
     repeats = repeats_of_keys(heads, ranks)
     if repeats == 0:
         return None
     query_heads, key_heads = heads[0], heads[1] * repeats
     compute = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
     elements = 2 * (query_heads + key_heads) * head_dim * seq * (ranks - 1) // (ranks * ranks)
-    moved = 2 * elements * machine.itemsize
-    exchange = moved / machine.link + 4 * machine.latency
+    moved = 3 * elements * machine.itemsize
+    exchange = moved / machine.rate(ranks) + 6 * machine.latency
     return Cost(strategy="heads", compute=compute, exchange=exchange, groups=1, bytes_moved=moved)
 
 
-def exchange_cost(gather: Cost, shares: list[float], groups_of: int, machine: Machine) -> Cost:
+def exchange_cost(gather: Cost, shares: list[float], groups_of: int, ranks: int, machine: Machine) -> Cost:
     """As `gather`, but of the keys of the other ranks only a share is sent, given for each mask."""
     moved = int(gather.bytes_moved * sum(shares) / len(shares))
-    exchange = moved / machine.link + 2 * machine.latency
+    exchange = moved / machine.rate(ranks) + 3 * machine.latency
     groups = min(GROUPS, groups_of) if exchange > FEW * gather.compute else 1
     while groups_of % groups:
         groups -= 1
     return Cost(strategy="exchange", compute=gather.compute, exchange=exchange, groups=groups, bytes_moved=moved)
 
 
-def choose(gather: Cost, exchange: Cost | None, heads: Cost | None, why_not_heads: str) -> tuple[Cost, tuple[str, ...]]:
-    """The cheapest, and why."""
-    costs = tuple(str(cost) for cost in (gather, exchange, heads) if cost is not None)
-    rows, other = gather, heads
-    if exchange is not None and exchange.total < gather.total:
-        rows = exchange
-        other = heads if heads is not None and heads.total < gather.total else gather
-    if heads is not None and heads.total <= rows.total * (1 + BITWISE):
-        return heads, (*costs, "heads: it is no slower, and every gradient has the bits of one GPU")
-    if other is None:
-        return rows, (*costs, f"{rows.strategy}, as heads cannot be split: {why_not_heads}")
-    return rows, (
-        *costs,
-        f"{rows.strategy}: it is {100 * (other.total / rows.total - 1):.1f} % faster than {other.strategy}",
+def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine) -> Cost:
+    """Keys go round in both passes and their gradients in one, a step at a time beside the computation of another."""
+    elements = 2 * heads[1] * head_dim * seq // ranks
+    moved = elements * ((ranks - 1) * 2 * machine.itemsize + ranks * 4)
+    exchange = moved / machine.rate(ranks) + (3 * ranks - 2) * machine.latency
+    return Cost(strategy="ring", compute=gather.compute, exchange=exchange, groups=ranks, bytes_moved=moved)
+
+
+def grid_cost(
+    rows: Cost, seq: int, grid: tuple[int, int], heads: tuple[int, int], head_dim: int, machine: Machine
+) -> Cost | None:
+    """Heads are split inside nodes, over whose rows keys are moved as `rows` says; None if heads cannot be split.
+
+    Args:
+        rows: the cost among the nodes, if each were one rank with all heads. grid: nodes, and ranks of a node.
+    """
+    nodes, inner = grid
+    split = heads_cost(0.0, seq // nodes, inner, heads, head_dim, machine)
+    if split is None:
+        return None
+    repeats = repeats_of_keys(heads, inner)
+    moved = rows.bytes_moved * repeats // inner
+    exchange = split.exchange + moved / machine.rate(nodes * inner) + 3 * machine.latency
+    groups = rows.groups if (heads[1] * repeats // inner) % rows.groups == 0 else 1
+    return Cost(
+        strategy="2d",
+        compute=rows.compute / inner,
+        exchange=exchange,
+        groups=groups,
+        bytes_moved=moved + split.bytes_moved,
     )
+
+
+def gathered_bytes(seq: int, heads: tuple[int, int], head_dim: int, machine: Machine) -> int:
+    """Bytes of the keys, the values and their gradients of all rows, of one batch row."""
+    return 2 * heads[1] * head_dim * seq * (machine.itemsize + 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a plan may choose from; None where a strategy cannot compute the call.
+
+    Attributes:
+        keys: bytes of the keys of all rows with their gradients. why_not_heads, why_not_ring: "" where these can.
+    """
+
+    gather: Cost
+    exchange: Cost | None
+    heads: Cost | None
+    ring: Cost | None
+    keys: int
+    why_not_heads: str
+    why_not_ring: str
+
+    def best(self, machine: Machine) -> tuple[Cost, tuple[str, ...]]:
+        """The cheapest one whose keys fit into memory, and why."""
+        gather, exchange, heads = self.gather, self.exchange, self.heads
+        costs = tuple(str(cost) for cost in (gather, exchange, heads) if cost is not None)
+        if self.keys > machine.memory:
+            return self._best_of_long_rows(machine, costs)
+        rows, other = gather, heads
+        if exchange is not None and exchange.total < gather.total:
+            rows = exchange
+            other = heads if heads is not None and heads.total < gather.total else gather
+        if heads is not None and heads.total <= rows.total * (1 + BITWISE):
+            return heads, (*costs, "heads: it is no slower, and every gradient has the bits of one GPU")
+        if other is None:
+            return rows, (*costs, f"{rows.strategy}, as heads cannot be split: {self.why_not_heads}")
+        faster = f"it is {100 * (other.total / rows.total - 1):.1f} % faster than {other.strategy}"
+        return rows, (*costs, f"{rows.strategy}: {faster}")
+
+    def _best_of_long_rows(self, machine: Machine, costs: tuple[str, ...]) -> tuple[Cost, tuple[str, ...]]:
+        """The same where a GPU has no room for the keys of all rows."""
+        room = f"the keys of all rows take {self.keys / 1e9:.1f} GB, of {machine.memory / 1e9:.1f} GB that they may"
+        if self.heads is not None:
+            return self.heads, (*costs, f"heads: {room}")
+        if self.ring is not None:
+            return self.ring, (*costs, str(self.ring), f"ring: {room}; heads cannot be split: {self.why_not_heads}")
+        return self.gather, (*costs, f"gather, although {room}: there is no ring for {self.why_not_ring}")

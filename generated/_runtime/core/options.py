@@ -2,7 +2,7 @@
 """What a call asks of its kernels: their tiles, their family, and in which order gradients are added."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,12 +30,16 @@ class CallOptions:
         fixed_order: gradients must be added in a fixed order.
         tiles: the passes whose tile the call gives, with the tile.
         plain: the plain reference is computed instead of the kernels.
+        wide_keys: dk and dv are float32 whatever k and v are: parts of sums, which are rounded once, at their end.
+        wide_queries: the same of dq.
     """
 
     family: str | None = None
     fixed_order: bool = False
     tiles: tuple[tuple[str, Tile], ...] = ()
     plain: bool = False
+    wide_keys: bool = False
+    wide_queries: bool = False
 
     def tile(self, pass_name: str) -> Tile | None:
         """The tile that the call gives for a pass."""
@@ -43,7 +47,11 @@ class CallOptions:
 
     def plainly(self) -> "CallOptions":
         """The options of the same call, computed by the plain reference."""
-        return CallOptions(family=self.family, fixed_order=self.fixed_order, tiles=self.tiles, plain=True)
+        return replace(self, plain=True)
+
+    def widely(self, *, queries: bool) -> "CallOptions":
+        """The options of the same call, with dk and dv in float32, and dq if `queries`."""
+        return replace(self, wide_keys=True, wide_queries=queries)
 
     @property
     def text(self) -> str:
@@ -56,6 +64,8 @@ class CallOptions:
         words += ["fixed_order"] if self.fixed_order else []
         words += [f"{name}={t.block_m},{t.block_n},{t.num_warps},{t.num_stages}" for name, t in self.tiles]
         words += ["plain"] if self.plain else []
+        words += ["wide_keys"] if self.wide_keys else []
+        words += ["wide_queries"] if self.wide_queries else []
         return " ".join(words)
 
     @cached_property
@@ -73,6 +83,8 @@ class CallOptions:
             fixed_order="fixed_order" in fields,
             tiles=tuple(tiles),
             plain="plain" in fields,
+            wide_keys="wide_keys" in fields,
+            wide_queries="wide_queries" in fields,
         )
 
 

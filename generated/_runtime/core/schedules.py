@@ -57,6 +57,7 @@ class ScheduledOp(Protocol, Generic[_P, _R]):
 
     schedule: Callable[..., Schedule]
     plan: Callable[..., Schedule]
+    backward: Callable[..., Any]
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 

@@ -3,17 +3,41 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .checks import fail
-from .costs import Machine, choose, exchange_cost, gather_cost, heads_cost
+from .costs import (
+    Choices,
+    Cost,
+    Machine,
+    exchange_cost,
+    gather_cost,
+    gathered_bytes,
+    grid_cost,
+    heads_cost,
+    ring_cost,
+)
 from .key_needs import missing_share, needs_of
-from .shards import DEALS, Layout, RowWork, balanced, check_begins, check_count, check_segments, contiguous
-from .work import BLOCK, Rows, VariantWork, visited_blocks, work_of
+from .node_layouts import cut_for_nodes
+from .ring_steps import why_no_ring
+from .shards import (
+    DEALS,
+    Dealt,
+    KeyNeeds,
+    Layout,
+    RowWork,
+    balanced,
+    check_begins,
+    check_count,
+    check_segments,
+    contiguous,
+)
+from .work import BLOCK, Array, Rows, VariantWork, visited_blocks, work_of
 
-STRATEGIES = ("auto", "heads", "gather", "exchange")
+STRATEGIES = ("auto", "heads", "gather", "exchange", "ring", "2d")
 
 MOST_NEEDED = 0.6
 """Ranks that need more than this share of the other ranks' keys gather them all, unless "exchange" is asked for."""
@@ -21,7 +45,7 @@ MOST_NEEDED = 0.6
 
 def make_layout(
     op: Any,
-    ranks: int,
+    ranks: int | tuple[int, int],
     *,
     seq: int,
     heads: tuple[int, int],
@@ -35,18 +59,20 @@ def make_layout(
     machine: Machine | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> Layout:
-    """The layout of `plan`, which documents the arguments, for so many ranks."""
-    ranks, seq, head_dim = check_count("ranks", ranks), check_count("seq", seq), check_count("head_dim", head_dim, 8)
+    """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
+    seq, head_dim = check_count("seq", seq), check_count("head_dim", head_dim, 8)
     heads = _check_heads(heads)
+    machine = Machine() if machine is None else machine
+    grid = _check_ranks(ranks, strategy, machine)
+    row_ranks, inner = grid
     if strategy not in STRATEGIES:
         fail("plan", "strategy", " or ".join(map(repr, STRATEGIES)), repr(strategy))
     if balance not in DEALS:
         fail("plan", "balance", " or ".join(map(repr, DEALS)), repr(balance))
     if cu_seqlens is not None and segment_ids is not None:
         fail("plan", "segment_ids", "None beside cu_seqlens", type(segment_ids).__name__)
-    if seq < ranks:
-        fail("plan", "seq", f"at least a row for each of {ranks} ranks", seq)
-    machine = Machine() if machine is None else machine
+    if seq < row_ranks * inner:
+        fail("plan", "seq", f"at least a row for each of {row_ranks * inner} ranks", seq)
     begins = None if cu_seqlens is None else check_begins(cu_seqlens, seq)
     ids = None if segment_ids is None else check_segments(segment_ids, seq)
     calls = [(op, own or {})] if masks is None else list(masks)
@@ -54,59 +80,164 @@ def make_layout(
         fail("plan", "masks", "at least one (op, arguments)", masks)
     works = [work_of(each) for each, _ in calls]
 
-    rows = Rows.of(seq, ranks, begins, in_table=any(work.may_visit is not None for work in works))
+    rows = Rows.of(seq, row_ranks, begins, in_table=any(work.may_visit is not None for work in works))
     if balance == "work":
         blocks = [visited_blocks(work, rows, given, ids) for work, (_, given) in zip(works, calls, strict=True)]
         work = np.sum(blocks, axis=0)
     else:
         work = (rows.ends - rows.begins) * (rows.ends - rows.starts) / BLOCK**2
     in_rows = RowWork.of(rows.begins, rows.ends, work)
-    dealt = (balanced if balance == "work" else DEALS[balance])(in_rows, seq, ranks)
-
-    layers = float(work.sum()) / len(calls)
-    gather = gather_cost(layers, dealt.imbalance, seq, ranks, heads, head_dim, machine)
-    by_heads = None if _unsplit(works) else heads_cost(layers, seq, ranks, heads, head_dim, machine)
-    why_not = _unsplit(works) or f"{heads[0]} query and {heads[1]} key heads over {ranks} ranks"
-    if strategy == "heads" and by_heads is None:
-        fail("plan", "strategy", "'gather' or 'auto', as heads cannot be split", f"'heads' with {why_not}")
-    needs, shares = [], [1.0] * len(calls)
-    if strategy == "exchange" or (strategy == "auto" and balance == "work" and ranks > 1):
-        for i, (work_of_op, (_, given)) in enumerate(zip(works, calls, strict=True)):
-            found = needs_of(work_of_op, rows, given, ids, dealt.chunks, exact=strategy == "auto")
-            share = 1.0 if found is None else missing_share(found, dealt.chunks, seq)
-            if found is not None and (share <= MOST_NEEDED or strategy == "exchange"):
-                needs.append(found)
-                shares[i] = share
-    in_part = exchange_cost(gather, shares, heads[1], machine) if needs or strategy == "exchange" else None
-    if strategy == "auto":
-        cost, reasons = choose(gather, in_part, by_heads, why_not)
-    else:
-        asked = {"gather": gather, "exchange": in_part, "heads": by_heads}[strategy]
-        assert asked is not None
-        cost, reasons = asked, (str(asked), f"{strategy}: asked for")
+    dealt = (balanced if balance == "work" else DEALS[balance])(in_rows, seq, row_ranks)
+    planned = _Planned(
+        works=works,
+        given=[given for _, given in calls],
+        rows=rows,
+        ids=ids,
+        dealt=dealt,
+        layers=float(work.sum()) / len(calls),
+        seq=seq,
+        ranks=row_ranks,
+        heads=heads,
+        head_dim=head_dim,
+        machine=machine,
+    )
+    asked = "auto" if inner > 1 or strategy == "2d" else strategy
+    cost, reasons, needs = planned.chosen(asked, balance, is_packed=begins is not None, by_rows=inner > 1)
     if cost.strategy == "heads":
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
-        dealt = contiguous(in_rows, seq, ranks)
-    groups = cost.groups if head_groups is None else _check_groups(head_groups, heads)
-    return Layout(
-        ranks=ranks,
+        dealt = contiguous(in_rows, seq, row_ranks)
+    groups = cost.groups if head_groups is None else _check_groups(head_groups, heads, inner)
+    splits = cost.strategy not in ("heads", "ring") and not _unsplit(works)
+    even = cost.strategy == "heads"
+    layout = Layout(
+        ranks=row_ranks,
         seq=seq,
         chunks=dealt.chunks,
         strategy=cost.strategy,
-        head_groups=groups if cost.strategy != "heads" and not _unsplit(works) else 1,
-        imbalance=0.0 if cost.strategy == "heads" else dealt.imbalance,
+        head_groups=groups if splits else 1,
+        imbalance=0.0 if even else dealt.imbalance,
         bytes_moved=cost.bytes_moved,
         predicted=cost.total,
         reasons=reasons,
-        loads=(layers / ranks,) * ranks if cost.strategy == "heads" else tuple((dealt.load / len(calls)).tolist()),
+        loads=(planned.layers / row_ranks,) * row_ranks if even else tuple((dealt.load / len(calls)).tolist()),
         cost=cost,
         heads=heads,
         head_dim=head_dim,
-        needs=tuple(needs) if cost.strategy == "exchange" else (),
+        needs=tuple(needs) if cost.strategy in ("exchange", "ring") else (),
         cu_seqlens=begins,
         segment_ids=ids,
         segments_digest="" if ids is None else hashlib.sha256(np.ascontiguousarray(ids).tobytes()).hexdigest()[:16],
     )
+    if inner == 1 and not isinstance(ranks, tuple):
+        return layout
+    both = grid_cost(cost, seq, grid, heads, head_dim, machine)
+    if both is None or _unsplit(works):
+        why = _unsplit(works) or f"{heads[0]} query and {heads[1]} key heads"
+        fail("plan", "strategy", "a mesh of one dim, as heads cannot be split inside nodes", f"nodes of {inner}, {why}")
+    return cut_for_nodes(layout, inner, both)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Planned:
+    """Masks, the rows that were dealt for them, and what costs depend on."""
+
+    works: Sequence[VariantWork]
+    given: Sequence[Mapping[str, Any]]
+    rows: Rows
+    ids: Array | None
+    dealt: Dealt
+    layers: float
+    seq: int
+    ranks: int
+    heads: tuple[int, int]
+    head_dim: int
+    machine: Machine
+
+    def chosen(
+        self, strategy: str, balance: str, *, is_packed: bool, by_rows: bool
+    ) -> tuple[Cost, tuple[str, ...], list[KeyNeeds]]:
+        """The cost of the strategy, why that one, and what each rank needs of the keys.
+
+        Args:
+            by_rows: only "gather" and "exchange" may be chosen.
+        """
+        sizes = self.seq, self.ranks, self.heads, self.head_dim, self.machine
+        gather = gather_cost(self.layers, self.dealt.imbalance, *sizes)
+        by_heads = None if _unsplit(self.works) or by_rows else heads_cost(self.layers, *sizes)
+        why_not_heads = (
+            _unsplit(self.works) or f"{self.heads[0]} query and {self.heads[1]} key heads over {self.ranks} ranks"
+        )
+        no_ring = {work.op: why for work in self.works if (why := why_no_ring(work, is_packed=is_packed))}
+        why_not_ring = next((f"{op}, {why}" for op, why in no_ring.items()), "")
+        ring = None if no_ring or by_rows else ring_cost(gather, *sizes)
+        if strategy == "heads" and by_heads is None:
+            fail("plan", "strategy", "'gather' or 'auto', as heads cannot be split", f"'heads' with {why_not_heads}")
+        if strategy == "ring" and ring is None:
+            fail("plan", "strategy", "'gather', 'exchange' or 'auto'", f"'ring' with {why_not_ring}")
+        needs, shares = self._needs(strategy, balance)
+        in_part = None
+        if (needs and strategy != "ring") or strategy == "exchange":
+            in_part = exchange_cost(gather, shares, self.heads[1], self.ranks, self.machine)
+        if strategy != "auto":
+            asked = {"gather": gather, "exchange": in_part, "heads": by_heads, "ring": ring}[strategy]
+            assert asked is not None
+            return asked, (str(asked), f"{strategy}: asked for"), needs
+        keys = 0 if by_rows else gathered_bytes(self.seq, self.heads, self.head_dim, self.machine)
+        choices = Choices(
+            gather=gather,
+            exchange=in_part,
+            heads=by_heads,
+            ring=ring,
+            keys=keys,
+            why_not_heads=why_not_heads,
+            why_not_ring=why_not_ring,
+        )
+        cost, reasons = choices.best(self.machine)
+        return cost, (*reasons, *self._of_nodes(cost, gather, in_part, by_rows=by_rows)), needs
+
+    def _needs(self, strategy: str, balance: str) -> tuple[list[KeyNeeds], list[float]]:
+        """The keys that ranks need under each mask where that is worth knowing, and the share of all keys."""
+        needs: list[KeyNeeds] = []
+        shares = [1.0] * len(self.works)
+        if strategy not in ("exchange", "ring") and not (strategy == "auto" and balance == "work" and self.ranks > 1):
+            return needs, shares
+        for i, (work, given) in enumerate(zip(self.works, self.given, strict=True)):
+            found = needs_of(work, self.rows, given, self.ids, self.dealt.chunks, exact=strategy != "exchange")
+            share = 1.0 if found is None else missing_share(found, self.dealt.chunks, self.seq)
+            if found is not None and (share <= MOST_NEEDED or strategy != "auto"):
+                needs.append(found)
+                shares[i] = share
+        return needs, shares
+
+    def _of_nodes(self, cost: Cost, gather: Cost, exchange: Cost | None, *, by_rows: bool) -> tuple[str, ...]:
+        """What a mesh of nodes and their ranks would gain, if anything."""
+        node = self.machine.node
+        if by_rows or self.ranks <= node or self.ranks % node or _unsplit(self.works):
+            return ()
+        nodes = self.ranks // node
+        sizes = self.seq, nodes, self.heads, self.head_dim, self.machine
+        rows = gather_cost(self.layers, self.dealt.imbalance, *sizes)
+        if exchange is not None:
+            share = exchange.bytes_moved / gather.bytes_moved if gather.bytes_moved else 1.0
+            rows = exchange_cost(rows, [share], self.heads[1], nodes, self.machine)
+        both = grid_cost(rows, self.seq, (nodes, node), self.heads, self.head_dim, self.machine)
+        if both is None or both.total >= cost.total:
+            return ()
+        return (f"{both}: give a mesh of two dims, {nodes} nodes and {node} ranks of a node",)
+
+
+def _check_ranks(ranks: Any, strategy: str, machine: Machine) -> tuple[int, int]:
+    """Nodes, and the ranks of a node; so many nodes of one rank where there is one dim."""
+    if isinstance(ranks, tuple):
+        grid = check_count("nodes", ranks[0]), check_count("ranks of a node", ranks[1])
+        if strategy not in ("auto", "2d"):
+            fail("plan", "strategy", "'2d' or 'auto' for nodes and their ranks; else a mesh of one dim", repr(strategy))
+        return grid
+    ranks = check_count("ranks", ranks)
+    if strategy == "2d":
+        expected = "a mesh of two dims, or (nodes, ranks of a node), beside strategy='2d'"
+        fail("plan", "mesh", expected, f"{ranks} ranks; nodes have {machine.node}")
+    return ranks, 1
 
 
 def _check_heads(heads: Any) -> tuple[int, int]:
@@ -116,10 +247,10 @@ def _check_heads(heads: Any) -> tuple[int, int]:
     return heads[0], heads[1]
 
 
-def _check_groups(head_groups: Any, heads: tuple[int, int]) -> int:
-    groups = check_count("head_groups", head_groups)
-    if heads[1] % groups:
-        fail("plan", "head_groups", f"a divisor of {heads[1]} key heads", groups)
+def _check_groups(head_groups: Any, heads: tuple[int, int], inner: int) -> int:
+    groups, each = check_count("head_groups", head_groups), max(heads[1] // inner, 1)
+    if each % groups:
+        fail("plan", "head_groups", f"a divisor of {each} key heads", groups)
     return groups
 
 

@@ -35,7 +35,11 @@ class VariantWork:
         needs: keywords of the tensors and scalars that these read. keywords: their names there, where they differ.
         dropout: its probabilities may be dropped.
         by_heads: a head's number does nothing but pick that head's element of a tensor.
+        by_batch: the same is not true of a batch row's number.
         by_row: it reads a tensor by row, so that positions in any order are not enough to make a call right.
+        by_length: it computes with the number of queries or keys.
+        shift_invariant: mask and score are the same if all positions move by a number.
+        looks_back: the mask keeps no key behind its query.
     """
 
     op: str
@@ -47,7 +51,11 @@ class VariantWork:
     keywords: Mapping[str, str] = field(default_factory=dict)
     dropout: bool = False
     by_heads: bool = True
+    by_batch: bool = False
     by_row: bool = False
+    by_length: bool = False
+    shift_invariant: bool = False
+    looks_back: bool = False
 
     def axes(self, name: str, *dims: str) -> tuple[int, ...]:
         """The axes of a tensor that have one of these dims."""

@@ -2,6 +2,7 @@
 """Context parallelism inside `jax.shard_map`: an op over rows that several devices have."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -13,25 +14,37 @@ from ..core.checks import PACKED
 from ..core.costs import repeats_of_keys
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS, form_of, head_axis, local_axes, own_dims, row_axis
-from ..core.shards import Layout
+from ..core.shards import Layout, rows_ahead
 from ..core.work import VariantWork
 from .key_exchange import needed_rows
+from .primitive import varying_alike
+from .ring import Ring
+from .wide_keys import heads_of_all_rows, wide_call, widened
 
 LAYOUT = "bshd"
 """How q, k and v lie by default."""
 
+_MOST_AHEAD = 16
+"""More rows than a call with dropout may begin ahead of a chunk."""
 
-def local_call(op: Callable[..., Any], work: VariantWork, layout: Layout, axis: str, given: Mapping[str, Any]) -> Any:
+Axis = str | tuple[str, str]
+"""The axis of a mesh that rows are cut along, or that of nodes and that of the devices of a node."""
+
+
+def local_call(op: Callable[..., Any], work: VariantWork, layout: Layout, axis: Axis, given: Mapping[str, Any]) -> Any:
     """The rows of this device: `given` are its q, k, v and the keywords of the op, checked."""
     call = _Call(op, work, layout, axis, given)
-    return call.by_heads() if layout.strategy == "heads" else call.by_gathering()
+    if layout.nodes is not None:
+        return call.by_nodes()
+    by_strategy = {"heads": call.by_heads, "ring": call.by_ring}
+    return by_strategy.get(layout.strategy, call.by_gathering)()
 
 
 class _Call:
     """One call on one device of an axis."""
 
     def __init__(
-        self, op: Callable[..., Any], work: VariantWork, layout: Layout, axis: str, given: Mapping[str, Any]
+        self, op: Callable[..., Any], work: VariantWork, layout: Layout, axis: Axis, given: Mapping[str, Any]
     ) -> None:
         self.op, self.work, self.layout, self.axis = op, work, layout, axis
         keywords = {name: x for name, x in given.items() if x is not None and name != "q_offset"}
@@ -51,7 +64,7 @@ class _Call:
 
     def _gathered(self, x: jax.Array, axis: int) -> jax.Array:
         """The rows of all devices in order."""
-        (found,) = _rows_of_all(self.layout, self.axis, axis, 1, x)
+        (found,) = _rows_of_all(self.layout, self.axis, axis, 1, None, x)
         return found
 
     def _whole(self, name: str, x: Any) -> Any:
@@ -76,9 +89,33 @@ class _Call:
         return o, lse
 
     def _called(self, q: jax.Array, k: jax.Array, v: jax.Array, keywords: dict[str, Any]) -> Any:
+        keywords = {**self.keywords, **keywords}
+        if k.dtype != q.dtype:
+            o, lse = wide_call(self.op, q, k, v, keywords, self.form)
+            return o, lse if self.wants_lse else None
         if self.wants_lse:
-            return self.op(q, k, v, **self.keywords, **keywords, return_lse=True)
-        return self.op(q, k, v, **self.keywords, **keywords), None
+            return self.op(q, k, v, **keywords, return_lse=True)
+        return self.op(q, k, v, **keywords), None
+
+    def _to_heads(self, repeats: int, axis_name: Axis) -> tuple[jax.Array, ...]:
+        """q, k and v of this device's heads, and of all rows of those that share these."""
+        whole = partial(
+            jax.lax.all_to_all, axis_name=axis_name, split_axis=self.heads, concat_axis=self.rows, tiled=True
+        )
+        if repeats == 1:
+            return tuple(map(whole, (self.q, self.k, self.v)))
+        return whole(self.q), *(
+            heads_of_all_rows(axis_name, self.heads, self.rows, repeats, x) for x in (self.k, self.v)
+        )
+
+    def _origin(self, ranks: int, axis_name: Axis) -> dict[str, Any]:
+        """Where this device's heads are in the whole call, one of those that share rows, if it drops probabilities."""
+        if not self.keywords.get("dropout_p"):
+            return {}
+        query_heads = self.q.shape[self.heads]
+        batch_row, head, all_heads = self.keywords.get("dropout_origin", (0, 0, query_heads))
+        own = jax.lax.axis_index(axis_name) * (query_heads // ranks)
+        return {"dropout_origin": (batch_row, head + own, all_heads)}
 
     # ---------------------------------------------------------------------------------------------------------- heads
 
@@ -86,10 +123,10 @@ class _Call:
         """Rows of all heads become heads of all rows, and back."""
         layout, rows, heads = self.layout, self.rows, self.heads
         repeats = repeats_of_keys((self.q.shape[heads], self.k.shape[heads]), layout.ranks)
-        k, v = (x if repeats == 1 else jnp.repeat(x, repeats, heads) for x in (self.k, self.v))
-        whole = partial(jax.lax.all_to_all, axis_name=self.axis, split_axis=heads, concat_axis=rows, tiled=True)
-        q, k, v = (jax.lax.slice_in_dim(whole(x), 0, layout.seq, axis=rows) for x in (self.q, k, v))
-        keywords: dict[str, Any] = {**self.tokens, **self._own_heads(repeats)}
+        whole = self._to_heads(repeats, self.axis)
+        q, k, v = (jax.lax.slice_in_dim(x, 0, layout.seq, axis=rows) for x in whole)
+        keywords: dict[str, Any] = {**self.tokens, **self._own_heads(repeats, layout.ranks, self.axis)}
+        keywords |= self._origin(layout.ranks, self.axis)
         if layout.cu_seqlens is not None:
             keywords["cu_seqlens_q"] = jnp.asarray(layout.cu_seqlens, jnp.int32)
         o, lse = self._called(q, k, v, keywords)
@@ -99,9 +136,9 @@ class _Call:
             lse = back(_padded(lse, layout, lse.ndim - 1), split_axis=lse.ndim - 1, concat_axis=lse.ndim - 2)
         return self._finished(o, lse)
 
-    def _own_heads(self, repeats: int) -> dict[str, Any]:
-        """The variant's own tensors for the heads of this device."""
-        ranks, rank = self.layout.ranks, jax.lax.axis_index(self.axis)
+    def _own_heads(self, repeats: int, ranks: int, axis_name: Axis) -> dict[str, Any]:
+        """The variant's own tensors for the heads of this device, one of those that share rows."""
+        rank = jax.lax.axis_index(axis_name)
         query_heads, key_heads = self.q.shape[self.heads], self.k.shape[self.heads]
         found = {}
         for name, x in self.own.items():
@@ -115,6 +152,38 @@ class _Call:
             found[name] = x
         return found
 
+    # ---------------------------------------------------------------------------------------------------------- nodes
+
+    def by_nodes(self) -> Any:
+        """Inside a node rows of all heads become heads of all its rows, which gather keys from the other nodes."""
+        assert self.layout.nodes is not None
+        assert isinstance(self.axis, tuple)
+        outer, inner = self.axis
+        repeats = repeats_of_keys((self.q.shape[self.heads], self.k.shape[self.heads]), self.layout.inner)
+        node = copy(self)
+        node.own = self._own_heads(repeats, self.layout.inner, inner)
+        node.keywords = {**self.keywords, **self._origin(self.layout.inner, inner)}
+        node.q, node.k, node.v = self._to_heads(repeats, inner)
+        node.layout, node.axis = self.layout.nodes, outer
+        found = node.by_gathering()
+        o, lse = found if self.wants_lse else (found, None)
+        back = partial(jax.lax.all_to_all, axis_name=inner, tiled=True)
+        o = back(o, split_axis=self.rows, concat_axis=self.heads)
+        if lse is None:
+            return o
+        return o, back(lse, split_axis=lse.ndim - 1, concat_axis=lse.ndim - 2)
+
+    # ----------------------------------------------------------------------------------------------------------- ring
+
+    def by_ring(self) -> Any:
+        """The rows of this device against the keys of one device after the other."""
+        assert isinstance(self.axis, str)
+        ring = Ring.of(
+            self.op, self.work, self.layout, self.axis, self.form, self.keywords, self.own, self.given_tokens
+        )
+        o, lse = ring.computed(self.q, self.k, self.v, self.own, self.tokens, self.keywords)
+        return self._finished(o, lse if self.wants_lse else None)
+
     # --------------------------------------------------------------------------------------------------------- gather
 
     def by_gathering(self) -> Any:
@@ -127,27 +196,43 @@ class _Call:
         given = {**self.keywords, **self.own, **dict.fromkeys(self.given_tokens, True)}
         needs = planned_needs(layout, self.work, given, knows_values=False)
         if needs is None:
-            ks, vs = (_rows_of_all(layout, self.axis, self.rows, uses, x) for x in (self.k, self.v))
+            ks, vs = (_rows_of_all(layout, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v))
         else:
-            ks, vs = (needed_rows(layout, needs, self.axis, self.rows, uses, x) for x in (self.k, self.v))
+            ks, vs = (needed_rows(layout, needs, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v))
         outputs, sums, at = [], [], 0
         for i, length in enumerate(lengths):
             q = jax.lax.slice_in_dim(self.q, at, at + length, axis=self.rows)
-            o, lse = self._called(q, ks[i], vs[i], self._of_chunk(own_begins[i], length))
+            o, lse = self._chunk(i, q, ks[i], vs[i], own_begins[i])
             outputs.append(o)
             sums += [] if lse is None else [lse]
             at += length
         return self._finished(jnp.concatenate(outputs, self.rows), jnp.concatenate(sums, -1) if sums else None)
 
-    def _of_chunk(self, begin: jax.Array, length: int) -> dict[str, Any]:
-        """The keywords of a call for rows from `begin` on, a number that only the device knows."""
+    def _chunk(self, i: int, q: jax.Array, k: jax.Array, v: jax.Array, begin: jax.Array) -> Any:
+        """One chunk of rows, `begin` on. Dropout counts rows from multiples of 16 on: where a device's chunk begins
+        elsewhere, rows of zeros are computed ahead of it and behind it, and nothing comes of them."""
+        length = q.shape[self.rows]
+        aheads = [rows_ahead(self.layout, own[i][0]) for own in self.layout.chunks]
+        if not self.keywords.get("dropout_p") or not any(aheads):
+            return self._called(q, k, v, self._of_chunk(begin, length))
+        ahead, room = jnp.asarray(aheads, jnp.int32)[jax.lax.axis_index(self.axis)], length + _MOST_AHEAD
+        zeros = jnp.zeros([room if axis == self.rows else size for axis, size in enumerate(q.shape)], q.dtype)
+        q, zeros = varying_alike((q, zeros))
+        q = jax.lax.dynamic_update_slice_in_dim(zeros, q, ahead, self.rows)
+        o, lse = self._called(q, k, v, self._of_chunk(begin - ahead, room, _MOST_AHEAD))
+        o = jax.lax.dynamic_slice_in_dim(o, ahead, length, self.rows)
+        return o, None if lse is None else jax.lax.dynamic_slice_in_dim(lse, ahead, length, lse.ndim - 1)
+
+    def _of_chunk(self, begin: jax.Array, length: int, room: int = 0) -> dict[str, Any]:
+        """The keywords of a call for rows from `begin` on, a number that only the device knows. They end up to `room`
+        rows behind the last one."""
         layout = self.layout
         if layout.cu_seqlens is None:
             found: dict[str, Any] = dict(self.own)
             for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
                 if of_queries in self.tokens:
                     whole = self.tokens[of_queries]
-                    found[of_queries] = _rows_from(whole, 1, begin, length, layout)
+                    found[of_queries] = _rows_from(whole, 1, begin, length, layout, room)
                     found[of_keys] = self.tokens.get(of_keys, whole)
             if "q_positions" not in found:
                 found["q_offset"] = jnp.full((self.q.shape[0],), begin, jnp.int32)
@@ -160,39 +245,45 @@ class _Call:
         for name, x in self.own.items():
             for axis, dim in enumerate(own_dims(self.work, layout, name, x.ndim)):
                 if dim == "q_idx":
-                    x = _rows_from(x, axis, begin, length, layout)
+                    x = _rows_from(x, axis, begin, length, layout, room)
                 elif dim == "b":
                     x = jnp.concatenate([x, jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis)
             found[name] = x
         return found
 
 
-def _padded(x: jax.Array, layout: Layout, axis: int) -> jax.Array:
-    """Rows up to the padding of all ranks, which is 0."""
-    widths = [(0, layout.padded - layout.seq) if i == axis else (0, 0) for i in range(x.ndim)]
-    return x if layout.padded == layout.seq else jnp.pad(x, widths)
+def _padded(x: jax.Array, layout: Layout, axis: int, room: int = 0) -> jax.Array:
+    """Rows up to the padding of all ranks, and of `room`, which is 0."""
+    missing = layout.padded - layout.seq + room
+    return x if missing == 0 else jnp.pad(x, [(0, missing) if i == axis else (0, 0) for i in range(x.ndim)])
 
 
-def _rows_from(x: jax.Array, axis: int, begin: jax.Array, length: int, layout: Layout) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(_padded(x, layout, axis), begin, length, axis)
+def _rows_from(x: jax.Array, axis: int, begin: jax.Array, length: int, layout: Layout, room: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(_padded(x, layout, axis, room), begin, length, axis)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _rows_of_all(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) -> Sequence[jax.Array]:
-    """The rows of all devices of an axis, in order, once for each use. Their gradients are added up in float32."""
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
+def _rows_of_all(layout: Layout, name: Axis, axis: int, uses: int, wire: Any, x: jax.Array) -> Sequence[jax.Array]:
+    """The rows of all devices of an axis, in order, once for each use. Their gradients are added up in float32.
+
+    Keys and values are sent in the dtype `wire`, and `widened`; other tensors, whose `wire` is None, stay as they are.
+    """
+    x = x if wire is None else x.astype(wire)
     found = jax.lax.all_gather(x, name, axis=axis, tiled=True)
     if not layout.in_order:
         found = jnp.take(found, jnp.asarray(layout.places, jnp.int32), axis, unique_indices=True, mode="clip")
     elif layout.padded > layout.seq:
         found = jax.lax.slice_in_dim(found, 0, layout.seq, axis=axis)
-    return (found,) * uses
+    return (found if wire is None else widened(found),) * uses
 
 
-def _rows_forward(layout: Layout, name: str, axis: int, uses: int, x: jax.Array) -> Any:
-    return _rows_of_all(layout, name, axis, uses, x), None
+def _rows_forward(layout: Layout, name: Axis, axis: int, uses: int, wire: Any, x: jax.Array) -> Any:
+    return _rows_of_all(layout, name, axis, uses, wire, x), jnp.zeros((), x.dtype)
 
 
-def _rows_backward(layout: Layout, name: str, axis: int, _uses: int, _: None, given: Sequence[jax.Array]) -> Any:
+def _rows_backward(
+    layout: Layout, name: Axis, axis: int, _uses: int, _wire: Any, like: jax.Array, given: Sequence[jax.Array]
+) -> Any:
     if given[0].dtype == jax.dtypes.float0:
         return (np.zeros([layout.local if i == axis else n for i, n in enumerate(given[0].shape)], jax.dtypes.float0),)
     total = given[0].astype(jnp.float32)
@@ -206,7 +297,7 @@ def _rows_backward(layout: Layout, name: str, axis: int, _uses: int, _: None, gi
     else:
         total = _padded(total, layout, axis)
     found = jax.lax.psum_scatter(total, name, scatter_dimension=axis, tiled=True)
-    return (found.astype(given[0].dtype),)
+    return (found.astype(like.dtype),)
 
 
 _rows_of_all.defvjp(_rows_forward, _rows_backward)

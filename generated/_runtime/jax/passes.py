@@ -188,6 +188,22 @@ class Forward:
         return [o, lse.astype(FP32), *(jnp.zeros(shape, dtype) for shape, dtype in shapes[2:])]
 
 
+class Decay(Forward):
+    """The forward of a log-decay's running sum alone: o and lse are zeros."""
+
+    def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        given, shapes = keywords(self.kernels, call, call.named(arrays)), self.shapes(call, call.named(arrays))
+        decay = given["q"].new_empty(shapes[2][0], dtype=FP32)
+        if decay.numel() > 0:
+            sequences = (given["cu_seqlens_k"],) if call.packed else ()
+            self.kernels.launches.fill_decay(backend, given["g"], *sequences, decay)
+        return [*(jnp.zeros(*shape) for shape in shapes[:2]), decay.value()]
+
+    def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """Zeros: the reference computes its own."""
+        return [jnp.zeros(*shape) for shape in self.shapes(call, call.named(arrays))]
+
+
 class Backward:
     """The backward as launches and as derivative of the reference: dq, dk, dv and the gradients that are wanted."""
 
@@ -197,7 +213,8 @@ class Backward:
         self.kernels = kernels
 
     def shapes(self, call: Call, avals: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
-        return [(avals[name].shape, avals[name].dtype) for name in ("q", "k", "v", *call.wanted)]
+        wide, names = _wide_names(call), ("q", "k", "v", *call.wanted)
+        return [(avals[name].shape, _wide(avals[name]) if name in wide else avals[name].dtype) for name in names]
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         kernels, operands = self.kernels, call.named(arrays)
@@ -215,13 +232,49 @@ class Backward:
         operands = call.named(arrays)
         names = ("q", "k", "v", *call.wanted)
         do, dlse = operands.pop("do"), operands.pop("dlse", None)
+        wide = _wide_names(call)
+        q_dtype = operands["q"].dtype
+        operands |= {name: operands[name].astype(_wide(operands[name])) for name in wide}
 
         def outputs(*trained: jax.Array) -> Any:
             o, lse = _reference(self.kernels, call, operands | dict(zip(names, trained, strict=True)))
-            return o, lse.astype(FP32)
+            return o.astype(q_dtype), lse.astype(FP32)
 
-        (_, lse), pullback = jax.vjp(outputs, *(operands[name] for name in names))
+        (o, lse), pullback = jax.vjp(outputs, *(operands[name] for name in names))
+        if wide:
+            do, dlse = _of_part(do, dlse, (operands["o"], operands["lse"]), o, lse, call)
         return list(pullback((do, jnp.zeros_like(lse) if dlse is None else dlse)))
+
+
+def _wide_names(call: Call) -> tuple[str, ...]:
+    """Which gradients are float32 whatever they are the gradients of."""
+    options = call.number("options")
+    return (*(["q"] if options.wide_queries else []), *(["k", "v"] if options.wide_keys else []))
+
+
+def _wide(x: Any) -> Any:
+    """The dtype of sums of parts of a gradient."""
+    return jnp.promote_types(x.dtype, FP32)
+
+
+def _of_part(
+    do: jax.Array, dlse: jax.Array | None, whole: tuple[jax.Array, jax.Array], o: jax.Array, lse: jax.Array, call: Call
+) -> tuple[jax.Array, jax.Array]:
+    """The gradients of o and lse of some keys, from those of all keys, whose o and lse are `whole`.
+
+    As `of_part` of `runtime/torch/plain.py`.
+    """
+    rows, heads = (call.layout.find(letter) for letter in "sh") if not call.packed else (0, 1)
+    whole_o, whole_lse = whole
+    share = jnp.where(lse == -jnp.inf, 0.0, jnp.exp(lse - whole_lse))
+
+    def by_row(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x, -1, -2) if rows < heads else x
+
+    wide = do.astype(lse.dtype)
+    less = by_row(((o.astype(lse.dtype) - whole_o) * wide).sum(-1))
+    dlse = less if dlse is None else less + dlse
+    return (wide * by_row(share)[..., None]).astype(do.dtype), share * dlse
 
 
 def _batch_heads_rows(q: Any, call: Call) -> tuple[int, int, int]:

@@ -37,7 +37,7 @@ def philox4x32(seed: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[jax.Array
 
 
 def dropout_words(seed: Any, head: Any, row: Any, key: Any) -> jax.Array:
-    """The word that decides about each probability; `head` counts batch row times heads plus head. All broadcast.
+    """The word that decides about each probability; `head` is its number over all batch rows. All broadcast.
 
     Bit 3 of row and of key tells which of four words is theirs, the other bits are the counter: see `philox.py`.
     """

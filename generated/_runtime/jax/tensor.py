@@ -135,7 +135,7 @@ def has_even_rows(x: Tensor) -> bool:
     return not any(stride % 2 for stride in x.strides[:-1])
 
 
-def empty_like_layout(x: Tensor, last: int) -> Tensor:
-    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
+def empty_like_layout(x: Tensor, last: int, dtype: Any = None) -> Tensor:
+    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`, of its dtype or another."""
     strides = [stride // x.memory[-1] * last for stride in x.strides[:-1]]
-    return Tensor(None, (*x.shape[:3], last), (*strides, 1), x.dtype, memory=(*x.memory[:-1], last))
+    return Tensor(None, (*x.shape[:3], last), (*strides, 1), dtype or x.dtype, memory=(*x.memory[:-1], last))

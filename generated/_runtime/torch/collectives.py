@@ -24,12 +24,6 @@ class Collectives(Protocol):
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """`[size * n, ...]` -> `[n, ...]`, the sum of this rank's part over all ranks."""
 
-    def all_to_all(self, x: Tensor) -> Tensor:
-        """`[size * n, ...]` -> the same shape: part i is that which rank i has for this one."""
-
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
-        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths."""
-
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks."""
 
@@ -40,6 +34,16 @@ class Collectives(Protocol):
         """What every rank gave: small Python objects. Waits for all ranks."""
 
 
+class Exchanges(Collectives, Protocol):
+    """Collectives that also send each rank something else."""
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """`[size * n, ...]` -> the same shape: part i is that which rank i has for this one."""
+
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths."""
+
+
 class GroupCollectives:
     """The collectives of a process group of torch.distributed, as operators that torch.compile knows."""
 
@@ -48,7 +52,7 @@ class GroupCollectives:
 
         self.group, self.device_type = group, device_type
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self._name: str = group.group_name
+        self.name: str = group.group_name
         # Registers the operators.
         import torch.distributed._functional_collectives  # noqa: F401
 
@@ -73,7 +77,7 @@ class GroupCollectives:
         return found
 
     def _started(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
-        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self._name)
+        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self.name)
         return found
 
     def gather_objects(self, x: Any) -> list[Any]:
@@ -101,12 +105,50 @@ class Alone:
         return [x]
 
 
+class GridCollectives:
+    """The collectives of ranks on a grid, `outer` nodes of `inner` ranks: one along each axis after the other.
+
+    Rank `o * inner.size + i` is rank o of `outer` and rank i of `inner`. Small tensors take this way: each step waits.
+    """
+
+    def __init__(self, outer: Exchanges, inner: Exchanges) -> None:
+        self.outer, self.inner, self.device_type = outer, inner, inner.device_type
+        self.size, self.rank = outer.size * inner.size, outer.rank * inner.size + inner.rank
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.outer.all_gather(self.inner.wait(self.inner.all_gather(x)))
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return self.inner.reduce_scatter(self.outer.wait(self.outer.reduce_scatter(x)))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self.outer.all_reduce(self.inner.wait(self.inner.all_reduce(x)))
+
+    def wait(self, x: Tensor) -> Tensor:
+        return self.inner.wait(x)
+
+    def gather_objects(self, x: Any) -> list[Any]:
+        return [each for node in self.outer.gather_objects(self.inner.gather_objects(x)) for each in node]
+
+
 def collectives_of(mesh: Any) -> Collectives | None:
-    """The collectives of a mesh of one dim or of a process group; None for a number of ranks, which have none."""
+    """The collectives of a mesh of one dim or two, or of a process group; None for a number of ranks, which have none.
+
+    A pair of these is a grid: nodes, and the ranks of a node.
+    """
+    if getattr(mesh, "ndim", 1) == 2 and hasattr(mesh, "mesh_dim_names"):
+        return GridCollectives(*(GroupCollectives(mesh.get_group(axis), mesh.device_type) for axis in (0, 1)))
+    if isinstance(mesh, tuple) and len(mesh) == 2:
+        outer, inner = map(_exchanges_of, mesh)
+        return None if outer is None or inner is None else GridCollectives(outer, inner)
+    return _exchanges_of(mesh)
+
+
+def _exchanges_of(mesh: Any) -> Exchanges | None:
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         return Alone() if mesh == 1 else None
     if all(hasattr(mesh, name) for name in ("all_gather", "all_to_all", "gather_objects")):
-        found: Collectives = mesh
+        found: Exchanges = mesh
         return found
     import torch.distributed as dist
 
@@ -115,11 +157,11 @@ def collectives_of(mesh: Any) -> Collectives | None:
 
         if isinstance(mesh, DeviceMesh):
             if mesh.ndim != 1:
-                expected = 'a mesh of one dim, such as `mesh["cp"]`'
+                expected = 'a mesh of one dim, such as `mesh["cp"]`, or of two, nodes and the ranks of a node'
                 fail("plan", "mesh", expected, f"one of {mesh.ndim} dims, {mesh.mesh_dim_names}")
             return GroupCollectives(mesh.get_group(), mesh.device_type)
         if isinstance(mesh, dist.ProcessGroup):
             backend = str(dist.get_backend(mesh))
             return GroupCollectives(mesh, "cuda" if "nccl" in backend else "cpu")
-    expected = "a DeviceMesh of one dim, a process group, or a number of ranks"
+    expected = "a DeviceMesh of one dim or two, a process group, or a number of ranks"
     fail("plan", "mesh", expected, type(mesh).__name__)

@@ -80,10 +80,13 @@ def register_operator(
     def run(*args: Any) -> Any:
         return launch(*(CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)))
 
+    def allocate(*args: Any) -> Any:
+        return fake(*(CallOptions.parsed(x) if place in places else x for place, x in enumerate(args)))
+
     parameters = [x.replace(annotation=str) if x.name == "options" else x for x in signature.parameters.values()]
     run.__dict__["__signature__"] = signature.replace(parameters=parameters)
     registered = custom_op(name, run, mutates_args=())
-    registered.register_fake(fake)
+    registered.register_fake(allocate)
     if vmap is not None:
         registered.register_vmap(lambda info, in_dims, *args: vmap(registered, info.batch_size, in_dims, args))
 

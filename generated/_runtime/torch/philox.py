@@ -40,26 +40,50 @@ def philox4x32(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tup
     return c0, c1, c2, c3
 
 
-def dropout_words(seed: int, shape: Sequence[int], device: torch.device, first_batch: int = 0) -> Tensor:
+def dropout_words(
+    seed: int,
+    shape: Sequence[int],
+    device: torch.device,
+    *,
+    row_offset: int | Tensor = 0,
+    first_head: int = 0,
+    all_heads: int = 0,
+) -> Tensor:
     """The word that decides about each probability of `shape` `[B, H, Sq, Skv]`, int64.
 
     Bit 3 of a row and of a key tells which of the four words of one Philox is theirs: the bit of the row times two plus
-    that of the key. The other bits, closed up, are its counter: (key, row, batch row times heads plus head, 0). Batch
-    rows are numbered from `first_batch` on.
+    that of the key. The other bits, closed up, are its counter: (key, row, first_head + batch row * all_heads + head,
+    0), where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B, 1, 1, 1]`, rounded
+    down to a multiple of 16: so four words stay those of one tile.
     """
     batch, heads, q_len, kv_len = shape
     row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 16)
     row_group = torch.arange(row_blocks * 8, device=device)[:, None]
     key_group = torch.arange(key_blocks * 8, device=device)
-    head = first_batch * heads + torch.arange(batch * heads, device=device).view(-1, 1, 1)
+    numbers = first_head + (all_heads or heads) * torch.arange(batch, device=device)[:, None]
+    head = (numbers + torch.arange(heads, device=device)).view(-1, 1, 1)
+    first_group = row_offset // 16 * 8
+    if isinstance(first_group, Tensor):
+        first_group = first_group.view(-1, 1).expand(-1, heads).reshape(-1, 1, 1)
+    row_group = (row_group + first_group) & _WORD
     words = torch.stack(philox4x32(seed, key_group, row_group, head, torch.zeros_like(head)))
     # [row's bit 3, key's bit 3, B * H, row block, row, key block, key]: each bit goes back between block and place.
     words = words.view(2, 2, batch * heads, row_blocks, 8, key_blocks, 8).permute(2, 3, 0, 4, 5, 1, 6)
     return words.reshape(batch, heads, row_blocks * 16, key_blocks * 16)[:, :, :q_len, :kv_len]
 
 
-def dropout(probs: Tensor, dropout_p: float, seed: int, first_batch: int = 0) -> Tensor:
+def dropout(
+    probs: Tensor,
+    dropout_p: float,
+    seed: int,
+    row_offset: int | Tensor = 0,
+    first_head: int = 0,
+    all_heads: int = 0,
+) -> Tensor:
     """Probabilities `[B, H, Sq, Skv]`, each set to 0 with probability `dropout_p`, else divided by `1 - dropout_p`."""
     threshold, keep_scale = keep_numbers(dropout_p)
-    drop = dropout_words(seed, probs.shape, probs.device, first_batch) < threshold
+    words = dropout_words(
+        seed, probs.shape, probs.device, row_offset=row_offset, first_head=first_head, all_heads=all_heads
+    )
+    drop = words < threshold
     return torch.where(drop, 0.0, probs * keep_scale)

@@ -26,17 +26,23 @@ def plain_backward(
     do: Tensor,
     dlse: Tensor | None,
     trained: Sequence[int | None],
+    whole: tuple[Tensor, Tensor] | None,
     *arguments: Any,
 ) -> _Results:
     """Fill what a backward returns, as its fake one allocates it, with the gradients of the reference.
 
     `trained` are the places of their tensors among the arguments of the forward; None where no gradient is wanted.
+    `whole` is o and lse of more keys than these, if there are more: the gradients are then the part of these keys.
     """
     if do.is_meta:
         return results
-    with _recording_gradients():
-        leaves = {place: arguments[place].detach().requires_grad_() for place in trained if place is not None}
+    with recording_gradients():
+        wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
+        leaves = {place: arguments[place].detach().to(dtype).requires_grad_() for place, dtype in wide.items()}
         o, lse = reference(*(leaves.get(place, x) for place, x in enumerate(arguments)))
+        o = o.to(do.dtype)
+        if whole is not None:
+            do, dlse = of_part(do, dlse, whole, o.detach(), lse.detach())
         outputs, gradients = ([o], [do]) if dlse is None else ([o, lse], [do, dlse])
         found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
     filled = [result for result, place in zip(results, trained, strict=True) if place is not None]
@@ -48,8 +54,26 @@ def plain_backward(
     return results
 
 
+def of_part(
+    do: Tensor, dlse: Tensor | None, whole: tuple[Tensor, Tensor], o: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of o and lse of some keys, from those of o and lse of all keys, `whole`.
+
+    The probabilities of the part are to be less by the factor `exp(lse - whole's lse)`, and what a row takes from ds,
+    `sum(o * do) - dlse`, is to be that of the whole, times the same factor.
+    """
+    whole_o, whole_lse = whole
+    # In a packed call lse is [H, total], o [total, H, D].
+    per_row = (lambda x: x.t()) if o.dim() == 3 else (lambda x: x)
+    share = torch.where(lse == float("-inf"), 0.0, torch.exp(lse - whole_lse))
+    wide = do.to(lse.dtype)
+    less = per_row(((o.to(lse.dtype) - whole_o) * wide).sum(-1))
+    dlse = less if dlse is None else less + dlse
+    return (wide * per_row(share).unsqueeze(-1)).to(do.dtype), share * dlse
+
+
 @contextmanager
-def _recording_gradients() -> Iterator[None]:
+def recording_gradients() -> Iterator[None]:
     """Autograd records what is computed, also inside a custom operator, which it is kept out of."""
     guard = torch._C._SetExcludeDispatchKeyGuard
     autograd, views = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView

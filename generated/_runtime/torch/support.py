@@ -320,18 +320,18 @@ def overlaps(x: Tensor) -> bool:
     return arch.startswith("sm_") and int(arch[3:]) >= 90
 
 
-def empty_like_layout(x: Tensor, last: int) -> Tensor:
-    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`."""
+def empty_like_layout(x: Tensor, last: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`, of its dtype or another."""
     strides = x.stride()
     order = sorted(range(3), key=lambda axis: (-strides[axis], axis))
     if order == [0, 1, 2]:
-        return x.new_empty((*x.shape[:3], last))
+        return x.new_empty((*x.shape[:3], last), dtype=dtype)
     # No view of another tensor: autograd would refuse to have it changed in place.
     dense, step = [0, 0, 0], last
     for axis in reversed(order):
         dense[axis] = step
         step *= x.shape[axis]
-    return x.new_empty_strided((*x.shape[:3], last), (*dense, 1))
+    return x.new_empty_strided((*x.shape[:3], last), (*dense, 1), dtype=dtype)
 
 
 def batch_row(x: Tensor) -> Tensor:

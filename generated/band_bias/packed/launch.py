@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 83d9d5b47845ef77
+# hash: 56ff575c1634a13d
 """The launches of `band_bias`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from ..._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -136,8 +137,7 @@ def backward(
     tiles = tiles_of(backend, "band_bias", "packed", q, v, options, cu_seqlens_q)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv", "dq"))
     (key_block_seqs,) = tables[:1]
     (block_seqs,) = tables[1:]

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 323e210d7fd406ad
+# hash: 8ad791abe70dd77d
 """The launches of `band_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from ..._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -217,8 +218,7 @@ def backward(
     tiles = tiles_of(backend, "band_bias", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,

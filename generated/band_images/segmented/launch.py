@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: b6efbe8c1354f34d
+# hash: 3fcb440706e30ccd
 """The launches of `band_images`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -235,8 +236,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[2:] or make_tables(
         backend,
         q,

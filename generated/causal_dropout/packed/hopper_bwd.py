@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 2c2552cddfeb0b2f
+# hash: 2bb69815c0ac553a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx
-    drop        word < threshold, a random word of seed, b * Hq + h, row and key
+    drop        word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+                rows are counted from q_offset on, rounded down to a multiple of 16
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -181,7 +182,7 @@ def consume(
     work_ring, pointers, strides, numbers = arguments
     block_seqs_ptr, q_offset, dk_ptr, dv_ptr = pointers
     stride_dkh, stride_dvh = strides
-    seed, num_heads, group_size, scale, threshold = numbers
+    seed, first_head, all_heads, num_heads, group_size, scale, threshold = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N // 2
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -219,7 +220,7 @@ def consume(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index = (b * num_heads + h).to(gl.int32)
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -232,6 +233,7 @@ def consume(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n + PART * KEYS,
                     q_len,
@@ -275,6 +277,7 @@ def consume(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n + PART * KEYS,
                     q_len,
@@ -309,11 +312,9 @@ def consume(
         own_start = start_n + PART * KEYS
         # Through the shared memory of v, whose last reader this was.
         dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
-        store_through(
-            dv_start, (dv * 2.0 if DROPOUT else dv).to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V
-        )
+        store_through(dv_start, (dv * 2.0 if DROPOUT else dv), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-        store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
@@ -358,7 +359,19 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
         work_turn += 1
 
 
-@gluon.jit(do_not_specialize=["q_offset", "seed", "q_total", "num_heads", "group_size", "threshold", "num_seqs"])
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "q_total",
+        "num_heads",
+        "group_size",
+        "threshold",
+        "num_seqs",
+    ]
+)
 def causal_dropout_packed_hopper_bwd(
     q_ptr,
     k_ptr,
@@ -369,6 +382,8 @@ def causal_dropout_packed_hopper_bwd(
     block_seqs_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qh,
@@ -404,6 +419,8 @@ def causal_dropout_packed_hopper_bwd(
     WITH_DQ: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     # Each sequence has whole blocks of rows: so many at most.
@@ -425,7 +442,7 @@ def causal_dropout_packed_hopper_bwd(
         work_ring,
         (block_seqs_ptr, q_offset, dk_ptr, dv_ptr),
         (stride_dkh, stride_dvh),
-        (seed, num_heads, group_size, scale, threshold),
+        (seed, first_head, all_heads, num_heads, group_size, scale, threshold),
     )
     CONSTANTS: gl.constexpr = (
         stride_dks,
@@ -491,7 +508,7 @@ def score(
     work_ring, pointers, strides, numbers = arguments
     block_seqs_ptr, q_offset, dk_ptr = pointers
     (stride_dkh,) = strides
-    seed, num_heads, group_size, scale, threshold = numbers
+    seed, first_head, all_heads, num_heads, group_size, scale, threshold = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -520,7 +537,7 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index = (b * num_heads + h).to(gl.int32)
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -533,6 +550,7 @@ def score(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n,
                     q_len,
@@ -576,6 +594,7 @@ def score(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n,
                     q_len,
@@ -605,7 +624,7 @@ def score(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -631,7 +650,6 @@ def accumulate(
     """dv of each work item, and what it adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, block_seqs_ptr, q_offset, dv_ptr, stride_dvh, q_total, num_heads, group_size, num_seqs = arguments
-    DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
@@ -675,13 +693,25 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
-        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv).to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
 
-@gluon.jit(do_not_specialize=["q_offset", "seed", "q_total", "num_heads", "group_size", "threshold", "num_seqs"])
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "q_total",
+        "num_heads",
+        "group_size",
+        "threshold",
+        "num_seqs",
+    ]
+)
 def causal_dropout_packed_hopper_bwd_wide(
     q_ptr,
     k_ptr,
@@ -692,6 +722,8 @@ def causal_dropout_packed_hopper_bwd_wide(
     block_seqs_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qh,
@@ -727,6 +759,8 @@ def causal_dropout_packed_hopper_bwd_wide(
     WITH_DQ: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     # Each sequence has whole blocks of rows: so many at most.
@@ -749,7 +783,7 @@ def causal_dropout_packed_hopper_bwd_wide(
         work_ring,
         (block_seqs_ptr, q_offset, dk_ptr),
         (stride_dkh,),
-        (seed, num_heads, group_size, scale, threshold),
+        (seed, first_head, all_heads, num_heads, group_size, scale, threshold),
     )
     summer = (work_ring, block_seqs_ptr, q_offset, dv_ptr, stride_dvh, q_total, num_heads, group_size, num_seqs)
     producer = (work_ring, block_seqs_ptr, q_offset, q_total, num_heads, group_size, num_seqs, work_counter_ptr)

@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 77b15c16e281a5fd
+# hash: 83b22c931e8848f4
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
 
     keep        q_idx >= kv_idx
-    drop        word < threshold, a random word of seed, b * Hq + h, row and key
+    drop        word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+                rows are counted from q_offset on, rounded down to a multiple of 16
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -194,9 +195,10 @@ def consume(
     BLOCK_N: gl.constexpr,
 ):
     """The rows of warpgroup PART, of each work item."""
-    q_ring, kv_ring, work_ring, seed, o_ptr, lse_ptr, stride_oh, q_total, num_heads, scale, threshold, keep_scale = (
-        arguments
-    )
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    o_ptr, lse_ptr = pointers
+    (stride_oh,) = strides
+    seed, first_head, all_heads, q_total, scale, threshold, keep_scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -223,7 +225,7 @@ def consume(
         q_start = work.q_start.to(gl.int64)
         q_len = work.q_len
         kv_len = work.kv_len
-        head_index = (b * num_heads + h).to(gl.int32)
+        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -253,7 +255,9 @@ def consume(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
             if DROPOUT and start_m < q_len:
-                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
+                p = without_dropped(
+                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -273,7 +277,9 @@ def consume(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
             if DROPOUT and start_m < q_len:
-                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
+                p = without_dropped(
+                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -298,7 +304,9 @@ def consume(
     store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
 
 
-@gluon.jit(do_not_specialize=["q_offset", "seed", "q_total", "num_heads", "group_size", "threshold"])
+@gluon.jit(
+    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+)
 def causal_dropout_packed_hopper_fwd(
     q_ptr,
     k_ptr,
@@ -306,6 +314,8 @@ def causal_dropout_packed_hopper_fwd(
     block_seqs_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     o_ptr,
     lse_ptr,
     stride_qh,
@@ -335,6 +345,8 @@ def causal_dropout_packed_hopper_fwd(
     STAGES: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
@@ -347,15 +359,9 @@ def causal_dropout_packed_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        seed,
-        o_ptr,
-        lse_ptr,
-        stride_oh,
-        q_total,
-        num_heads,
-        scale,
-        threshold,
-        keep_scale,
+        (o_ptr, lse_ptr),
+        (stride_oh,),
+        (seed, first_head, all_heads, q_total, scale, threshold, keep_scale),
     )
     CONSTANTS: gl.constexpr = (stride_os, DROPOUT, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 83f90997856f39ee
+# hash: c7a1743baa177dd0
 """The launches of `causal_dropout`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -56,6 +57,8 @@ def forward(
     row_offsets: Tensor | None,
     dropout_p: float,
     seed: int | Tensor,
+    first_head: int | Tensor,
+    all_heads: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -76,13 +79,13 @@ def forward(
     (block_seqs,) = block_tables[:1] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("fwd",))
     programs = block_seqs.shape[0] * num_heads
     arguments = (
-        (q, k, v, block_seqs, q_offset, seed, o, lse),
+        (q, k, v, block_seqs, q_offset, seed, first_head, all_heads, o, lse),
         (*packed_unit_strides(q, k, v), *packed_strides(o)),
         (q_len, num_heads, group_size, scale, threshold, keep_scale),
     )
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
         "DROPOUT": threshold > 0,
     }
     if tile.family == "hopper":
@@ -119,6 +122,8 @@ def backward(
     lse: Tensor,
     dropout_p: float,
     seed: int | Tensor,
+    first_head: int | Tensor,
+    all_heads: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -132,8 +137,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv",) if fused else ("dkdv", "dq")
     )
@@ -149,14 +153,14 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
         "DROPOUT": threshold > 0,
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.causal_dropout_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
-            (o, dlse, q, k, v, do, lse, block_seqs, q_offset, seed, delta, dq),
+            (o, dlse, q, k, v, do, lse, block_seqs, q_offset, seed, first_head, all_heads, delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale, threshold, keep_scale),
             HAS_DLSE=dlse is not None,
@@ -194,7 +198,7 @@ def backward(
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, seed, dk, dv),
+                (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, seed, first_head, all_heads, dk, dv),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
                 (q_len, num_heads, group_size, scale, threshold),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
@@ -213,7 +217,7 @@ def backward(
         backend.launch(
             kernels.portable.causal_dropout_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed, dk, dv),
+            (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed, first_head, all_heads, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale, threshold, keep_scale),
             **constants,

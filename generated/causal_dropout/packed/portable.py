@@ -2,12 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 2f4caf1cc59c0855
+# hash: 41a193a306e0a0cf
 """Triton kernels of `causal_dropout`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
     keep        q_idx >= kv_idx
-    drop        word < threshold, a random word of seed, b * Hq + h, row and key
+    drop        word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+                rows are counted from q_offset on, rounded down to a multiple of 16
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -41,7 +42,9 @@ from ..._runtime.device.tl import (
 from ..._runtime.device.tl_rows import load_dq_rows, load_sequence, row_delta, store_dq_rows
 
 
-@triton.jit(do_not_specialize=["q_offset", "seed", "q_total", "num_heads", "group_size", "threshold"])
+@triton.jit(
+    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+)
 def causal_dropout_packed_fwd(
     q_ptr,
     k_ptr,
@@ -49,6 +52,8 @@ def causal_dropout_packed_fwd(
     block_seqs_ptr,
     q_offset,
     seed: tl.uint64,
+    first_head,
+    all_heads,
     o_ptr,
     lse_ptr,
     stride_qh,
@@ -76,6 +81,8 @@ def causal_dropout_packed_fwd(
     BLOCK_N: tl.constexpr,
 ):
     seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     """`o = dropout(softmax(score)) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
@@ -132,7 +139,9 @@ def causal_dropout_packed_fwd(
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
         acc = add_dot(acc, p, v_tile, alpha)
@@ -146,7 +155,9 @@ def causal_dropout_packed_fwd(
         alpha = tl.exp2(row_max - max_new)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = add_dot(acc, p, v_tile, alpha)
@@ -165,7 +176,9 @@ def causal_dropout_packed_fwd(
     tl.store(lse_base + rows, lse, mask=rows < q_len)
 
 
-@triton.jit(do_not_specialize=["q_offset", "seed", "q_total", "num_heads", "group_size", "threshold"])
+@triton.jit(
+    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+)
 def causal_dropout_packed_bwd_dq(
     o_ptr,
     dlse_ptr,
@@ -177,6 +190,8 @@ def causal_dropout_packed_bwd_dq(
     block_seqs_ptr,
     q_offset,
     seed: tl.uint64,
+    first_head,
+    all_heads,
     delta_ptr,
     dq_ptr,
     stride_qh,
@@ -209,6 +224,8 @@ def causal_dropout_packed_bwd_dq(
     BLOCK_N: tl.constexpr,
 ):
     seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
@@ -272,7 +289,9 @@ def causal_dropout_packed_bwd_dq(
         p = tl.where(keep, p, 0.0)
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -284,7 +303,9 @@ def causal_dropout_packed_bwd_dq(
         p = tl.exp2(qk * qk_scale - lse[:, None])
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -293,7 +314,9 @@ def causal_dropout_packed_bwd_dq(
     store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["q_offset", "seed", "q_total", "num_heads", "group_size", "threshold"])
+@triton.jit(
+    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+)
 def causal_dropout_packed_bwd_dkdv(
     q_ptr,
     k_ptr,
@@ -304,6 +327,8 @@ def causal_dropout_packed_bwd_dkdv(
     block_seqs_ptr,
     q_offset,
     seed: tl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qh,
@@ -335,6 +360,8 @@ def causal_dropout_packed_bwd_dkdv(
     BLOCK_N: tl.constexpr,
 ):
     seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
@@ -401,7 +428,14 @@ def causal_dropout_packed_bwd_dkdv(
             p_dropped = p
             if DROPOUT:
                 drop = dropout_mask(
-                    seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N, TRANSPOSED=True
+                    seed,
+                    threshold,
+                    first_head + b * all_heads + h,
+                    start_m + (q_shift & -16),
+                    start_n,
+                    BLOCK_M,
+                    BLOCK_N,
+                    TRANSPOSED=True,
                 )
                 p_dropped = tl.where(drop, 0.0, p)
                 dp = tl.where(drop, 0.0, dp * keep_scale)
@@ -422,7 +456,14 @@ def causal_dropout_packed_bwd_dkdv(
             p_dropped = p
             if DROPOUT:
                 drop = dropout_mask(
-                    seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N, TRANSPOSED=True
+                    seed,
+                    threshold,
+                    first_head + b * all_heads + h,
+                    start_m + (q_shift & -16),
+                    start_n,
+                    BLOCK_M,
+                    BLOCK_N,
+                    TRANSPOSED=True,
                 )
                 p_dropped = tl.where(drop, 0.0, p)
                 dp = tl.where(drop, 0.0, dp * keep_scale)

@@ -2,14 +2,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: c8d0daa6c1f54bcc
+# hash: bcdd6a991a3a7a9d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
-    drop            word < threshold, a random word of seed, b * Hq + h, row and key
+    drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+                    rows are counted from q_offset on, rounded down to a multiple of 16
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -179,6 +180,8 @@ def consume(
     ) = strides
     (
         seed,
+        first_head,
+        all_heads,
         q_segment_ids_size_1,
         kv_segment_ids_size_1,
         q_len,
@@ -238,7 +241,7 @@ def consume(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index = (b * num_heads + h).to(gl.int32)
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -262,6 +265,7 @@ def consume(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n + PART * KEYS,
                     q_len,
@@ -313,6 +317,7 @@ def consume(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n + PART * KEYS,
                     q_len,
@@ -347,11 +352,9 @@ def consume(
         own_start = start_n + PART * KEYS
         # Through the shared memory of v, whose last reader this was.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_through(
-            dv_start, (dv * 2.0 if DROPOUT else dv).to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V
-        )
+        store_through(dv_start, (dv * 2.0 if DROPOUT else dv), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
@@ -397,6 +400,8 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     do_not_specialize=[
         "q_offset",
         "seed",
+        "first_head",
+        "all_heads",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -423,6 +428,8 @@ def causal_dropout_segmented_hopper_bwd(
     ranges_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -477,6 +484,8 @@ def causal_dropout_segmented_hopper_bwd(
     WITH_DQ: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -524,6 +533,8 @@ def causal_dropout_segmented_hopper_bwd(
         ),
         (
             seed,
+            first_head,
+            all_heads,
             q_segment_ids_size_1,
             kv_segment_ids_size_1,
             q_len,
@@ -616,6 +627,8 @@ def score(
     ) = strides
     (
         seed,
+        first_head,
+        all_heads,
         q_segment_ids_size_1,
         kv_segment_ids_size_1,
         q_len,
@@ -666,7 +679,7 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index = (b * num_heads + h).to(gl.int32)
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -690,6 +703,7 @@ def score(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n,
                     q_len,
@@ -741,6 +755,7 @@ def score(
                     seed,
                     threshold,
                     head_index,
+                    first_row,
                     start_m,
                     start_n,
                     q_len,
@@ -770,7 +785,7 @@ def score(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -798,7 +813,6 @@ def accumulate(
     ranges_ptr, dv_ptr = pointers
     stride_dvb, stride_dvh, stride_ranges_b = strides
     q_len, kv_len, num_heads, group_size, batch = numbers
-    DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
@@ -839,7 +853,7 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv).to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -849,6 +863,8 @@ def accumulate(
     do_not_specialize=[
         "q_offset",
         "seed",
+        "first_head",
+        "all_heads",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -875,6 +891,8 @@ def causal_dropout_segmented_hopper_bwd_wide(
     ranges_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -929,6 +947,8 @@ def causal_dropout_segmented_hopper_bwd_wide(
     WITH_DQ: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -966,6 +986,8 @@ def causal_dropout_segmented_hopper_bwd_wide(
         ),
         (
             seed,
+            first_head,
+            all_heads,
             q_segment_ids_size_1,
             kv_segment_ids_size_1,
             q_len,

@@ -2,14 +2,15 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: aba03be13af0955b
+# hash: 97459d5f8a0461de
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, with segment ids on Hopper: `o = dropout(softmax(score)) v`.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
-    drop            word < threshold, a random word of seed, b * Hq + h, row and key
+    drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+                    rows are counted from q_offset on, rounded down to a multiple of 16
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -189,6 +190,8 @@ def consume(
     ) = strides
     (
         seed,
+        first_head,
+        all_heads,
         q_segment_ids_size_1,
         kv_segment_ids_size_1,
         q_len,
@@ -223,7 +226,7 @@ def consume(
         h = work.h.to(gl.int64)
         b = work.b.to(gl.int64)
         q_shift = work.q_shift
-        head_index = (b * num_heads + h).to(gl.int32)
+        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -280,7 +283,9 @@ def consume(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
             if DROPOUT and start_m < q_len:
-                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
+                p = without_dropped(
+                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -300,7 +305,9 @@ def consume(
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
             if DROPOUT and start_m < q_len:
-                p = without_dropped(p, seed, threshold, head_index, start_m + PART * ROWS, start_n, SCORES, BLOCK_N)
+                p = without_dropped(
+                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -328,6 +335,8 @@ def consume(
     do_not_specialize=[
         "q_offset",
         "seed",
+        "first_head",
+        "all_heads",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -351,6 +360,8 @@ def causal_dropout_segmented_hopper_fwd(
     ranges_ptr,
     q_offset,
     seed: gl.uint64,
+    first_head,
+    all_heads,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -398,6 +409,8 @@ def causal_dropout_segmented_hopper_fwd(
     STAGES: gl.constexpr,
 ):
     seed = gl.load(seed) if SCALARS_LOADED else seed
+    first_head = gl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
@@ -425,6 +438,8 @@ def causal_dropout_segmented_hopper_fwd(
         ),
         (
             seed,
+            first_head,
+            all_heads,
             q_segment_ids_size_1,
             kv_segment_ids_size_1,
             q_len,

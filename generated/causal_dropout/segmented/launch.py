@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 21fcb05d330dabd2
+# hash: f7460bf30d76594c
 """The launches of `causal_dropout`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -111,6 +112,8 @@ def forward(
     padding_id: int,
     dropout_p: float,
     seed: int | Tensor,
+    first_head: int | Tensor,
+    all_heads: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -145,7 +148,8 @@ def forward(
     )
     programs = cdiv(q_len, tile.block_m) * num_heads * batch
     arguments = (
-        (q, k, v, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges, q_offset, seed, o, lse),
+        (q, k, v, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges, q_offset, seed),
+        (first_head, all_heads, o, lse),
         (*unit_strides(q, k, v), *strides(o), *q_segment_ids.stride(), *kv_segment_ids.stride()),
         (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
         (row_stride(ranges),),
@@ -153,7 +157,7 @@ def forward(
     )
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
         "POSITIONS": q_positions is not None,
         "DROPOUT": threshold > 0,
     }
@@ -210,6 +214,8 @@ def backward(
     padding_id: int,
     dropout_p: float,
     seed: int | Tensor,
+    first_head: int | Tensor,
+    all_heads: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -223,8 +229,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,
@@ -248,7 +253,7 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
         "POSITIONS": q_positions is not None,
         "DROPOUT": threshold > 0,
     }
@@ -257,7 +262,7 @@ def backward(
             kernels.portable.causal_dropout_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
-            (q_offset, seed, delta, dq),
+            (q_offset, seed, first_head, all_heads, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq), *q_segment_ids.stride(), *kv_segment_ids.stride()),
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(ranges),),
@@ -291,7 +296,7 @@ def backward(
                 else kernels.hopper_bwd.causal_dropout_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                (key_ranges, q_offset, seed, dk, dv),
+                (key_ranges, q_offset, seed, first_head, all_heads, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
                 (row_stride(key_ranges),),
@@ -314,7 +319,7 @@ def backward(
             kernels.portable.causal_dropout_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
-            (q_offset, seed, dk, dv),
+            (q_offset, seed, first_head, all_heads, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges),),

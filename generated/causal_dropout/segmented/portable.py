@@ -2,12 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: aa7d21a70014e036
+# hash: 2244b4a30da09baf
 """Triton kernels of `causal_dropout`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                 padding_id
-drop            word < threshold, a random word of seed, b * Hq + h, row and key
+drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
+                rows are counted from q_offset on, rounded down to a multiple of 16
 q               [B, Hq, Sq, D]
 k               [B, Hkv, Skv, D]
 v               [B, Hkv, Skv, Dv]
@@ -48,6 +49,8 @@ from ..._runtime.device.tl import (
     do_not_specialize=[
         "q_offset",
         "seed",
+        "first_head",
+        "all_heads",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -70,6 +73,8 @@ def causal_dropout_segmented_fwd(
     ranges_ptr,
     q_offset,
     seed: tl.uint64,
+    first_head,
+    all_heads,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -114,6 +119,8 @@ def causal_dropout_segmented_fwd(
     BLOCK_N: tl.constexpr,
 ):
     seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     """`o = dropout(softmax(score)) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
@@ -187,7 +194,9 @@ def causal_dropout_segmented_fwd(
         alpha = tl.exp2(row_max - max_ref)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
         acc = add_dot(acc, p, v_tile, alpha)
@@ -201,7 +210,9 @@ def causal_dropout_segmented_fwd(
         alpha = tl.exp2(row_max - max_new)
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
         acc = add_dot(acc, p, v_tile, alpha)
@@ -224,6 +235,8 @@ def causal_dropout_segmented_fwd(
     do_not_specialize=[
         "q_offset",
         "seed",
+        "first_head",
+        "all_heads",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -250,6 +263,8 @@ def causal_dropout_segmented_bwd_dq(
     ranges_ptr,
     q_offset,
     seed: tl.uint64,
+    first_head,
+    all_heads,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -301,6 +316,8 @@ def causal_dropout_segmented_bwd_dq(
     BLOCK_N: tl.constexpr,
 ):
     seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
@@ -381,7 +398,9 @@ def causal_dropout_segmented_bwd_dq(
         p = tl.where(keep, p, 0.0)
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -393,7 +412,9 @@ def causal_dropout_segmented_bwd_dq(
         p = tl.exp2(qk * qk_scale - lse[:, None])
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
-            drop = dropout_mask(seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N)
+            drop = dropout_mask(
+                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+            )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -406,6 +427,8 @@ def causal_dropout_segmented_bwd_dq(
     do_not_specialize=[
         "q_offset",
         "seed",
+        "first_head",
+        "all_heads",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -431,6 +454,8 @@ def causal_dropout_segmented_bwd_dkdv(
     ranges_ptr,
     q_offset,
     seed: tl.uint64,
+    first_head,
+    all_heads,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -481,6 +506,8 @@ def causal_dropout_segmented_bwd_dkdv(
     BLOCK_N: tl.constexpr,
 ):
     seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
@@ -557,7 +584,14 @@ def causal_dropout_segmented_bwd_dkdv(
             p_dropped = p
             if DROPOUT:
                 drop = dropout_mask(
-                    seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N, TRANSPOSED=True
+                    seed,
+                    threshold,
+                    first_head + b * all_heads + h,
+                    start_m + (q_shift & -16),
+                    start_n,
+                    BLOCK_M,
+                    BLOCK_N,
+                    TRANSPOSED=True,
                 )
                 p_dropped = tl.where(drop, 0.0, p)
                 dp = tl.where(drop, 0.0, dp * keep_scale)
@@ -578,7 +612,14 @@ def causal_dropout_segmented_bwd_dkdv(
             p_dropped = p
             if DROPOUT:
                 drop = dropout_mask(
-                    seed, threshold, b * num_heads + h, start_m, start_n, BLOCK_M, BLOCK_N, TRANSPOSED=True
+                    seed,
+                    threshold,
+                    first_head + b * all_heads + h,
+                    start_m + (q_shift & -16),
+                    start_n,
+                    BLOCK_M,
+                    BLOCK_N,
+                    TRANSPOSED=True,
                 )
                 p_dropped = tl.where(drop, 0.0, p)
                 dp = tl.where(drop, 0.0, dp * keep_scale)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 328882990bb824bf
+# hash: 83452e51df530b7f
 """The launches of `forgetting`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -45,6 +46,17 @@ def make_tables(
     return tables_of(tiles, passes, make)
 
 
+def fill_decay(backend: Backend, g: Tensor, cu_seqlens_k: Tensor, decay: Tensor) -> None:
+    """Launch the running sum of the log-decay: `[B, Hq, S]`, anew for each sequence."""
+    num_heads = decay.shape[1]
+    backend.launch(
+        kernels.decay.forgetting_packed_decay_cumsum,
+        ((cu_seqlens_k.shape[0] - 1) * num_heads,),
+        (g, cu_seqlens_k, decay, *g.stride(), g.shape[0], num_heads),
+        BLOCK=1024,
+    )
+
+
 def forward(
     backend: Backend,
     q: Tensor,
@@ -61,7 +73,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the forward."""
     batch, num_heads, q_len, head_dim = q.shape
-    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "forgetting", "packed", q, v, options, cu_seqlens_q)["fwd"]
     o = backend.empty_like_layout(q, head_dim_v)
@@ -72,12 +84,7 @@ def forward(
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v = map(backend.aligned, (q, k, v))
     (block_seqs,) = block_tables[:1] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("fwd",))
-    backend.launch(
-        kernels.decay.forgetting_packed_decay_cumsum,
-        ((cu_seqlens_k.shape[0] - 1) * num_heads,),
-        (g, cu_seqlens_k, decay, *g.stride(), kv_len, num_heads),
-        BLOCK=1024,
-    )
+    fill_decay(backend, g, cu_seqlens_k, decay)
     programs = block_seqs.shape[0] * num_heads
     arguments = (
         (q, k, v, decay, block_seqs, q_offset, o, lse),
@@ -135,8 +142,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     num_seqs = cu_seqlens_q.shape[0] - 1
     tables = block_tables[1:] or make_tables(
         backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv",) if fused else ("dkdv", "dq")

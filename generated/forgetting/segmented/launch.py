@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 5b3b0152c3e05a3a
+# hash: 9c1f8e3c9fbaa611
 """The launches of `forgetting`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -95,6 +96,17 @@ def make_tables(
     return tables_of(tiles, passes, make)
 
 
+def fill_decay(backend: Backend, g: Tensor, decay: Tensor) -> None:
+    """Launch the running sum of the log-decay: `[B, Hq, S]`."""
+    batch, num_heads, _ = decay.shape
+    backend.launch(
+        kernels.decay.forgetting_decay_cumsum,
+        (batch * num_heads,),
+        (g, decay, *g.stride(), g.shape[1], num_heads),
+        BLOCK=1024,
+    )
+
+
 def forward(
     backend: Backend,
     q: Tensor,
@@ -139,12 +151,7 @@ def forward(
         options,
         ("fwd",),
     )
-    backend.launch(
-        kernels.decay.forgetting_decay_cumsum,
-        (batch * num_heads,),
-        (g, decay, *g.stride(), g.shape[1], num_heads),
-        BLOCK=1024,
-    )
+    fill_decay(backend, g, decay)
     programs = cdiv(q_len, tile.block_m) * num_heads * batch
     arguments = (
         (q, k, v, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions, ranges, q_offset, o, lse),
@@ -223,8 +230,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,

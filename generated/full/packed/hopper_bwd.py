@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: cb15c685a1d2ac12
+# hash: c0733c9037ed8028
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -187,9 +187,9 @@ def consume(
         own_start = start_n + PART * KEYS
         # Through the shared memory of v, whose last reader this was.
         dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
-        store_through(dv_start, dv.to(DTYPE), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-        store_through(dk_start, (dk * scale).to(DTYPE), v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
@@ -379,7 +379,7 @@ def score(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-        store_tile(dk_start, (dk * scale).to(DTYPE), start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -403,7 +403,6 @@ def accumulate(
     """dv of each work item, and what it adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, block_seqs_ptr, dv_ptr, stride_dvh, q_total, num_heads, group_size, num_seqs = arguments
-    DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
@@ -436,7 +435,7 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
-        store_tile(dv_start, dv.to(DTYPE), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 831d99b8879a7c40
+# hash: 64da72a1ef6b9a18
 """The launches of `full`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -157,8 +158,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, options, ("dkdv",) if fused else ("dkdv", "dq")
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: ec9e4f86ceaa0213
+# hash: fdd171b05543b553
 """The launches of `natten`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ..._runtime.core.launches import (
     Tensor,
     delta_constants,
     dq_rows_constants,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -147,8 +148,7 @@ def backward(
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[3:] or make_tables(
         backend,
         q,

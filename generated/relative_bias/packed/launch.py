@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 170f0e4cec2ad0e6
+# hash: f118921bc762a674
 """The launches of `relative_bias`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ..._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    empty_gradients,
     packed_strides,
     packed_unit_strides,
     tables_of,
@@ -127,8 +128,7 @@ def backward(
     tiles = tiles_of(backend, "relative_bias", "packed", q, v, options, cu_seqlens_q)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("dkdv", "dq"))
     (key_block_seqs,) = tables[:1]
     (block_seqs,) = tables[1:]

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 37087f76ed47df06
+# hash: d95b50de7d991dda
 """The launches of `relative_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from ..._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    empty_gradients,
     row_stride,
     strides,
     tables_of,
@@ -207,8 +208,7 @@ def backward(
     tiles = tiles_of(backend, "relative_bias", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
-    dq, dk = backend.empty_like_layout(q, head_dim), backend.empty_like_layout(k, head_dim)
-    dv = backend.empty_like_layout(v, head_dim_v)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
         backend,
         q,

@@ -14,7 +14,7 @@ from torch import Tensor
 from codegen.testing import calls
 from generated.torch_parallel import context_parallel, plan
 from tests.support.cases import VARIANTS
-from tests.support.ranks import ThreadRank, run_ranks
+from tests.support.ranks import ThreadRank, grid_of, run_ranks
 
 pytestmark = pytest.mark.covers(family="reference", framework="torch")
 
@@ -24,16 +24,22 @@ BSHD_ROWS = {"q": 1, "k": 1, "v": 1, "o": 1, "lse": 2, "g": 1}
 PACKED_ROWS = {"q": 0, "k": 0, "v": 0, "o": 0, "lse": 1, "g": 0}
 """The axis of rows."""
 
-STRATEGIES = ("heads", "gather", "exchange")
+STRATEGIES = ("heads", "gather", "exchange", "ring", "2d")
+NO_RING, NO_PACKED_RING = ("band_images",), ("band_images", "padding")
+"""Variants that read a tensor at rows of queries and of keys and attend to keys behind a query; packed, those as well
+that read a number of each sequence."""
 
 NOTHING: Mapping[str, Any] = {}
 
 
 def draw(variant: str, seq: int, batch: int = BATCH, heads: tuple[int, int] = HEADS) -> calls.Inputs:
     shape = calls.Shape(batch=batch, heads=heads[0], kv_heads=heads[1], seq=seq, dim=DIM)
-    inputs = calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
-    scalars = {name: x for name, x in inputs.scalars.items() if name not in ("dropout_p", "seed")}
-    return replace(inputs, scalars=scalars)
+    return calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
+
+
+def without_dropout(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """A ring has none."""
+    return {name: x for name, x in scalars.items() if name not in ("dropout_p", "seed")}
 
 
 def gradients(o: Tensor, lse: Tensor, do: Tensor, dlse: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -58,9 +64,12 @@ def on_rank(
     seq = inputs.q.shape[rows["q"]]
     heads = (inputs.q.shape[1 if rows["q"] != 1 else 2], inputs.k.shape[1 if rows["k"] != 1 else 2])
     read: dict[str, Any] = {
-        name: x for name, x in {**inputs.tensors, **inputs.scalars}.items() if name not in ("g", "sink")
+        name: x
+        for name, x in {**inputs.tensors, **inputs.scalars}.items()
+        if name not in ("g", "sink", "dropout_p", "seed")
     }
-    layout = plan(op, comm, seq=seq, heads=heads, head_dim=DIM, **plan_options, **read)
+    mesh = grid_of(comm, 2) if plan_options.get("strategy") == "2d" else comm
+    layout = plan(op, mesh, seq=seq, heads=heads, head_dim=DIM, **plan_options, **read)
 
     def local(name: str, x: Tensor) -> Tensor:
         part = layout.shard(x.detach(), rows[name]) if name in rows else x.detach().clone()
@@ -91,6 +100,8 @@ def check(
     packed: bool = False,
 ) -> None:
     """Compare every rank's results with float64."""
+    if plan_options.get("strategy") == "ring":
+        inputs = replace(inputs, scalars=without_dropout(inputs.scalars))
     exact = inputs.double()
     reference = calls.load_reference(variant, packed=packed)
     o, lse = exact.call(reference, return_lse=True, **(options or {}), **(of_reference or {}), **(tokens or {}))
@@ -99,6 +110,13 @@ def check(
 
     def of_rank(comm: ThreadRank) -> dict[str, Tensor]:
         return on_rank(comm, op, inputs, rows, plan_options, options or {}, tokens or {})
+
+    if plan_options.get("strategy") == "ring" and variant in (NO_PACKED_RING if packed else NO_RING):
+        with pytest.raises(
+            ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"
+        ):
+            run_ranks(ranks, of_rank)
+        return
 
     for rank, got in enumerate(run_ranks(ranks, of_rank)):
         for name, wanted in want.items():
@@ -143,7 +161,7 @@ def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str, ranks: i
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("variant", ["causal", "window", "forgetting"])
+@pytest.mark.parametrize("variant", ["causal", "causal_dropout", "window", "forgetting"])
 @pytest.mark.parametrize("given", ["to the plan", "to the call"])
 def test_documents_in_rows_are_kept_apart(variant: str, given: str, strategy: str) -> None:
     inputs = draw(variant, seq=70)
@@ -329,15 +347,24 @@ def test_bad_arguments_are_refused_before_anything_is_sent(keywords: dict[str, A
     assert all(message.startswith(text) for message in refused(of_rank))
 
 
-def test_dropout_and_heads_that_do_not_split_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "seed", "text"),
+    [
+        ("gather", None, "causal_dropout: seed: expected a seed over several ranks, the same on each, got None"),
+        ("ring", 1, "causal_dropout: dropout_p: expected 0 under strategy='ring'"),
+    ],
+)
+def test_dropout_that_ranks_cannot_agree_on_is_refused(strategy: str, seed: int | None, text: str) -> None:
     def dropped(comm: ThreadRank) -> None:
         op = calls.load_op("causal_dropout")
-        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16)
+        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16, strategy=strategy)
         q = torch.zeros(1, 4, 32, 16)
-        context_parallel(op, layout)(q, q, q, dropout_p=0.5, seed=1)
+        context_parallel(op, layout)(q, q, q, dropout_p=0.5, seed=seed)
 
-    assert refused(dropped)[0].startswith("causal_dropout: dropout_p: expected 0 over several ranks")
+    assert all(message.startswith(text) for message in refused(dropped))
 
+
+def test_heads_that_do_not_split_are_refused() -> None:
     def unsplit(comm: ThreadRank) -> None:
         plan(calls.load_op("causal"), comm, seq=64, heads=(6, 2), head_dim=16, strategy="heads")
 

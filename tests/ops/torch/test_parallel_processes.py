@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import Tensor, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from codegen.testing import calls
@@ -57,6 +59,99 @@ def training_step(mesh: Any, variant: str, strategy: str, dtype: torch.dtype = t
         assert error < 2 * calls.BOUND[dtype], f"{variant} by {strategy}: {name}: {error:.1e}"
 
 
+def distributed_tensors(mesh: Any, *, sums: bool) -> None:
+    """DTensors with their rows sharded: a loss and its gradients as of plain local rows; parameters are replicated."""
+    inputs, op = inputs_of("alibi"), calls.load_op("alibi")
+    want = calls.evaluate(op, inputs)
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+    q, k, v = (
+        DTensor.from_local(layout.shard(x.detach(), 2), mesh, [Shard(2)]).requires_grad_()
+        for x in (inputs.q, inputs.k, inputs.v)
+    )
+    slope = distribute_tensor(inputs.tensors["slope"].detach(), mesh, [Replicate()]).requires_grad_()
+    call = context_parallel(op, layout, sum_gradients=sums)
+    o, lse = call(q, k, v, slope=slope, return_lse=True)
+    assert o.placements == lse.placements == (Shard(2),)
+    do, dlse = (DTensor.from_local(layout.shard(x, 2), mesh, [Shard(2)]) for x in (inputs.do, inputs.dlse))
+    found = torch.autograd.grad((o, lse), (q, k, v, slope), (do, dlse))
+    got = dict(zip(("dq", "dk", "dv", "dslope"), found, strict=True)) | {"o": o.detach(), "lse": lse.detach()}
+    for name, x in got.items():
+        whole = x.full_tensor() if name == "dslope" else layout.unshard(x.to_local(), 2)
+        error = (whole - want[name]).abs().max() / want[name].abs().max()
+        assert error < 2 * calls.BOUND[torch.float32], f"{name}: {error:.1e}"
+    with pytest.raises(ValueError, match=r"alibi: q: expected Shard\(2\), its rows, on the ranks of the layout, got"):
+        call(distribute_tensor(torch.zeros(2, 4, 8, DIM), mesh, [Replicate()]), k, v, slope=slope)
+
+
+class Layer(nn.Module):
+    """Projections around attention with a trained slope, over the rows of this rank."""
+
+    def __init__(self, attend: Any) -> None:
+        super().__init__()
+        self.attend, self.width = attend, HEADS[0] * DIM
+        self.project = nn.Linear(self.width, (HEADS[0] + 2 * HEADS[1]) * DIM, bias=False)
+        self.slope = nn.Parameter(torch.linspace(0.1, 0.4, HEADS[0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.project(x).unflatten(-1, (-1, DIM))
+        q, k, v = heads.split([HEADS[0], HEADS[1], HEADS[1]], 2)
+        found: Tensor = self.attend(q, k, v, slope=self.slope, layout="bshd")
+        return found
+
+
+def sharded_parameters(mesh: Any) -> None:
+    """Under FSDP2 over the same ranks, whose gradients are means over them: of one process's a part of so many."""
+    op = calls.load_op("alibi")
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+    torch.manual_seed(0)
+    x, one = torch.randn(2, SEQ, HEADS[0] * DIM), Layer(op)
+    one(x).square().sum().backward()
+    several = Layer(context_parallel(op, layout, sum_gradients=False))
+    several.load_state_dict(one.state_dict())
+    fully_shard(several, mesh=mesh)
+    checkpoint(several, layout.shard(x, 1), use_reentrant=False).square().sum().backward()
+    want: dict[str, Any] = {name: parameter.grad for name, parameter in one.named_parameters()}
+    for name, parameter in several.named_parameters():
+        got: Any = parameter.grad
+        error = (got.full_tensor() * RANKS - want[name]).abs().max() / want[name].abs().max()
+        assert error < 2 * calls.BOUND[torch.float32], f"{name}: {error:.1e}"
+
+
+def dropped_heads() -> None:
+    """DTensors with their heads sharded drop what the whole call drops."""
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("cp", "tp"))
+    inputs, op = inputs_of("causal_dropout"), calls.load_op("causal_dropout")
+    layout = plan(op, mesh["cp"], seq=SEQ, heads=(HEADS[0] // RANKS, HEADS[1] // RANKS), head_dim=DIM)
+    whole = [x.detach() for x in (inputs.q, inputs.k, inputs.v)]
+    rank = mesh.get_local_rank("tp")
+    q, k, v = (DTensor.from_local(x.chunk(RANKS, 1)[rank], mesh, [Shard(2), Shard(1)]) for x in whole)
+    o = context_parallel(op, layout)(q, k, v, **inputs.scalars)
+    torch.testing.assert_close(o.to_local(), op(*whole, **inputs.scalars).chunk(RANKS, 1)[rank])
+
+
+def compiled(mesh: Any) -> None:
+    """A whole graph over processes, with the bits of an eager call."""
+    inputs, op = inputs_of("causal"), calls.load_op("causal")
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+    call = context_parallel(op, layout)
+    leaves = [layout.shard(x.detach(), 2).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = call(q, k, v).square().sum()
+        return found
+
+    want = torch.autograd.grad(loss(*leaves), leaves)
+    got = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves), leaves)
+    for x, y in zip(got, want, strict=True):
+        assert torch.equal(x, y)
+
+
+def grids_of_processes() -> None:
+    """Nodes of one rank, and one node of two."""
+    for sizes in ((RANKS, 1), (1, RANKS)):
+        training_step(init_device_mesh("cpu", sizes, mesh_dim_names=("node", "gpu")), "alibi", "2d")
+
+
 def raises_on_every_rank(mesh: Any) -> None:
     op = calls.load_op("causal")
     layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
@@ -91,13 +186,21 @@ def one_process(rank: int, folder: str) -> None:
         mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("dp", "cp"))
         raises_on_every_rank(mesh["cp"])
         for variant in ("causal", "alibi", "forgetting", "gpt_oss"):
-            for strategy in ("heads", "gather", "exchange"):
+            for strategy in ("heads", "gather", "exchange", "ring"):
                 training_step(mesh["cp"], variant, strategy)
         training_step(mesh["cp"], "causal", "gather", torch.bfloat16)
         training_step(mesh["cp"].get_group(), "forgetting", "gather", checkpointed=True)
         training_step(mesh["cp"], "causal", "heads", checkpointed=True)
+        training_step(mesh["cp"], "gpt_oss", "ring", checkpointed=True)
+        grids_of_processes()
+        dropped_heads()
+        compiled(mesh["cp"])
+        sharded_parameters(mesh["cp"])
+        for sums in (True, False):
+            distributed_tensors(mesh["cp"], sums=sums)
+        three = init_device_mesh("cpu", (1, 1, RANKS), mesh_dim_names=("a", "b", "c"))
         with pytest.raises(ValueError, match="plan: mesh: expected a mesh of one dim"):
-            plan(calls.load_op("causal"), mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
+            plan(calls.load_op("causal"), three, seq=SEQ, heads=HEADS, head_dim=DIM)
         dist.barrier()
         does_not_wait_for_a_rank_that_is_gone(dist.group.WORLD)
     finally:

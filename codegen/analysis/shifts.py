@@ -1,0 +1,82 @@
+"""What a variant computes when all positions of a call move by one number: a call of some keys has them begin at 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from codegen.analysis.affine import linear
+from codegen.analysis.call_modes import POSITIONAL
+from codegen.ir import expr
+from codegen.ir.expr import Const, Expr, Load, Op, TensorSpec, Var, int_var
+from codegen.spec.model import Variant
+
+
+def is_shift_invariant(variant: Variant) -> bool:
+    """True if mask and score stay the same when all positions, and the elements of tensors of tokens, move alike."""
+    roots = [e for e in (variant.mask, variant.score) if e is not None]
+    return all(_change(e, variant.tensors) == 0 for e in roots)
+
+
+def looks_back(variant: Variant) -> bool:
+    """True if the mask keeps no key behind its query, as a term of it says."""
+    return variant.mask is not None and any(_is_causal(e) for e in expr.conjuncts(variant.mask))
+
+
+def computes_with_lengths(variant: Variant) -> bool:
+    """True if mask or score depend on how many queries or keys a call has."""
+    roots = [e for e in (variant.mask, variant.score) if e is not None]
+    return any(expr.names(e).intersection(expr.LENGTH_NAMES) for e in roots)
+
+
+def _change(e: Expr, tensors: Mapping[str, TensorSpec]) -> int | None:
+    """By how much a value changes when all positions grow by one; None if that is not one number."""
+    if isinstance(e, Const):
+        return 0
+    if isinstance(e, Var):
+        return 1 if e.name in POSITIONAL else None if e.name in expr.LENGTH_NAMES else 0
+    if isinstance(e, Load):
+        dims = tensors[e.tensor].dims
+        moves = all(
+            index in (int_var("q_idx"), int_var("kv_idx")) if dim in POSITIONAL else _change(index, tensors) == 0
+            for dim, index in zip(dims, e.indices, strict=True)
+        )
+        return 0 if moves else None
+    assert isinstance(e, Op)
+    changes = [_change(x, tensors) for x in e.args]
+    known = [x for x in changes if x is not None]
+    if len(known) < len(changes):
+        return None
+    if not any(known):
+        return 0
+    return _of_operation(e, known)
+
+
+def _of_operation(e: Op, changes: list[int]) -> int | None:
+    """The change of an operation some of whose operands change."""
+    same = len(set(changes)) == 1
+    if e.op in expr.COMPARISONS:
+        return 0 if same else None
+    if e.op in ("min", "max"):
+        return changes[0] if same else None
+    if e.op in ("add", "sub"):
+        return changes[0] + (changes[1] if e.op == "add" else -changes[1])
+    if e.op == "neg":
+        return -changes[0]
+    if e.op == "float":
+        return changes[0]
+    if e.op == "mul":
+        for factor, change in ((e.args[0], changes[1]), (e.args[1], changes[0])):
+            if isinstance(factor, Const) and float(factor.value).is_integer():
+                return int(factor.value) * change
+    return None
+
+
+def _is_causal(e: Expr) -> bool:
+    """True if a comparison says that the key is not behind the query."""
+    if not (isinstance(e, Op) and e.op in ("lt", "le", "gt", "ge")):
+        return False
+    larger, smaller = e.args if e.op in ("gt", "ge") else reversed(e.args)
+    form = linear(expr.sub(larger, smaller))
+    if form is None or (form.q, form.kv) != (1, -1) or not isinstance(form.rest, Const):
+        return False
+    return int(form.rest.value) <= (1 if e.op in ("lt", "gt") else 0)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of an op's `backward`, which takes what the op takes. No framework is imported."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .checks import fail
+
+_OWN = ("run", "q", "k", "v", "return_lse")
+"""Parameters of a call that are none of `backward`'s keywords."""
+
+
+def keyword_names(op: Any) -> dict[str, str]:
+    """The keywords of an op, and what their parameters are called in its code."""
+    public, own = inspect.signature(op).parameters, inspect.signature(inspect.unwrap(op)).parameters
+    return dict(zip(public, own, strict=True))
+
+
+def call_arguments(op: Any, call: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of `call(run, q, k, v, ...)` by their names there, but q, k and v, as the op would give them."""
+    names, parameters = keyword_names(op), inspect.signature(inspect.unwrap(op)).parameters
+    taken = [name for name in inspect.signature(call).parameters if name not in _OWN]
+    known = [name for name, own in names.items() if own in taken]
+    for name in keywords:
+        if name not in known:
+            fail(f"{op.__name__}.backward", name, f"one of {', '.join(known)}", "an argument of that name")
+    given = {name: parameters[name].default for name in taken} | {names[name]: x for name, x in keywords.items()}
+    given["q_offset"] = 0 if given["q_offset"] is None else given["q_offset"]
+    return given
+
+
+def wanted_names(op: Any, wanted: Sequence[str] | None, gradients: Sequence[str]) -> list[str]:
+    """The wanted ones of a variant's `gradients`, by their names in the op's code; all by default."""
+    known = {name: own for name, own in keyword_names(op).items() if own in gradients}
+    for name in wanted or ():
+        if name not in known:
+            expected = f"names among {', '.join(known) or 'none'}"
+            fail(f"{op.__name__}.backward", "wanted", expected, repr(name))
+    return [own for name, own in known.items() if wanted is None or name in wanted]
+
+
+def check_results(op: Any, x: Any, name: str, shape: Sequence[int], dtype: str = "") -> None:
+    """Raise an error unless `x` looks like a result of the op: of this shape, and of a dtype if that is fixed."""
+    got_shape, got_dtype = list(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__))
+    if got_shape != list(shape) or not got_dtype.endswith(dtype) or not hasattr(x, "shape"):
+        expected = f"as the op returns it, {dtype or 'floats'} {list(shape)}"
+        fail(f"{op.__name__}.backward", name, expected, f"{got_dtype} {got_shape}")

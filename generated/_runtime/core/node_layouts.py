@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of nodes whose ranks share rows, each rank with some of the heads."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .costs import Cost
+from .shards import Chunk, Layout
+
+
+def cut_for_nodes(nodes: Layout, inner: int, cost: Cost) -> Layout:
+    """The layout of the ranks of some nodes: the `inner` ranks of a node share its rows, one run after the other."""
+    extra = -nodes.local % inner
+    chunks = [
+        (*own, (nodes.padded + number * extra, extra)) if extra else own for number, own in enumerate(nodes.chunks)
+    ]
+    nodes = replace(nodes, chunks=tuple(chunks))
+    length = nodes.local // inner
+    pieces = [_piece(own, i * length, length) for own in nodes.chunks for i in range(inner)]
+    loads = tuple(load / inner for load in nodes.loads for _ in range(inner))
+    why = f"2d: heads inside nodes of {inner} ranks, {nodes.strategy} over {nodes.ranks} nodes"
+    return replace(
+        nodes,
+        ranks=nodes.ranks * inner,
+        chunks=tuple(pieces),
+        strategy="2d",
+        head_groups=cost.groups,
+        bytes_moved=cost.bytes_moved,
+        predicted=cost.total,
+        reasons=(*nodes.reasons[:-1], str(cost), why),
+        loads=loads,
+        cost=cost,
+        nodes=replace(nodes, head_groups=cost.groups if nodes.head_groups > 1 else 1),
+    )
+
+
+def _piece(chunks: Sequence[Chunk], first: int, length: int) -> tuple[Chunk, ...]:
+    """So many rows of some chunks, from the first one's row `first` on."""
+    found, at = [], 0
+    for begin, rows in chunks:
+        low, high = max(first - at, 0), min(first + length - at, rows)
+        if low < high:
+            found.append((begin + low, high - low))
+        at += rows
+    return tuple(found)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a ring: keys go from each rank to the next, and a rank skips those that its rows may not attend to."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .checks import fail
+from .shards import Chunk, KeyNeeds, Layout
+from .work import Array, VariantWork
+
+NO_SINK = -1e30
+"""A sink beside which every score is large: a row's sink counts in one step alone."""
+
+
+@dataclass(frozen=True)
+class RingSteps:
+    """What ranks visit.
+
+    Attributes:
+        visits: whether a rank visits keys of another: bool `[rank, owner]`.
+        count: steps; in step t rank r has the keys of rank (r - t) % ranks.
+        looks_back: no query attends to a key behind it.
+    """
+
+    visits: Array
+    looks_back: bool
+
+    @property
+    def count(self) -> int:
+        ranks, owners = np.nonzero(self.visits)
+        return 1 + int(((ranks - owners) % len(self.visits)).max(initial=0))
+
+    def visited(self, rank: int, owner: int, run: Chunk, keys: Chunk) -> bool:
+        """Whether a run of rows visits a run of keys."""
+        return bool(self.visits[rank, owner]) and not (self.looks_back and keys[0] >= sum(run))
+
+
+def ring_steps(layout: Layout, work: VariantWork, needs: KeyNeeds | None) -> RingSteps:
+    """The steps of a call; without needs a rank visits the keys of all but those behind its rows."""
+    visits = np.ones((layout.ranks, layout.ranks), bool)
+    for rank in range(layout.ranks):
+        last = max((begin + length for begin, length in layout.runs(rank)), default=0)
+        for owner in range(layout.ranks):
+            runs = layout.runs(owner)
+            is_before = not work.looks_back or any(begin < last for begin, _ in runs)
+            visits[rank, owner] = owner == rank or (is_before and (needs is None or _meet(needs.runs[rank], runs)))
+    return RingSteps(visits, work.looks_back)
+
+
+def _meet(some: tuple[Chunk, ...], others: list[Chunk]) -> bool:
+    return any(a < c + d and c < a + b for a, b in some for c, d in others)
+
+
+def keeps_rows_apart(work: VariantWork) -> bool:
+    """Whether calls say where keys are by an offset between queries and keys; else by positions."""
+    reads_tokens = any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
+    return work.shift_invariant and (work.looks_back or not reads_tokens)
+
+
+def why_no_ring(work: VariantWork, *, is_packed: bool) -> str:
+    """Why keys of one rank are not enough to compute with; "" if they are."""
+    if work.by_length:
+        return "which computes with the number of keys of the whole call"
+    if work.by_row and not keeps_rows_apart(work):
+        return "which reads a tensor at rows of queries and of keys, and attends to keys behind a query"
+    per_sequence = [n for n in work.tensors if work.axes(n, "b") and not work.axes(n, "q_idx", "kv_idx")]
+    if is_packed and (work.by_batch or per_sequence):
+        return "which reads a number of each packed sequence"
+    return ""
+
+
+def check_ring(work: VariantWork, *, is_packed: bool) -> None:
+    """Refuse a variant that a ring cannot compute."""
+    why = why_no_ring(work, is_packed=is_packed)
+    if why:
+        fail(work.op, "layout", "strategy='gather', 'exchange' or 'heads'", f"strategy='ring' with {work.op}, {why}")

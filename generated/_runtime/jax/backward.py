@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backward of an op by itself: gradients of a call whose o and lse are known, as those of several calls merged.
+
+dk and dv are float32: parts of sums over calls or devices, which are rounded once, at their end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
+from ..core.schedules import Schedule
+from .call import Arguments, is_empty, prepared
+from .passes import Backward, Kernels
+from .primitive import gradients_of
+
+Run: TypeAlias = Callable[..., tuple[jax.Array, jax.Array]]
+"""What computes a call whose arguments are checked: `attention`, or what computes gradients in its place."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of a call.
+
+    Attributes:
+        dq: in the layout and dtype of q, or float32. dk, dv: in the layouts of k and v, float32.
+        own: those of the variant's own arrays by keyword, of a sink and a log-decay included.
+    """
+
+    dq: jax.Array
+    dk: jax.Array
+    dv: jax.Array
+    own: dict[str, jax.Array]
+
+
+def give_backward(op: Any, call: Callable[..., Any]) -> None:
+    """Give an op its `backward`. `call(run, ...)` is what the op does, of all its parameters but those of pages."""
+    op.__dict__["backward"] = partial(_backward, op, call)
+
+
+def _backward(
+    op: Any,
+    call: Callable[..., Any],
+    do: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    o: jax.Array,
+    lse: jax.Array,
+    *,
+    dlse: jax.Array | None = None,
+    wanted: Sequence[str] | None = None,
+    wide_dq: bool = False,
+    **keywords: Any,
+) -> Gradients:
+    """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
+
+    Nothing is computed again but probabilities. o and lse may be those of more keys than k has: dk and dv are then the
+    whole gradients of these keys, dq is the part that comes from them. It has no derivative.
+
+    Args:
+        do: gradient of o. dlse: gradient of lse, float32, or None.
+        q, k, v, o, lse: as the op takes and returns them. keywords: the op's own, but for those of pages.
+        wanted: keywords of the variant's own arrays whose gradients are wanted; None: all that have one.
+        wide_dq: dq is float32, too.
+
+    Raises:
+        ArgumentError: a bad argument.
+    """
+    run = _Run(op, do, o, lse, dlse, wanted, wide_dq=wide_dq)
+    call(run, **call_arguments(op, call, keywords), q=q, k=k, v=v)
+    return run.gradients()
+
+
+class _Run:
+    """Computes the gradients of a call in the place of `attention`, which would compute o and lse."""
+
+    def __init__(
+        self,
+        op: Any,
+        do: jax.Array,
+        o: jax.Array,
+        lse: jax.Array,
+        dlse: jax.Array | None,
+        wanted: Sequence[str] | None,
+        *,
+        wide_dq: bool,
+    ) -> None:
+        self.op, self.do, self.o, self.lse, self.dlse = op, do, o, lse, dlse
+        self.wanted, self.wide_dq = wanted, wide_dq
+        self._found: Gradients
+
+    def __call__(
+        self, dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
+    ) -> tuple[jax.Array, jax.Array]:
+        arguments.options = arguments.options.widely(queries=self.wide_dq)
+        (q, _, v), dtype, rows = arguments.arrays, arguments.q.dtype, arguments.q.shape[:-1]
+        for name, given in (("do", self.do), ("o", self.o)):
+            check_results(self.op, given, name, (*q.shape[:-1], v.shape[-1]))
+        for name, x in (("lse", self.lse), ("dlse", self.dlse)):
+            if x is not None or name == "lse":
+                check_results(self.op, x, name, rows[::-1] if arguments.packed else rows, "float32")
+        kernels, call, arrays = prepared(dense, packed, segmented, arguments, schedule)
+        wanted = tuple(wanted_names(self.op, self.wanted, kernels.gradients))
+        do, o = (x.astype(arrays[0].dtype) for x in (self.do, self.o))
+        if is_empty(arguments):
+            shapes = Backward(kernels).shapes(replace(call, wanted=wanted), call.named(arrays))
+            found = dict(zip(("q", "k", "v", *wanted), (jnp.zeros(*shape) for shape in shapes), strict=True))
+        else:
+            found = gradients_of(kernels, call, arrays, o, self.lse, do, self.dlse, wanted)
+        dq, dk, dv = (found.pop(name) for name in ("q", "k", "v"))
+        if arguments.scale is not None and arguments.scale <= 0:
+            # The sign of a scale is a part of the kernels' q.
+            dq = -dq if arguments.scale < 0 else dq * 0
+        own = {name: found[x] for name, x in keyword_names(self.op).items() if x in found}
+        self._found = Gradients(dq if self.wide_dq else dq.astype(dtype), dk, dv, own)
+        return self.o, self.lse
+
+    def gradients(self) -> Gradients:
+        """What was found."""
+        return self._found

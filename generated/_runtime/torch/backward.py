@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backward of an op by itself: gradients of a call whose o and lse are known, as those of several calls merged.
+
+dk and dv are float32: parts of sums over calls or ranks, which are rounded once, at their end.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
+from .attention import kernels_of
+
+Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
+"""What runs the kernels of a call: `apply`, or what computes gradients in its place."""
+
+
+class Gradients(NamedTuple):
+    """Gradients of a call.
+
+    Attributes:
+        dq: in the layout and dtype of q, or float32. dk, dv: in the layouts of k and v, float32.
+        own: those of the variant's own tensors by keyword, of a sink and a log-decay included.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    own: dict[str, Tensor]
+
+
+def give_backward(op: Any, call: Callable[..., Any]) -> None:
+    """Give an op its `backward`. `call(run, ...)` is what the op does, of all its parameters but those of pages."""
+    op.__dict__["backward"] = partial(_backward, op, call)
+
+
+def _backward(
+    op: Any,
+    call: Callable[..., Any],
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    wanted: Sequence[str] | None = None,
+    wide_dq: bool = False,
+    **keywords: Any,
+) -> Gradients:
+    """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
+
+    Nothing is computed again but probabilities. o and lse may be those of more keys than k has: dk and dv are then the
+    whole gradients of these keys, dq is the part that comes from them. Autograd records nothing of this.
+
+    Args:
+        do: gradient of o. dlse: gradient of lse, float32, or None.
+        q, k, v, o, lse: as the op takes and returns them. keywords: the op's own, but for those of pages.
+        wanted: keywords of the variant's own tensors whose gradients are wanted; None: all that have one.
+        wide_dq: dq is float32, too.
+
+    Raises:
+        ArgumentError: a bad argument.
+    """
+    given = call_arguments(op, call, keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
+    run = _Run(
+        op, do, o, lse, dlse, wanted, wide_dq=wide_dq, swaps=given["layout"] == "bshd" and given["cu_seqlens_q"] is None
+    )
+    with torch.no_grad():
+        call(run, **given)
+        return run.gradients(q, given["scale"])
+
+
+class _Run:
+    """Computes the gradients of a call in the place of `apply`, which would compute o and lse."""
+
+    def __init__(
+        self,
+        op: Any,
+        do: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        dlse: Tensor | None,
+        wanted: Sequence[str] | None,
+        *,
+        wide_dq: bool,
+        swaps: bool,
+    ) -> None:
+        self.op, self.do, self.o, self.lse, self.dlse = op, do, o, lse, dlse
+        self.wanted, self.wide_dq, self.swaps = wanted, wide_dq, swaps
+        self._found: dict[str, Tensor] = {}
+
+    def __call__(self, function: Any, *args: Any) -> tuple[Tensor, ...]:
+        kernels = kernels_of(function)
+        q, v = (args[kernels.parameters.index(name)] for name in ("q", "v"))
+        shape = (*q.shape[:-1], v.shape[-1])
+        for name, given in (("do", self.do), ("o", self.o)):
+            check_results(self.op, given, name, [shape[i] for i in (0, 2, 1, 3)] if self.swaps else shape)
+        for name, x in (("lse", self.lse), ("dlse", self.dlse)):
+            if x is not None or name == "lse":
+                check_results(self.op, x, name, (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:3], "float32")
+        do, o = (x.transpose(1, 2) if self.swaps else x for x in (self.do, self.o))
+        wanted = wanted_names(self.op, self.wanted, kernels.gradients)
+        self._found = kernels.gradients_of(do, self.dlse, o, self.lse, args, wanted=wanted, wide_dq=self.wide_dq)
+        return o, self.lse
+
+    def gradients(self, q: Tensor, scale: float | None) -> Gradients:
+        """What was found, as the op's arguments lie."""
+        dq, dk, dv = (self._found.pop(name) for name in ("q", "k", "v"))
+        if scale is not None and scale <= 0:
+            # The sign of a scale is a part of the kernels' q.
+            dq = -dq if scale < 0 else dq * 0
+        if self.swaps:
+            dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
+        own = {name: self._found[x] for name, x in keyword_names(self.op).items() if x in self._found}
+        return Gradients(dq if self.wide_dq else dq.to(q.dtype), dk, dv, own)

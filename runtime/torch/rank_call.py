@@ -1,0 +1,290 @@
+"""One call over several ranks, as one of them computes it: its forward, and its backward from o and lse.
+
+Rows are on axis 0, `[rows, B, H, D]`. `_Split` gives ranks that share rows their own heads; a strategy, such as those
+of `row_strategies`, brings keys to the rows of a rank.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..core.checks import PACKED
+from ..core.costs import repeats_of_keys
+from ..core.parallel_calls import TOKENS, form_of, local_axes, own_dims
+from ..core.shards import Layout
+from ..core.work import VariantWork
+from .collectives import Collectives, Exchanges, GridCollectives
+from .exchange import index, rows_of_all, sum_of_rows, to_heads, to_rows
+from .plain import recording_gradients
+from .ring import RingRows
+from .row_strategies import GatheredRows, OwnHeads, RowStrategy, WholeRows
+
+LAYOUT = "bhsd"
+"""How q, k and v lie by default."""
+
+
+class RankCall:
+    """A call on one rank.
+
+    Attributes:
+        q, k, v: the rows of this rank. own: the variant's own tensors, whole. tokens: ids and positions of all rows,
+            `[B, seq]`. keywords: what else the op is given.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        work: VariantWork,
+        layout: Layout,
+        comm: Collectives,
+        given: Mapping[str, Any],
+        *,
+        sums_gradients: bool,
+    ) -> None:
+        self.op, self.work, self.layout, self.comm, self.sums_gradients = op, work, layout, comm, sums_gradients
+        keywords = {name: x for name, x in given.items() if x is not None and name not in ("return_lse", "q_offset")}
+        self.form = form_of(layout, keywords, LAYOUT)
+        self.packed = self.form == PACKED
+        self.device = keywords["q"].device
+        self.q, self.k, self.v = (rows_first(keywords.pop(name), self.form) for name in ("q", "k", "v"))
+        self.tokens = {
+            name: rows_of_all(comm, layout, keywords.pop(name).t().contiguous()).t()
+            for name in TOKENS
+            if name in keywords
+        }
+        self.gives_tokens = tuple(self.tokens)
+        if layout.segment_ids is not None and "q_segment_ids" not in self.tokens:
+            ids = index(layout, "segment_ids", self.device).to(torch.int32)
+            self.tokens["q_segment_ids"] = ids.expand(self.q.shape[1], -1)
+        self.given_own = {name: keywords.pop(name) for name in work.tensors if name in keywords}
+        self.own = {name: self._whole(name, x) for name, x in self.given_own.items()}
+        self.keywords = keywords
+
+    # -------------------------------------------------------------------------------------------------- the two passes
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """o and lse of the rows of this rank, in the form of the call."""
+        split = _Split.of(self)
+        o, lse = self._rows(split, *split.to_heads(self.q, self.k, self.v)).forward()
+        return self._finished(*split.to_rows(o, lse))
+
+    def backward(
+        self, saved: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor | None], wanted: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """The gradients of `wanted`, by name: of q, k, v and the variant's own tensors, as these were given.
+
+        Args:
+            saved: o and lse. given: the gradients with respect to them.
+        """
+        split = _Split.of(self)
+        o, do = (rows_first(x, self.form) for x in (saved[0], given[0]))
+        sums = [lse_first(x, self.packed) for x in (saved[1], given[1]) if x is not None]
+        q, k, v, o, do, lse, *dlse = split.to_heads(self.q, self.k, self.v, o, do, *sums)
+        rows = self._rows(split, q, k, v)
+        trained = [name for name in self.own if name in wanted]
+        dq, dk, dv, own = rows.backward((o, lse), (do, dlse[0] if dlse else None), trained)
+        dq, dk, dv = split.gradients(dq, dk, dv)
+        pairs = zip(("q", "k", "v"), (dq, dk, dv), (self.q, self.k, self.v), strict=True)
+        found = {name: in_form(x.to(like.dtype), self.form) for name, x, like in pairs if name in wanted}
+        return found | {name: self._own_gradient(name, own.get(name)) for name in trained}
+
+    def _rows(self, split: "_Split", q: Tensor, k: Tensor, v: Tensor) -> RowStrategy:
+        layout, heads = self.layout, OwnHeads(split.first, split.repeats)
+        if layout.strategy == "heads":
+            return WholeRows(self, q, k, v, heads)
+        rows = layout.nodes or layout
+        kind = RingRows if rows.strategy == "ring" else GatheredRows
+        return kind(self, q, k, v, heads, rows, split.outer)
+
+    def _finished(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """In the form of the call, padding rows 0 and -inf."""
+        rows = sum(length for _, length in self.layout.runs(self.comm.rank))
+        if rows < self.layout.local:
+            missing = self.layout.local - rows
+            o = torch.cat([o[:rows], o.new_zeros(missing, *o.shape[1:])])
+            lse = torch.cat([lse[:rows], lse.new_full((missing, *lse.shape[1:]), float("-inf"))])
+        return in_form(o, self.form).contiguous(), lse_in_form(lse, self.packed).contiguous()
+
+    # ------------------------------------------------------------------------------------------------- the own tensors
+
+    def _whole(self, name: str, x: Any) -> Any:
+        """One of the variant's own tensors, with the rows of all ranks."""
+        if not isinstance(x, Tensor) or self.layout.ranks == 1:
+            return x
+        for axis in local_axes(self.work, self.layout, name, x.shape):
+            x = rows_of_all(self.comm, self.layout, x.movedim(axis, 0)).movedim(0, axis)
+        return x
+
+    def _own_gradient(self, name: str, total: Tensor | None) -> Tensor:
+        """The gradient of one of these as it was given, over all ranks; `total` is that of this rank."""
+        given, whole = self.given_own[name], self.own[name]
+        total = whole.new_zeros(whole.shape, dtype=torch.float32) if total is None else total.float()
+        if self.layout.ranks > 1:
+            local = local_axes(self.work, self.layout, name, given.shape)
+            for axis in reversed(local):
+                total = sum_of_rows(self.comm, self.layout, total.movedim(axis, 0).contiguous()).movedim(0, axis)
+            if not local and self.sums_gradients:
+                total = self.comm.wait(self.comm.all_reduce(total))
+        return total.to(given.dtype).contiguous()
+
+    def dims(self, name: str, x: Tensor) -> tuple[str | int, ...]:
+        """The dims of one of the variant's own tensors, as the call has it."""
+        return own_dims(self.work, self.layout, name, x.dim())
+
+    def of_heads(self, own: Mapping[str, Any], heads: "OwnHeads", count: int) -> dict[str, Any]:
+        """The variant's own tensors for so many key heads, from `heads.first` of the repeated ones on; and where these
+        heads are in the whole call, if it drops probabilities."""
+        query_heads, key_heads = self.q.shape[2], self.k.shape[2] * heads.repeats
+        group = query_heads // key_heads
+        found: dict[str, Any] = {}
+        if self.keywords.get("dropout_p"):
+            batch_row, head, all_heads = self.keywords.get("dropout_origin", (0, 0, query_heads))
+            found["dropout_origin"] = batch_row, head + heads.first * group, all_heads
+        for name, x in own.items():
+            if isinstance(x, Tensor) and count < key_heads:
+                for axis, dim in enumerate(self.dims(name, x)):
+                    if dim == "h" and x.shape[axis] == query_heads:
+                        x = x.narrow(axis, heads.first * group, count * group)
+                    elif dim == "hkv" and x.shape[axis] == key_heads // heads.repeats:
+                        x = x.repeat_interleave(heads.repeats, axis).narrow(axis, heads.first, count)
+            found[name] = x
+        return found
+
+    # --------------------------------------------------------------------------------------------------------- the op
+
+    def numbers(self, values: Any) -> Tensor:
+        """Numbers of a layout on the device of this call, int32, copied there once."""
+        cache = self.layout.__dict__.setdefault("_tables", {})
+        key = (tuple(values), self.device)
+        if key not in cache:
+            cache[key] = torch.tensor(key[0], dtype=torch.int32, device=self.device)
+        found: Tensor = cache[key]
+        return found
+
+    def computed(self, tensors: Sequence[Tensor], keywords: Mapping[str, Any], form: str) -> tuple[Tensor, Tensor]:
+        """o and lse of a call of the op of q, k and v `[rows, B, H, D]`, as these lie."""
+        o, lse = self.op(*(in_form(x, form) for x in tensors), **keywords, return_lse=True)
+        return rows_first(o, form), lse_first(lse, form == PACKED)
+
+    def derived(
+        self,
+        arguments: Callable[..., tuple[Sequence[Tensor], dict[str, Any]]],
+        leaves: Mapping[str, Tensor],
+        saved: tuple[Tensor, Tensor],
+        given: tuple[Tensor, Tensor | None],
+        form: str,
+        *,
+        wide_dq: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """The gradients of such a call: of q, and in float32 of k and v; and those of `leaves`, of which `arguments`
+        makes the variant's own tensors.
+
+        Args:
+            saved: o and lse of the rows, over all their keys. given: the gradients with respect to them.
+        """
+        packed = form == PACKED
+        with recording_gradients():
+            fresh = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+            tensors, keywords = arguments(fresh)
+        read = {name: keywords[name] for name in fresh if keywords[name].requires_grad}
+        keywords = {name: x.detach() if isinstance(x, Tensor) else x for name, x in keywords.items()}
+        (o, lse), (do, dlse) = saved, given
+        found = self.op.backward(  # type: ignore[attr-defined]  # which every op has
+            in_form(do, form),
+            *(in_form(x, form) for x in tensors),
+            in_form(o, form),
+            lse_in_form(lse, packed).contiguous(),
+            dlse=None if dlse is None else lse_in_form(dlse, packed).contiguous(),
+            wanted=tuple(read),
+            wide_dq=wide_dq,
+            **keywords,
+        )
+        own: dict[str, Tensor] = {}
+        if read:
+            with recording_gradients():
+                changes = torch.autograd.grad(
+                    list(read.values()), [fresh[name] for name in read], [found.own[name] for name in read]
+                )
+            own = dict(zip(read, changes, strict=True))
+        dq, dk, dv = (rows_first(x, form) for x in found[:3])
+        return dq, dk, dv, own
+
+
+class _Split:
+    """Ranks that share rows and compute heads of their own, of which there is one where heads are not split.
+
+    Attributes:
+        comm: collectives among them. outer: collectives among the ranks with the same heads.
+        first: the first key head of this rank, of those that are repeated so often.
+    """
+
+    def __init__(self, comm: Exchanges | None, outer: Exchanges, layout: Layout | None, key_heads: int, repeats: int):
+        self.comm, self.outer, self.layout, self.repeats = comm, outer, layout, repeats
+        self.first = 0 if comm is None else comm.rank * (key_heads * repeats // comm.size)
+
+    @classmethod
+    def of(cls, call: RankCall) -> "_Split":
+        heads = call.q.shape[2], call.k.shape[2]
+        if call.layout.nodes is not None:
+            assert isinstance(call.comm, GridCollectives)
+            inner, outer = call.comm.inner, call.comm.outer
+            return cls(inner, outer, None, heads[1], repeats_of_keys(heads, inner.size))
+        ranks = cast("Exchanges", call.comm)
+        if call.layout.strategy == "heads":
+            return cls(ranks, ranks, call.layout, heads[1], repeats_of_keys(heads, call.comm.size))
+        return cls(None, ranks, None, heads[1], 1)
+
+    def to_heads(self, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
+        """Rows of all heads become heads of all rows, of each of these tensors."""
+        if self.comm is None:
+            return [q, k, v, *others]
+        k, v = (x if self.repeats == 1 else x.repeat_interleave(self.repeats, 2) for x in (k, v))
+        wide = [x for x in (q, k, v, *others) if x.dtype == q.dtype]
+        narrow = [x for x in others if x.dtype != q.dtype]
+        found = to_heads(self.comm, self.layout, wide)
+        return found + (to_heads(self.comm, self.layout, narrow) if narrow else [])
+
+    def to_rows(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse, of o and lse."""
+        if self.comm is None:
+            return o, lse
+        return to_rows(self.comm, self.layout, [o])[0], to_rows(self.comm, self.layout, [lse])[0]
+
+    def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor) -> list[Tensor]:
+        """Those of q, k and v for the rows of this rank; the gradients of a repeated key head are added up."""
+        if self.comm is None:
+            return [dq, dk, dv]
+        if self.repeats == 1:
+            return to_rows(self.comm, self.layout, [dq, dk.to(dq.dtype), dv.to(dq.dtype)])
+        # Parts of a sum are not rounded: they are sent in float32.
+        (dq,), parts = to_rows(self.comm, self.layout, [dq]), to_rows(self.comm, self.layout, [dk, dv])
+        return [dq, *(x.unflatten(2, (-1, self.repeats)).sum(3) for x in parts)]
+
+
+# ------------------------------------------------------------------------------------------------- tensors, rows first
+
+
+def rows_first(x: Tensor, form: str) -> Tensor:
+    """q, k, v or o as `[rows, B, H, D]`, a view."""
+    if form == PACKED:
+        return x.unsqueeze(1)
+    return x.permute(2, 0, 1, 3) if form == "bhsd" else x.transpose(0, 1)
+
+
+def in_form(x: Tensor, form: str) -> Tensor:
+    """The inverse."""
+    if form == PACKED:
+        return x.squeeze(1)
+    return x.permute(1, 2, 0, 3) if form == "bhsd" else x.transpose(0, 1)
+
+
+def lse_first(x: Tensor, packed: bool) -> Tensor:
+    """lse as `[rows, B, H, 1]`, a view."""
+    return x.t()[:, None, :, None] if packed else x.permute(2, 0, 1).unsqueeze(3)
+
+
+def lse_in_form(x: Tensor, packed: bool) -> Tensor:
+    """The inverse."""
+    return x[:, 0, :, 0].t() if packed else x.squeeze(3).permute(1, 2, 0)

@@ -1,0 +1,196 @@
+"""A ring of ranks: keys go from rank to rank, and each computes with those it has; no rank has the keys of all.
+
+o and lse of the steps are merged in float32. The backward computes each step from the merged o and lse, and the
+gradients of keys travel with them in float32.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.key_needs import planned_needs
+from ..core.parallel_calls import TOKENS
+from ..core.ring_steps import NO_SINK, check_ring, keeps_rows_apart, ring_steps
+from ..core.shards import Chunk, Layout
+from .collectives import Exchanges
+from .exchange import index, split_pair
+from .row_strategies import Call, Given, Gradients, OwnHeads, OwnSums, Saved, starts
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run of rows and a run of keys, and where each begins among the rows of its rank."""
+
+    run: Chunk
+    at: int
+    keys: Chunk
+    keys_at: int
+    owner: int
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The part of a tensor of the rows of this rank, `[local, ...]`."""
+        return x.narrow(0, self.at, self.run[1])
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """The part of one of the keys that are here."""
+        return x.narrow(0, self.keys_at, self.keys[1])
+
+
+class RingRows:
+    """The rows of this rank against the keys of one rank after the other."""
+
+    def __init__(
+        self, call: Call, q: Tensor, k: Tensor, v: Tensor, heads: OwnHeads, layout: Layout, comm: Exchanges
+    ) -> None:
+        self.call, self.q, self.k, self.v, self.heads = call, q, k, v, heads
+        self.layout, self.comm = layout, comm
+        check_ring(call.work, is_packed=call.packed)
+        self.form = "bhsd" if call.packed else call.form
+        given = {**call.keywords, **call.own, **{name: call.tokens[name] for name in call.gives_tokens}}
+        self.steps = ring_steps(layout, call.work, planned_needs(layout, call.work, given, knows_values=False))
+        self.by_offset = keeps_rows_apart(call.work) and "q_positions" not in call.gives_tokens
+        self.tokens = self._tokens()
+
+    def _tokens(self) -> dict[str, Tensor]:
+        """Ids and positions of all rows, of queries and of keys."""
+        layout, found = self.layout, dict(self.call.tokens)
+        batch, device = self.q.shape[1], self.q.device
+        if layout.cu_seqlens is not None:
+            found["q_segment_ids"] = index(layout, "sequence_numbers", device).to(torch.int32).expand(batch, -1)
+        if not self.by_offset and "q_positions" not in found:
+            found["q_positions"] = index(layout, "row_positions", device).to(torch.int32).expand(batch, -1)
+        for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
+            if of_queries in found:
+                found.setdefault(of_keys, found[of_queries])
+        return found
+
+    # -------------------------------------------------------------------------------------------------- the two passes
+
+    def forward(self) -> Saved:
+        o = self.q.new_zeros((*self.q.shape[:3], self.v.shape[3]), dtype=torch.float32)
+        lse = self.q.new_full((*self.q.shape[:3], 1), float("-inf"), dtype=torch.float32)
+        own = self.call.of_heads(self.call.own, self.heads, self.k.shape[2])
+        for owner, k, v in self._keys():
+            for pair in self._pairs(owner):
+                tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
+                part = self.call.computed(tensors, self._keywords(own, pair), self.form)
+                merge(pair.rows(o), pair.rows(lse), *part)
+        return o.to(self.q.dtype), lse
+
+    def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
+        call, sums = self.call, OwnSums(self.call, trained)
+        dq = torch.zeros(self.q.shape, dtype=torch.float32, device=self.q.device)
+        shapes = [x.shape[1:] for x in (self.k, self.v)]
+        total = dq.new_zeros(len(self.q), sum(map(prod, shapes)))
+        for step, (owner, k, v) in enumerate(self._keys()):
+            total = self._next(total) if step else total
+            of_keys = split_pair(total, shapes)
+            for pair in self._pairs(owner):
+                tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
+
+                def arguments(own: Mapping[str, Tensor], tensors: Sequence[Tensor] = tensors, pair: Pair = pair) -> Any:
+                    whole = call.of_heads(call.own | dict(own), self.heads, self.k.shape[2])
+                    return tensors, self._keywords(whole, pair)
+
+                of_rows = pair.rows(given[0]), None if given[1] is None else pair.rows(given[1])
+                known = pair.rows(saved[0]), pair.rows(saved[1])
+                if "g" in call.own:
+                    # The kernels of a log-decay rely on rows whose keys are all there.
+                    part = call.computed(tensors, arguments({})[1], self.form)
+                    known, of_rows = part, of_part(part, known, of_rows)
+                *found, own = call.derived(arguments, sums.leaves, known, of_rows, self.form, wide_dq=True)
+                for x, change in zip((pair.rows(dq), *map(pair.of_keys, of_keys)), found, strict=True):
+                    x.add_(change)
+                sums.add(own)
+        dk, dv = split_pair(self._moved(total, 1 - self.steps.count), shapes)
+        return dq.to(self.q.dtype), dk, dv, sums.total
+
+    # ------------------------------------------------------------------------------------------------ what is sent
+
+    def _keys(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The keys of one rank after the other, the first this one's own: who has them, k and v `[local, B, H, D]`.
+
+        Those of the next step are on their way while a step is computed.
+        """
+        shapes = [x.shape[1:] for x in (self.k, self.v)]
+        rows = torch.cat([self.k.flatten(1), self.v.flatten(1)], 1)
+        for step in range(self.steps.count):
+            is_last = step == self.steps.count - 1
+            coming = None if is_last else self._sent(rows, 1)
+            k, v = split_pair(rows, shapes)
+            yield (self.comm.rank - step) % self.comm.size, k, v
+            rows = rows if coming is None else self.comm.wait(coming)
+
+    def _sent(self, x: Tensor, distance: int) -> Tensor:
+        """Start to send rows to the rank so far ahead, and to get those of the rank as far behind."""
+        size, rank = self.comm.size, self.comm.rank
+        to, source = (rank + distance) % size, (rank - distance) % size
+        sent, received = ([len(x) if other == each else 0 for other in range(size)] for each in (to, source))
+        return self.comm.exchange(x, received, sent)
+
+    def _moved(self, x: Tensor, distance: int) -> Tensor:
+        return x if distance % self.comm.size == 0 else self.comm.wait(self._sent(x, distance))
+
+    def _next(self, x: Tensor) -> Tensor:
+        return self._moved(x, 1)
+
+    # -------------------------------------------------------------------------------------------------------- one call
+
+    def _pairs(self, owner: int) -> Iterator[Pair]:
+        """What is computed with the keys of a rank."""
+        rank, key_runs = self.comm.rank, self.layout.runs(owner)
+        runs = self.layout.runs(rank)
+        for run, at in zip(runs, starts(runs), strict=True):
+            for keys, keys_at in zip(key_runs, starts(key_runs), strict=True):
+                if self.steps.visited(rank, owner, run, keys):
+                    yield Pair(run, at, keys, keys_at, owner)
+
+    def _keywords(self, own: Mapping[str, Any], pair: Pair) -> dict[str, Any]:
+        """The keywords of a call of a pair."""
+        call, (begin, length), (first, count) = self.call, pair.run, pair.keys
+        keywords = {**call.keywords, "layout": self.form}
+        if self.by_offset:
+            keywords["q_offset"] = begin - first
+        for name, x in self.tokens.items():
+            keywords[name] = x.narrow(1, first, count) if name.startswith("kv") else x.narrow(1, begin, length)
+        if "kv_lengths" in keywords:
+            keywords["kv_lengths"] = (keywords["kv_lengths"] - first).clamp(0, count)
+        for name, x in own.items():
+            keywords[name] = self._moved_own(name, x, pair) if isinstance(x, Tensor) else x
+        if "sink" in own and pair.run != pair.keys:
+            keywords["sink"] = torch.full_like(own["sink"], NO_SINK, dtype=torch.float32)
+        return keywords
+
+    def _moved_own(self, name: str, x: Tensor, pair: Pair) -> Tensor:
+        """One of the variant's own tensors, the axes of rows beginning where the call's rows do."""
+        (begin, length), (first, count) = pair.run, pair.keys
+        dims = self.call.dims(name, x)
+        for axis, dim in enumerate(dims):
+            if dim not in ("q_idx", "kv_idx"):
+                continue
+            if self.by_offset:
+                x = x.narrow(axis, first, max(first + count, begin + length) - first)
+            else:
+                x = x.narrow(axis, begin, length) if dim == "q_idx" else x.narrow(axis, first, count)
+        declared = self.call.work.tensors[name]
+        return x.unsqueeze(list(declared).index("b")) if len(dims) < len(declared) else x
+
+
+def of_part(part: Saved, whole: Saved, given: Given) -> Given:
+    """The gradients of a part's o and lse from those of the whole, float32 lse `[rows, B, H, 1]`."""
+    (o, lse), (do, dlse) = part, given
+    share = torch.where(torch.isinf(lse), 0.0, torch.exp(lse - whole[1]))
+    change = ((o.float() - whole[0].float()) * do.float()).sum(-1, keepdim=True)
+    return (do * share).to(do.dtype), share * (change if dlse is None else change + dlse)
+
+
+def merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Add a part's o to o, and its lse to lse, `[rows, B, H, ...]`, float32; the lse of a row without keys is -inf."""
+    total = torch.logaddexp(lse, part_lse)
+    finite = torch.where(torch.isinf(total), 0.0, total)
+    o.mul_(torch.exp(lse - finite)).add_(part * torch.exp(part_lse - finite))
+    lse.copy_(total)

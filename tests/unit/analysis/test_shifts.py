@@ -1,0 +1,58 @@
+"""Whether a variant stays the same when all positions move, and whether its mask keeps keys behind a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codegen.analysis.shifts import computes_with_lengths, is_shift_invariant, looks_back
+from codegen.load.spec_file import load
+from tests.support.paths import ROOT
+
+MOVE = {"prefix_lm", "padding", "streaming_llm", "natten", "chunked"}
+"""Of `variants.yaml`: those that compare a position with a number, or count positions from the first on."""
+
+LOOK_AHEAD = {"full", "prefix_lm", "padding", "natten", "band", "band_softcap", "band_sink", "band_bias", "band_mask"}
+
+
+def test_the_variants_of_the_library() -> None:
+    variants = load(ROOT / "variants.yaml").variants
+    assert {name for name, variant in variants.items() if not is_shift_invariant(variant)} == MOVE
+    assert {name for name, variant in variants.items() if not looks_back(variant)} == {*LOOK_AHEAD, "band_images"}
+    assert not any(map(computes_with_lengths, variants.values()))
+
+
+@pytest.mark.parametrize(
+    ("mask", "score", "tensor", "moves", "back"),
+    [
+        ("q_idx - kv_idx >= 0 and q_idx - kv_idx < 9", "", "", False, True),
+        ("kv_idx < q_idx", "score - 0.5 * (q_idx - kv_idx)", "", False, True),
+        ("kv_idx < q_idx + 1", "", "", False, True),
+        ("kv_idx <= q_idx + 1", "", "", False, False),
+        ("q_idx // 4 >= kv_idx // 4", "", "", True, False),
+        ("2 * q_idx - 2 * kv_idx > 0", "", "", False, False),
+        ("causal", "score + x[h, q_idx]", "[h, q_idx]", False, True),
+        ("causal", "score + x[h, q_idx - 1]", "[h, q_idx]", True, True),
+        ("causal", "score + x[h, max(q_idx - kv_idx, 0)]", "[h, 8]", False, True),
+        ("causal", "score + x[h, q_idx]", "[h, 8]", True, True),
+        ("causal", "score * q_idx", "", True, True),
+        ("causal or kv_idx < 4", "", "", True, False),
+    ],
+)
+def test_expressions(tmp_path: Path, mask: str, score: str, tensor: str, moves: bool, back: bool) -> None:
+    lines = [f"    mask: {mask}", *([f'    score: "{score}"'] if score else [])]
+    lines += [f"    tensors: {{x: {{dims: {tensor}}}}}"] if tensor else []
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  one:\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    variant = load(spec).variants["one"]
+    assert is_shift_invariant(variant) is not moves
+    assert looks_back(variant) is back
+
+
+def test_lengths_are_found(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("variants:\n  one:\n    score: score * log(kv_len)\n", encoding="utf-8")
+    variant = load(spec).variants["one"]
+    assert computes_with_lengths(variant)
+    assert not is_shift_invariant(variant)
