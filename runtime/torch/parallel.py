@@ -38,6 +38,7 @@ class ContextParallel:
         self.op, self.work, self.layout, self.comm = op, work, layout, comm
         self.check, self.sums_gradients = check, sums_gradients
         self._is_checked = False
+        self._parameters = list(inspect.signature(op).parameters)
         self.__name__ = f"context_parallel({work.op})"
         self.__doc__ = op.__doc__
         self.key = registered(self)
@@ -127,7 +128,7 @@ class ContextParallel:
         for name in ("q", "k", "v"):
             if not isinstance(given[name], Tensor):
                 fail(op, name, "a tensor", type(given[name]).__name__)
-        check_call(self.work, layout, list(inspect.signature(self.op).parameters), given, LAYOUT)
+        check_call(self.work, layout, self._parameters, given, LAYOUT)
         q = given["q"]
         for name in ("k", "v"):
             x = given[name]

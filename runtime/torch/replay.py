@@ -390,6 +390,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
     if not ENABLED:
         return function
     plans: dict[Hashable, Any] = {}
+    before: _Plan | _Step | None = None
     last: LastCall | None = None
 
     @wraps(function)
@@ -407,7 +408,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
             if _active.recording is not None:
                 _active.recording.forwards.append(result)
             return result
-        nonlocal last
+        nonlocal before, last
         values = (*args, *kwargs.values())
         like = last
         if like is not None and (found := like.pointers(values, kwargs)) is not None and not _launches_are_watched():
@@ -419,7 +420,10 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
             return function(*args, **kwargs)
         plan = plans.get(key)
         if isinstance(plan, (_Plan, _Step)):
-            last = _last_call(values, kwargs, plan)
+            if plan is before:
+                # Calls of several kinds in turn are found by their keys.
+                last = _last_call(values, kwargs, plan)
+            before = plan
             return plan(given, pointers)  # type: ignore[no-any-return]
         if plan is None and (others := [name for name in integers if _is_other_integer(kwargs.get(name))]):
             plan = plans[key] = _Cast(others)

@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from .checks import fail
@@ -11,21 +12,28 @@ _OWN = ("run", "q", "k", "v", "return_lse")
 """Parameters of a call that are none of `backward`'s keywords."""
 
 
-def keyword_names(op: Any) -> dict[str, str]:
+@cache
+def keyword_names(op: Any) -> Mapping[str, str]:
     """The keywords of an op, and what their parameters are called in its code."""
     public, own = inspect.signature(op).parameters, inspect.signature(inspect.unwrap(op)).parameters
     return dict(zip(public, own, strict=True))
 
 
+@cache
+def _defaults(op: Any, call: Callable[..., Any]) -> Mapping[str, Any]:
+    """What the op gives `call` for the parameters that nobody names, by their names there."""
+    parameters = inspect.signature(inspect.unwrap(op)).parameters
+    return {name: parameters[name].default for name in inspect.signature(call).parameters if name not in _OWN}
+
+
 def call_arguments(op: Any, call: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments of `call(run, q, k, v, ...)` by their names there, but q, k and v, as the op would give them."""
-    names, parameters = keyword_names(op), inspect.signature(inspect.unwrap(op)).parameters
-    taken = [name for name in inspect.signature(call).parameters if name not in _OWN]
-    known = [name for name, own in names.items() if own in taken]
+    names, defaults = keyword_names(op), _defaults(op, call)
     for name in keywords:
-        if name not in known:
-            fail(f"{op.__name__}.backward", name, f"one of {', '.join(known)}", "an argument of that name")
-    given = {name: parameters[name].default for name in taken} | {names[name]: x for name, x in keywords.items()}
+        if names.get(name) not in defaults:
+            known = ", ".join(each for each, own in names.items() if own in defaults)
+            fail(f"{op.__name__}.backward", name, f"one of {known}", "an argument of that name")
+    given = {**defaults, **{names[name]: x for name, x in keywords.items()}}
     given["q_offset"] = 0 if given["q_offset"] is None else given["q_offset"]
     return given
 

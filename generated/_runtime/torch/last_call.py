@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..core.options import CallOptions
 from ..core.schedules import Schedule
 
 try:
@@ -23,7 +24,7 @@ except ImportError:  # it is no public name
     _guards = None  # type: ignore[assignment]
 
 _TENSORS = (Tensor, torch.nn.Parameter)
-_NUMBERS = (int, float)
+_PLAIN = (int, float, str)
 
 
 def _modes() -> tuple[Any, ...]:
@@ -35,6 +36,15 @@ def _modes() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         forward_ad._current_level,
     )
+
+
+def _is_equal(x: object, known: object) -> bool:
+    """Whether two values that are not tensors are equal, of one type; zeros may differ in their sign."""
+    if type(x) is not type(known):
+        return False
+    if isinstance(x, CallOptions) and isinstance(known, CallOptions):
+        return x.key == known.key
+    return type(x) in _PLAIN and x == known and x != 0
 
 
 class LastCall:
@@ -73,7 +83,7 @@ class LastCall:
             return None
         for place, known in self._others:
             x = values[place]
-            if x is not known and not (type(x) is type(known) and type(x) in _NUMBERS and x == known and x != 0):
+            if x is not known and not _is_equal(x, known):
                 return None
         tensors = [values[place] for place in self._tensors]
         if tuple(names) != self._names or _modes() != self._modes or not self._check(*tensors):
