@@ -54,9 +54,9 @@ class Call:
         """The gradients of all leaves, after a forward."""
         return torch.autograd.grad(self.forward(), list(self.leaves.values()), self.do)
 
-    def results(self) -> dict[str, Tensor]:
+    def results(self, **more: Any) -> dict[str, Tensor]:
         """o, lse and all gradients."""
-        o, lse = self.forward(return_lse=True)
+        o, lse = self.forward(return_lse=True, **more)
         gradients = torch.autograd.grad(o, list(self.leaves.values()), self.do)
         named = {f"d{name}": x for name, x in zip(self.leaves, gradients, strict=True)}
         return {"o": o.detach(), "lse": lse.detach(), **named}

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
 
 from codegen.testing import calls
 from generated.torch_parallel import context_parallel, plan
@@ -66,8 +67,13 @@ def captured_step(mesh: Any, variant: str, strategy: str) -> None:
 
 @pytest.mark.parametrize("variant", ["causal", "forgetting", "gpt_oss"])
 @pytest.mark.parametrize("strategy", ["gather", "heads", "ring"])
-def test_a_call_of_one_rank_is_captured(variant: str, strategy: str) -> None:
-    captured_step(1, variant, strategy)
+def test_a_call_of_one_rank_is_captured(variant: str, strategy: str, tmp_path: Path) -> None:
+    method = f"file://{tmp_path}/rendezvous"
+    dist.init_process_group("nccl", init_method=method, rank=0, world_size=1, timeout=timedelta(minutes=3))
+    try:
+        captured_step(init_device_mesh("cuda", (1,), mesh_dim_names=("cp",)), variant, strategy)
+    finally:
+        dist.destroy_process_group()
 
 
 def one_process(rank: int, ranks: int, folder: str) -> None:
@@ -77,8 +83,6 @@ def one_process(rank: int, ranks: int, folder: str) -> None:
     method = f"file://{folder}/rendezvous"
     dist.init_process_group("nccl", init_method=method, rank=rank, world_size=ranks, timeout=timedelta(minutes=3))
     try:
-        from torch.distributed.device_mesh import init_device_mesh
-
         mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("cp",))
         for strategy in ("gather", "heads", "exchange", "ring"):
             for variant in ("causal", "window", "forgetting"):
