@@ -46,8 +46,8 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
                 times.append(_local_ms(ranks, sharded(case, inputs, layout, rank).both))
                 run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
             assert layout.cost is not None
-            # The model's own rule for what runs beside what, with the kernels' time as measured.
-            total = replace(layout.cost, compute=max(times) / 1e3).total
+            # The model's own rule for what runs beside what, with the time of calls as measured.
+            total = replace(layout.cost, kernels=max(times) / 1e3, per_call=0.0).total
             return times, layout.imbalance, total * 1e3, layout.predicted * 1e3
 
         result, note = ranks.attempt(every)

@@ -107,6 +107,7 @@ _WORDS = """
     make_row_ring make_work_ring num_items pack_pairs produce producer q_rows q_stage query_stages raise_maximum
     rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
 
+    Run empty_gradients fill_decay give_backward words
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base
     by_query in_rows most_keys results_of split_call splits_keys
     call check_beside_pages check_caches check_without_pages own_tensor

@@ -157,7 +157,7 @@ class Layout:
         that of any other."""
         assert self.cost is not None
         most = max(self.loads)
-        return replace(self.cost, compute=self.cost.compute * (self.loads[rank] / most if most else 0.0))
+        return replace(self.cost, kernels=self.cost.kernels * (self.loads[rank] / most if most else 0.0))
 
     def report(self) -> str:
         """The plan in lines for people."""

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layout costs: a model of one attention layer on several GPUs that says why it prefers a strategy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from .work import BLOCK
 
-BITWISE = 0.005
+BITWISE = 0.05
 """A strategy that gives one GPU's bits in every gradient is preferred if it is at most so much slower."""
 
 GROUPS = 4
 """Key heads are exchanged in so many groups if that takes more than FEW of the computation."""
 
-FEW = 0.02
+FEW, PROGRAMS = 0.02, 512
+"""So many programs, blocks of a rank's rows times key heads, a call needs that its last ones leave few processors
+idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +25,19 @@ class Machine:
         forward, backward: floating-point operations that a GPU's kernels do in a second, of visited blocks alone.
         link: bytes that a GPU receives from the others of its node in a second. node: GPUs of a node.
         nic: bytes that a GPU receives from other nodes in a second. latency: seconds that a collective takes at least.
+        call: seconds that one more local call costs, a forward and a backward: launches, and programs that end late.
         memory: bytes that keys, values and their gradients of one layer may take on a GPU, of one batch row.
         itemsize: bytes of an element of q, k and v.
     """
 
     forward: float = 650e12
     backward: float = 520e12
-    link: float = 330e9
+    link: float = 250e9
     node: int = 8
     nic: float = 45e9
     memory: float = 20e9
-    latency: float = 15e-6
+    latency: float = 80e-6
+    call: float = 350e-6
     itemsize: int = 2
 
     def rate(self, ranks: int) -> float:
@@ -43,13 +47,23 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Seconds of the slowest rank, and bytes that a rank receives, of a forward and a backward."""
+    """Seconds of the slowest rank, and bytes that a rank receives, of a forward and a backward.
+
+    `exchange` is that of all groups. A rank makes `runs` calls for each group, which take `per_call` beside `kernels`.
+    """
 
     strategy: str
-    compute: float
+    kernels: float
     exchange: float
     groups: int
     bytes_moved: int
+    runs: int = 1
+    per_call: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Seconds of local calls."""
+        return self.kernels + self.per_call * self.runs * self.groups
 
     @property
     def total(self) -> float:
@@ -83,18 +97,47 @@ def kernel_seconds(blocks: float, query_heads: int, head_dim: int, machine: Mach
 
 
 def gather_cost(
-    blocks: float, imbalance: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
+    blocks: float,
+    imbalance: float,
+    runs: int,
+    seq: int,
+    ranks: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    machine: Machine,
 ) -> Cost:
-    """Keys and values of all rows are gathered in both passes; their gradients are scattered in float32."""
+    """Keys and values of all rows are gathered in both passes; their gradients are scattered in float32.
+
+    Args:
+        runs: the most runs of rows of a rank, each of which is a call.
+    """
     query_heads, key_heads = heads
-    compute = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
+    kernels = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
     elements = 2 * key_heads * head_dim * seq * (ranks - 1) // ranks
     moved = elements * (2 * machine.itemsize + 4)
-    exchange = moved / machine.rate(ranks) + 3 * machine.latency
-    groups = min(GROUPS, key_heads) if exchange > FEW * compute else 1
-    while key_heads % groups:
+    groups = _groups(moved / machine.rate(ranks), kernels, seq // ranks, key_heads)
+    exchange = moved / machine.rate(ranks) + 3 * groups * machine.latency
+    return Cost(
+        strategy="gather",
+        kernels=kernels,
+        exchange=exchange,
+        groups=groups,
+        bytes_moved=moved,
+        runs=runs,
+        per_call=machine.call,
+    )
+
+
+def _groups(exchange: float, kernels: float, rows: int, key_heads: int) -> int:
+    """In how many groups key heads are exchanged: in one where that takes little, or calls would be too small.
+
+    >>> [_groups(1e-3, 10e-3, rows, 8) for rows in (8192, 32768, 65536)]
+    [1, 4, 4]
+    """
+    groups = min(GROUPS, key_heads) if exchange > FEW * kernels else 1
+    while groups > 1 and (key_heads % groups or rows // BLOCK * key_heads // groups < PROGRAMS):
         groups -= 1
-    return Cost(strategy="gather", compute=compute, exchange=exchange, groups=groups, bytes_moved=moved)
+    return groups
 
 
 def heads_cost(
@@ -105,21 +148,21 @@ def heads_cost(
     if repeats == 0:
         return None
     query_heads, key_heads = heads[0], heads[1] * repeats
-    compute = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
+    kernels = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
     elements = 2 * (query_heads + key_heads) * head_dim * seq * (ranks - 1) // (ranks * ranks)
     moved = 3 * elements * machine.itemsize
     exchange = moved / machine.rate(ranks) + 6 * machine.latency
-    return Cost(strategy="heads", compute=compute, exchange=exchange, groups=1, bytes_moved=moved)
+    return Cost(
+        strategy="heads", kernels=kernels, exchange=exchange, groups=1, bytes_moved=moved, per_call=machine.call
+    )
 
 
-def exchange_cost(gather: Cost, shares: list[float], groups_of: int, ranks: int, machine: Machine) -> Cost:
+def exchange_cost(gather: Cost, shares: list[float], groups_of: int, seq: int, ranks: int, machine: Machine) -> Cost:
     """As `gather`, but of the keys of the other ranks only a share is sent, given for each mask."""
     moved = int(gather.bytes_moved * sum(shares) / len(shares))
-    exchange = moved / machine.rate(ranks) + 3 * machine.latency
-    groups = min(GROUPS, groups_of) if exchange > FEW * gather.compute else 1
-    while groups_of % groups:
-        groups -= 1
-    return Cost(strategy="exchange", compute=gather.compute, exchange=exchange, groups=groups, bytes_moved=moved)
+    groups = _groups(moved / machine.rate(ranks), gather.kernels, seq // ranks, groups_of)
+    exchange = moved / machine.rate(ranks) + 3 * groups * machine.latency
+    return replace(gather, strategy="exchange", exchange=exchange, groups=groups, bytes_moved=moved)
 
 
 def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine) -> Cost:
@@ -127,7 +170,7 @@ def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_d
     elements = 2 * heads[1] * head_dim * seq // ranks
     moved = elements * ((ranks - 1) * 2 * machine.itemsize + ranks * 4)
     exchange = moved / machine.rate(ranks) + (3 * ranks - 2) * machine.latency
-    return Cost(strategy="ring", compute=gather.compute, exchange=exchange, groups=ranks, bytes_moved=moved)
+    return replace(gather, strategy="ring", exchange=exchange, groups=ranks, bytes_moved=moved)
 
 
 def grid_cost(
@@ -148,10 +191,12 @@ def grid_cost(
     groups = rows.groups if (heads[1] * repeats // inner) % rows.groups == 0 else 1
     return Cost(
         strategy="2d",
-        compute=rows.compute / inner,
+        kernels=rows.kernels / inner,
         exchange=exchange,
         groups=groups,
         bytes_moved=moved + split.bytes_moved,
+        runs=rows.runs,
+        per_call=rows.per_call,
     )
 
 
@@ -187,7 +232,7 @@ class Choices:
             rows = exchange
             other = heads if heads is not None and heads.total < gather.total else gather
         if heads is not None and heads.total <= rows.total * (1 + BITWISE):
-            return heads, (*costs, "heads: it is no slower, and every gradient has the bits of one GPU")
+            return heads, (*costs, "heads: at most 5 % slower, and every gradient has the bits of one GPU")
         if other is None:
             return rows, (*costs, f"{rows.strategy}, as heads cannot be split: {self.why_not_heads}")
         faster = f"it is {100 * (other.total / rows.total - 1):.1f} % faster than {other.strategy}"

@@ -101,8 +101,9 @@ def make_layout(
         head_dim=head_dim,
         machine=machine,
     )
-    asked = "auto" if inner > 1 or strategy == "2d" else strategy
-    cost, reasons, needs = planned.chosen(asked, balance, is_packed=begins is not None, by_rows=inner > 1)
+    has_nodes = inner > 1 or isinstance(ranks, tuple)
+    asked = "auto" if has_nodes or strategy == "2d" else strategy
+    cost, reasons, needs = planned.chosen(asked, balance, is_packed=begins is not None, by_rows=has_nodes)
     if cost.strategy == "heads":
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
         dealt = contiguous(in_rows, seq, row_ranks)
@@ -128,7 +129,7 @@ def make_layout(
         segment_ids=ids,
         segments_digest="" if ids is None else hashlib.sha256(np.ascontiguousarray(ids).tobytes()).hexdigest()[:16],
     )
-    if inner == 1 and not isinstance(ranks, tuple):
+    if not has_nodes:
         return layout
     both = grid_cost(cost, seq, grid, heads, head_dim, machine)
     if both is None or _unsplit(works):
@@ -162,7 +163,8 @@ class _Planned:
             by_rows: only "gather" and "exchange" may be chosen.
         """
         sizes = self.seq, self.ranks, self.heads, self.head_dim, self.machine
-        gather = gather_cost(self.layers, self.dealt.imbalance, *sizes)
+        runs = max(map(len, self.dealt.chunks))
+        gather = gather_cost(self.layers, self.dealt.imbalance, runs, *sizes)
         by_heads = None if _unsplit(self.works) or by_rows else heads_cost(self.layers, *sizes)
         why_not_heads = (
             _unsplit(self.works) or f"{self.heads[0]} query and {self.heads[1]} key heads over {self.ranks} ranks"
@@ -177,7 +179,7 @@ class _Planned:
         needs, shares = self._needs(strategy, balance)
         in_part = None
         if (needs and strategy != "ring") or strategy == "exchange":
-            in_part = exchange_cost(gather, shares, self.heads[1], self.ranks, self.machine)
+            in_part = exchange_cost(gather, shares, self.heads[1], self.seq, self.ranks, self.machine)
         if strategy != "auto":
             asked = {"gather": gather, "exchange": in_part, "heads": by_heads, "ring": ring}[strategy]
             assert asked is not None
@@ -216,10 +218,10 @@ class _Planned:
             return ()
         nodes = self.ranks // node
         sizes = self.seq, nodes, self.heads, self.head_dim, self.machine
-        rows = gather_cost(self.layers, self.dealt.imbalance, *sizes)
+        rows = gather_cost(self.layers, self.dealt.imbalance, gather.runs, *sizes)
         if exchange is not None:
             share = exchange.bytes_moved / gather.bytes_moved if gather.bytes_moved else 1.0
-            rows = exchange_cost(rows, [share], self.heads[1], nodes, self.machine)
+            rows = exchange_cost(rows, [share], self.heads[1], self.seq, nodes, self.machine)
         both = grid_cost(rows, self.seq, (nodes, node), self.heads, self.head_dim, self.machine)
         if both is None or both.total >= cost.total:
             return ()

@@ -261,7 +261,8 @@ def test_a_call_on_pages_fills_its_results_in_parts(monkeypatch: pytest.MonkeyPa
     """The forward of a class and its merge write to one o and lse, which keep their memory."""
     begins, lengths = jnp.asarray([0, 1, 2, 42]), jnp.asarray([2000, 7, 40])
     q, cache = jnp.zeros((42, 4, 64), jnp.bfloat16), jnp.zeros((64, 64, 2, 64), jnp.bfloat16)
-    table = jnp.zeros((3, 32), jnp.int32)
+    # Room for two parts of a prompt.
+    table = jnp.zeros((3, 64), jnp.int32)
 
     def call(q: jax.Array, cache: jax.Array, lengths: jax.Array) -> Any:
         given: dict[str, Any] = {"page_table": table, "kv_lengths": lengths, "cu_seqlens_q": begins, "max_seqlen_q": 40}

@@ -48,10 +48,10 @@ def test_8_bit_caches(kind: str) -> None:
     assert "cvt.rn.f16x2.e4m3x2" in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize(("heads", "most_spills"), [(16, 0), (128, 512)])
+@pytest.mark.parametrize(("heads", "most_spills"), [(16, 16), (128, 512)])
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_latent_attention(heads: int, most_spills: int, is_shared: bool) -> None:
-    """64 rows spill outside of the loop over keys."""
+    """64 rows spill outside of the loop over keys; 16 rows have four warps, of which two programs fit a processor."""
     q, k = drawn(heads, 1, 576, torch.bfloat16)
     used = usage(compiled(q, k, k[..., :512] if is_shared else k.clone()[..., :512]), ARCH)
     assert used.shared <= CHIPS[ARCH].shared_memory
