@@ -144,7 +144,17 @@ def attention(
         o = None
     else:
         if records is not None:
-            records.append(Layer(module=module, wanted=wanted, variant=found.name, scalars=_shown(found)))
+            records.append(
+                Layer(
+                    module=module,
+                    wanted=wanted,
+                    variant=found.name,
+                    scalars=_shown(found),
+                    heads=(query.shape[1], key.shape[1]),
+                    head_dim=query.shape[-1],
+                    head_dim_v=value.shape[-1],
+                )
+            )
     if o is None:
         o = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
     return o, None

@@ -4,7 +4,7 @@ A subcommand is one function with the `@command` decorator; its docstring is its
 are imported by the command that needs them.
 
 Exit codes: 0 done, 1 `check` found differences, `lint` kernels that cannot run, `compare` kernels that differ, or
-`port` what it cannot translate, 2 bad usage or bad input, 130 interrupted.
+`port` what it cannot translate, or `warm` kernels that do not compile, 2 bad usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen import PACKAGE, PROGRAM, __version__
+from codegen import PACKAGE, __version__
 from codegen.cli.calls import described_calls, split_report
 from codegen.cli.options import (
     Option,
@@ -42,8 +40,10 @@ from codegen.cli.options import (
     studio_options,
     tune_options,
     variants_option,
+    warm_options,
 )
 from codegen.cli.places import check_importable, out_path, package_path, spec_path, variants_path
+from codegen.cli.rendering import render_command, rendered, rendered_package
 from codegen.render import files
 from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
 
@@ -94,7 +94,7 @@ def render(args: argparse.Namespace) -> int:
             args.variants = write_spec(args)
         print(f"{args.variants}: the variants of the model")
     variants = variants_path(args)
-    spec, texts = _rendered(variants)
+    spec, texts = rendered(variants)
     for hint in hints(spec):
         print(f"hint: {hint}", file=sys.stderr)
     print(f"{out}: {files.write(out, texts, force=args.force)}")
@@ -106,7 +106,7 @@ def check(args: argparse.Namespace) -> int:
     """Render in memory and report every file of the package that differs."""
     variants = variants_path(args)
     out = out_path(args)
-    fresh = _render_package(variants)
+    fresh = rendered_package(variants)
     differences = files.compare(out, fresh)
     if not differences:
         from codegen.inspect.tuned_files import stale
@@ -118,7 +118,7 @@ def check(args: argparse.Namespace) -> int:
         return EXIT_OK
     for difference in differences:
         print(difference)
-    print(f"{out}: {len(differences)} of its files differ; run `{_render_command(args)}`")
+    print(f"{out}: {len(differences)} of its files differ; run `{render_command(args)}`")
     if any(d.status is files.Status.EDITED for d in differences):
         print(f"EDITED files were changed by hand: {files.KEEP_EDITS}")
     return EXIT_DIFFERENT
@@ -241,13 +241,27 @@ def lint(args: argparse.Namespace) -> int:
     selected = linter.selection(spec, args)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise CodegenError(f"--json: expected a file in a folder that is there, got {args.json}")
-    if files.compare(out, _render_package(variants)):
-        raise CodegenError(f"{out} is not what {variants} renders to: run `{_render_command(args)}`")
+    if files.compare(out, rendered_package(variants)):
+        raise CodegenError(f"{out} is not what {variants} renders to: run `{render_command(args)}`")
     findings, seconds = linter.run(spec, out, selected, args.jobs)
     linter.print_report(findings, seconds)
     if args.json is not None:
         linter.save(args.json, findings)
     return EXIT_DIFFERENT if any(finding.errors for finding in findings) else EXIT_OK
+
+
+@command("warm", warm_options, variants_option, out_option, package_option)
+def warm(args: argparse.Namespace) -> int:
+    """Compile what a model will launch into Triton's cache on disk, in parallel; no GPU is needed."""
+    out = package_path(args)
+    with _extra():
+        from codegen.warm import command as warmer
+
+        request = warmer.request_of(args, out)
+    target = warmer.target_of(out, args.gpu)
+    report = warmer.run(request, target, out, _spec_or_library(args), args.jobs)
+    print("\n".join(warmer.lines(report, target, args.jobs)))
+    return EXIT_DIFFERENT if report.failures else EXIT_OK
 
 
 @command("compare", compare_options, variants_option)
@@ -330,29 +344,6 @@ def _extra() -> Iterator[None]:
         if package in ("codegen", __name__.split(".")[0]):
             raise
         raise CodegenError(not_installed(package)) from None
-
-
-def _render_package(variants: Path) -> dict[str, str]:
-    """Path -> text of the whole package, its manifest included."""
-    return _rendered(variants)[1]
-
-
-def _rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
-    """The spec of a file, and path -> text of its whole package, the manifest included."""
-    from codegen.load.spec_file import load
-    from codegen.render.package import manifest_entries
-    from codegen.render.package import render as render_texts
-
-    spec = load(variants)
-    return spec, files.with_manifest(render_texts(spec), manifest_entries(spec))
-
-
-def _render_command(args: argparse.Namespace) -> str:
-    """The `render` that mends what `check`, called with `args`, found."""
-    words = [*PROGRAM.split(), "render"]
-    for flag, value in (("--variants", args.variants), ("--out", args.out)):
-        words += [] if value is None else [flag, str(value)]
-    return shlex.join(words)
 
 
 # ---------------------------------------------------------------------------------------------------------------- main
