@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench import record
+from bench.cases.case import Case
 from bench.cases.models import ModelCase, cases, chosen
 from bench.options import SPEED, SUITES, parser
 from bench.record import Results
@@ -144,7 +145,21 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
         "first_call": "after compiling beforehand into caches on disk" if options.jobs > 0 else "compiling included",
     }
     speed.run(options, chosen, results, keep, clock)
+    if "front" in options.suite:
+        _keep_block_shares(results, chosen.cases, keep)
     return results.right()
+
+
+def _keep_block_shares(results: Results, chosen: Sequence[Case], keep: Keep) -> None:
+    """Store which share of the scores in computed blocks each case's mask keeps."""
+    front = set(results.panels().get("front", ()))
+    try:
+        from bench.cases.block_shares import shares_by_name
+
+        results.settings["block_shares"] = shares_by_name(case for case in chosen if case.name in front)
+    except ModuleNotFoundError as error:
+        print(f"no shares of computed blocks: {error.name} is not installed", flush=True)
+    keep()
 
 
 def _say_missing(results: Results, gone: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ OF_LIBRARIES = ("band", "band_softcap", "band_sink", "band_images", "chunked")
 
 CORE_PEERS = ("flex-max", "cudnn", "fa4")
 
-FRONT_PEERS = ("fa4", "cudnn", "flex", "fla")
+FRONT_PEERS = ("fa4", "cudnn", "flex")
 FRONT_SHORT = (512, 128)
 FRONT_VARIANTS = (
     "window",
@@ -194,7 +194,7 @@ def front(_: Sizes) -> list[Case]:
             cases.append(
                 Case(variant=name, shape=fa3_shape(LONG, dim), scalars=_scalars(name), own_grads=not frozen, peers=())
             )
-    return [with_peers(case, FRONT_PEERS) for case in cases]
+    return [with_peers(case, ("fla",) if case.variant == "forgetting" else FRONT_PEERS) for case in cases]
 
 
 def _causal(seq: int, dim: int, *, kv_heads: int | None = None) -> Case:

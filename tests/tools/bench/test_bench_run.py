@@ -307,6 +307,30 @@ def test_a_suite_that_crashes_does_not_end_the_others(
     assert "ValueError: broken" in capsys.readouterr().err
 
 
+def test_front_runs_its_packed_rows_first_and_keeps_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def packed(_rep: int, _jobs: int, chosen: list[Any], *_: Any) -> bool:
+        ran.extend(case.name for case in chosen)
+        return True
+
+    def measured(case: Case, _: float) -> Any:
+        ran.append(case.name)
+        return rows_of(case), []
+
+    monkeypatch.setattr("bench.runs.packed.run", packed)
+    monkeypatch.setattr(speed, "measure", measured)
+    only = "documents B32|causal B1 H32 S16384|window"
+    results = Results()
+    options = parser().parse_args(["--suite", "front", "--jobs", "0", "--only", only])
+    assert command.run_suites(options, results, lambda: None, Clock())
+    window = "window(1024) B1 H32 S16384 D64"
+    assert ran == ["documents B32 S4096", "causal B1 H32 S16384 D64", window]
+    assert results.settings["block_shares"] == pytest.approx(
+        {"causal B1 H32 S16384 D64": 0.9923, window: 0.8889}, abs=1e-4
+    )
+
+
 def test_measurements_survive_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(case: Case, _: float) -> Any:
         raise GpuLostError("gone", rows_of(case)[:1])
