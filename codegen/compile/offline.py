@@ -72,12 +72,15 @@ def compile_launches(
         if only is not None and not only(name):
             return None
         try:
-            compiled[name] = result = run(kernel, *args, **options | {"warmup": True})
+            result = run(kernel, *args, **options | {"warmup": True})
         except Exception as error:
             if on_failure is None:
                 raise
             on_failure(name, error)
             return None
+        # None where a hook of Triton refuses to compile it.
+        if result is not None:
+            compiled[name] = result
         return result
 
     with _ALONE, _believing_in(arch, gpu, variant, package, compile_only):

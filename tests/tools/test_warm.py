@@ -149,6 +149,19 @@ def test_inference_and_paged_calls_have_kernels_of_their_own() -> None:
     assert names >= {"append_tokens", "causal_paged_fwd"}
 
 
+def test_each_of_two_specialisations_of_one_kernel_is_compiled_alone() -> None:
+    call = replace(CALL, mode="paged", page_size=64, backward=False, seq=512)
+    spec = SPEC.variants["causal"]
+    plans = [kernel for kernel in kernels_of(call, H100, PACKAGE, spec) if kernel.name == "causal_paged_plan"]
+    assert len(plans) == 2
+    # A launch that is refused later in the call does not hide the one that is wanted.
+    for kernel in plans:
+        with compiling._refusing(lambda each, wanted=kernel: each != wanted):  # type: ignore[misc]
+            found = compiling._launch(call, H100, PACKAGE, spec)
+        assert set(found) == {"causal_paged_plan"}
+        assert found["causal_paged_plan"].asm["cubin"]
+
+
 def test_tuned_tiles_of_the_gpu_are_compiled() -> None:
     call = replace(CALL, seq=1024)
     assert warmed(call) != warmed(call, Target(arch="sm_90", gpu=""))
