@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from bench import record
+from bench.cases.case import Case
 from bench.cases.models import ModelCase, cases, chosen
 from bench.options import SPEED, SUITES, parser
 from bench.record import Results
@@ -110,19 +111,26 @@ def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock:
         "memory": lambda: _printed("memory"),
     }
     right = True
+    if "front" in options.suite and "packed" not in options.suite:
+        right = _guarded(rest["packed"])
     if set(SPEED) & set(options.suite):
-        right = _speed(options, results, keep, clock)
+        right = _speed(options, results, keep, clock) and right
     for name in SUITES:
         if name in rest and name in options.suite:
             if clock.over:
                 print(f"{name}: skipped, out of time", flush=True)
                 continue
-            try:
-                right = rest[name]() and right
-            except Exception:  # the other suites still run
-                traceback.print_exc()
-                right = False
+            right = _guarded(rest[name]) and right
     return right
+
+
+def _guarded(suite: Callable[[], bool]) -> bool:
+    """Run a suite; if it raises, the other suites still run."""
+    try:
+        return suite()
+    except Exception:
+        traceback.print_exc()
+        return False
 
 
 def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
@@ -139,7 +147,21 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
         "first_call": "after compiling beforehand into caches on disk" if options.jobs > 0 else "compiling included",
     }
     speed.run(options, chosen, results, keep, clock)
+    if "front" in options.suite:
+        _keep_block_shares(results, chosen.cases, keep)
     return results.right()
+
+
+def _keep_block_shares(results: Results, chosen: Sequence[Case], keep: Keep) -> None:
+    """Store which share of the scores in computed blocks each case's mask keeps."""
+    front = set(results.panels().get("front", ()))
+    try:
+        from bench.cases.block_shares import shares_by_name
+
+        results.settings["block_shares"] = shares_by_name(case for case in chosen if case.name in front)
+    except ModuleNotFoundError as error:
+        print(f"no shares of computed blocks: {error.name} is not installed", flush=True)
+    keep()
 
 
 def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
@@ -151,15 +173,20 @@ def _say_missing(results: Results, gone: Mapping[str, str]) -> None:
 
 
 def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clock) -> bool:
-    from bench.cases.packed import cases, with_peers
+    from bench.cases.packed import cases, front_cases, with_peers
     from bench.peers.installed import missing
     from bench.runs import packed
 
     gone = missing(peer for peer in ("fla",) if options.peers is None or peer in options.peers)
     _say_missing(results, gone)
+    every = cases() if "packed" in options.suite else front_cases()
+    if {"packed", "front"} <= set(options.suite):
+        every = list({case.name: case for case in (*front_cases(), *every)}.values())
     chosen = [
-        with_peers(case, options.peers, gone) for case in cases() if not options.only or options.only.search(case.name)
+        with_peers(case, options.peers, gone) for case in every if not options.only or options.only.search(case.name)
     ]
+    if not chosen and "packed" not in options.suite:
+        return True
     if not chosen:
         print("--only matches no case of the packed suite", file=sys.stderr)
         return len(options.suite) > 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.record import OURS, TITLES
 
-SPEED = ("core", "fa3", "paper", "fla", "gqa", "dims", "variants")
+SPEED = ("front", "core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
 
 SUITES = (*SPEED, "packed", "decode", "models", "parallel", "jax", "schedules", "host", "memory")
@@ -36,6 +36,7 @@ DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
 
 DESCRIPTION = """Measures the generated ops beside their peers on this machine's GPU.
 
+python -m bench --suite front --minutes 10 --json r.json             # what matters most, beside every peer
 python -m bench --suite core --minutes 8 --json r.json --plots plots  # all that the project's targets need
 python -m bench                                        # everything
 python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...

@@ -167,7 +167,17 @@ def _recorded(
     except (NotImplementedError, TypeError, ValueError) as error:
         records.append(Layer(module=module, wanted=wanted, refused=str(error)))
     else:
-        records.append(Layer(module=module, wanted=wanted, variant=found.name, scalars=_shown(found)))
+        records.append(
+            Layer(
+                module=module,
+                wanted=wanted,
+                variant=found.name,
+                scalars=_shown(found),
+                heads=(query.shape[1], key.shape[1]),
+                head_dim=query.shape[-1],
+                head_dim_v=value.shape[-1],
+            )
+        )
     batch, heads, length, _ = query.shape
     return query.new_zeros(batch, length, heads, value.shape[-1], dtype=common_dtype(query, key, value)), None
 

@@ -20,7 +20,10 @@ RECORDED = "codegen-explain"
 
 @dataclass(kw_only=True)
 class Layer:
-    """One call of attention: what it computes, where that is known; the variant for it and its scalars, or why none."""
+    """One call of attention: what it computes, where that is known; the variant for it and its scalars, or why none.
+
+    `heads`: query heads and key heads. `head_dim` of queries and keys, `head_dim_v` of values.
+    """
 
     module: torch.nn.Module
     wanted: Attention | None = None
@@ -28,6 +31,9 @@ class Layer:
     variant: str = ""
     scalars: dict[str, int | float] = field(default_factory=dict)
     refused: str = ""
+    heads: tuple[int, int] = (0, 0)
+    head_dim: int = 0
+    head_dim_v: int = 0
 
     @property
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from bench.cases.case import Case
@@ -28,6 +29,18 @@ def share_of_blocks(case: Case, block: int = BLOCK) -> float:
         call = replace(call, tensors={**call.tensors, **{name: x.detach().numpy() for name, x in drawn.items()}})
     kept = counted(mask, Grid(call=call, block_m=block, block_n=block))
     return float(kept.sum() / ((kept > 0).sum() * block * block))
+
+
+def shares_by_name(cases: Iterable[Case]) -> dict[str, float]:
+    """`share_of_blocks` of each case by its name; heads and head_dims do not change it."""
+    known: dict[str, float] = {}
+    found = {}
+    for case in cases:
+        mask = replace(case, shape=replace(case.shape, batch=1, heads=1, kv_heads=1, dim=64))
+        if mask.name not in known:
+            known[mask.name] = share_of_blocks(mask)
+        found[case.name] = known[mask.name]
+    return found
 
 
 def main() -> None:

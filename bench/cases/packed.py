@@ -104,6 +104,33 @@ def cases() -> list[PackedCase]:
     return [*documents, *forgetting, dense, *uniform, *long]
 
 
+FRONT_ROW = 8192
+SHORT_LENGTHS = (64, 1024)
+
+
+def front_cases() -> list[PackedCase]:
+    """Those of the suite `front`: 12 documents in a row, many short ones, and one long among short ones."""
+    known = cases()
+    documents = [case for case in known if case.name.startswith("documents")]
+    uneven = [case for case in known if len(case.rows) == 1 and len(set(case.rows[0])) > 1]
+    rng = random.Random(0)
+    short = PackedCase(
+        name=f"short documents B{TOKENS // FRONT_ROW} S{FRONT_ROW}",
+        rows=tuple(_short_lengths(FRONT_ROW, rng) for _ in range(TOKENS // FRONT_ROW)),
+        implementations=("packed", "segments", "flex"),
+    )
+    return [*documents, short, *uneven]
+
+
+def _short_lengths(total: int, rng: random.Random) -> tuple[int, ...]:
+    """Lengths that sum to `total`, each within SHORT_LENGTHS: the last takes what the others leave."""
+    low, high = SHORT_LENGTHS
+    lengths: list[int] = []
+    while (left := total - sum(lengths)) > high:
+        lengths.append(rng.randint(low, min(high, left - low)))
+    return (*lengths, left)
+
+
 def with_peers(case: PackedCase, wanted: Sequence[str] | None, absent: Iterable[str]) -> PackedCase:
     """The case with our implementations, and those of its peers that are `wanted` (None: all) and not `absent`."""
     peers = set(case.implementations if wanted is None else wanted) - set(absent)

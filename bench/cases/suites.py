@@ -27,6 +27,25 @@ OF_LIBRARIES = ("band", "band_softcap", "band_sink", "band_images", "chunked")
 
 CORE_PEERS = ("flex-max", "cudnn", "fa4")
 
+FRONT_PEERS = ("fa4", "cudnn", "flex")
+FRONT_SHORT = (512, 128)
+FRONT_VARIANTS = (
+    "window",
+    "softcap",
+    "document",
+    "gpt_oss",
+    "gemma2_local",
+    "alibi",
+    "relative_bias",
+    "natten",
+    "streaming_llm",
+    "prefix_lm",
+    "padding",
+    "forgetting",
+    "causal_dropout",
+)
+"""The variants of the suite `front`, in its order."""
+
 SCALARS: dict[str, dict[str, int | float]] = {
     "window": {"size": 1024},
     "prefix_lm": {"length": 1024},
@@ -161,7 +180,33 @@ def _tuned(sizes: Sizes, seqs: Sequence[int]) -> list[Case]:
     ]
 
 
+def front(_: Sizes) -> list[Case]:
+    """The shapes that matter most, beside every peer that can compute them; the most important first.
+
+    Causal attention at 16k tokens, then short sequences, then variants at 16k. Each variant has causal of its shape.
+    """
+    cases = [_causal(LONG, dim) for dim in (128, 64, 256)] + [_causal(LONG, 128, kv_heads=8)]
+    for seq in FRONT_SHORT:
+        cases += [_causal(seq, 64), _causal(seq, 128, kv_heads=8), _causal(seq, 256)]
+    for name in FRONT_VARIANTS:
+        for dim in (64,) if name in ("window", "gpt_oss") else (128, 64):
+            frozen = name == "alibi"
+            cases.append(
+                Case(variant=name, shape=fa3_shape(LONG, dim), scalars=_scalars(name), own_grads=not frozen, peers=())
+            )
+    return [with_peers(case, ("fla",) if case.variant == "forgetting" else FRONT_PEERS) for case in cases]
+
+
+def _causal(seq: int, dim: int, *, kv_heads: int | None = None) -> Case:
+    """Causal attention of 16k tokens: of hidden size 2048, or of 32 query heads on `kv_heads`."""
+    if kv_heads is None:
+        return Case(variant="causal", shape=fa3_shape(seq, dim))
+    shape = Shape(batch=max(1, TOKENS // seq), heads=32, kv_heads=kv_heads, seq=seq, dim=dim)
+    return Case(variant="causal", shape=shape)
+
+
 SUITES: dict[str, Callable[[Sizes], Sequence[Case]]] = {
+    "front": front,
     "core": core,
     "fa3": fa3,
     "paper": paper,

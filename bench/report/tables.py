@@ -23,7 +23,7 @@ def report(results: Results) -> str:
     parts = []
     for suite, cases in results.panels().items():
         parts += [speed_table(results, suite, cases, which) for which in PASS_TITLES]
-    parts += [shares_table(results), costs_table(results), notes(results), bars_table(results)]
+    parts += [shares_table(results), blocks_table(results), costs_table(results), notes(results), bars_table(results)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -80,6 +80,36 @@ def _shares(results: Results, beside: Callable[[str], str | None], title: str) -
         if len(cells) == len(PASS_TITLES):
             found.append(f"  {case:40} | {' | '.join(cells)}")
     return [title, *found] if found else []
+
+
+def blocks_table(results: Results) -> str:
+    """Our rates as shares of causal's at the same shape, counting all scores of blocks that have an unmasked one."""
+    title = "ours, forward | backward: TFLOP/s and share of causal's of the same shape, per score in computed blocks"
+    found = []
+    for case, shares in computed_shares(results).items():
+        cells = [f"{tflops:5.0f} {share:5.0%}" for tflops, share in shares.values()]
+        found.append(f"  {case:40} | {' | '.join(cells)}")
+    return "\n".join([title, *found]) if found else ""
+
+
+def computed_shares(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
+    """Case -> pass -> our TFLOP/s of all scores in computed blocks, and that over causal's of the same shape.
+
+    A block with one unmasked score is computed whole, so this is how well a kernel computes what it has to.
+    """
+    kept, timed = results.settings.get("block_shares", {}), results.timed()
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for case in kept:
+        beside = causal_beside(case) or ""
+        rates = {}
+        for which in PASS_TITLES:
+            mine, theirs = timed.get((case, which, OURS)), timed.get((beside, which, OURS))
+            if beside in kept and mine and theirs and mine.tflops and theirs.tflops:
+                rate = mine.tflops / kept[case]
+                rates[which] = (rate, rate / (theirs.tflops / kept[beside]))
+        if len(rates) == len(PASS_TITLES):
+            found[case] = rates
+    return found
 
 
 def costs_table(results: Results) -> str:

@@ -3,6 +3,8 @@
 python -m bench.timing.first_call                # one process, in JAX: a line of JSON with the seconds of each phase
 python -m bench.timing.first_call imports        # a table of what each import takes, of fresh processes, with its bar
 python -m bench.timing.first_call imports torch  # one process: a line of JSON with the seconds of each import
+python -m bench.timing.first_call torch          # a table, in torch: cold cache, warm cache, after `codegen warm`
+python -m bench.timing.first_call torch one      # one process, in torch: a line of JSON with the seconds of each phase
 
 This module imports nothing at its top that it times.
 """
@@ -22,6 +24,7 @@ from pathlib import Path
 
 HEADS, SEQ, DIM = 8, 2048, 64
 CASE = f"causal B1 H{HEADS} S{SEQ} D{DIM}"
+TORCH_HEADS, TORCH_SEQ, TORCH_DIM = 16, 4096, 128
 STATES = ("cold cache", "warm cache")
 LIMIT_S = 150
 
@@ -68,6 +71,60 @@ def phases(seq: int = SEQ) -> dict[str, float]:
     jax.block_until_ready(gradient(x, x, x))
     lap("second gradient")
     return seconds
+
+
+def torch_phases(device: str = "cuda", heads: int = TORCH_HEADS, seq: int = TORCH_SEQ) -> dict[str, float]:
+    """Seconds of each phase of a first forward and backward in torch, in this process."""
+    seconds: dict[str, float] = {}
+    last = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        seconds[name], last = now - last, now
+
+    import torch
+
+    lap("import torch")
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    q, k, v = torch.ones(3, 1, heads, seq, TORCH_DIM, device=device, dtype=torch.bfloat16).requires_grad_()
+    do = torch.ones_like(q)
+    wait()
+    lap("first tensors")
+    from generated.torch import causal
+
+    lap("import causal")
+    for order in ("first", "second"):
+        o = causal(q, k, v)
+        wait()
+        lap(f"{order} forward")
+        torch.autograd.grad(o, (q, k, v), do)
+        wait()
+        lap(f"{order} backward")
+    return seconds
+
+
+def torch_table() -> None:
+    """Print the phases of fresh processes with a cold cache, a warm one, and one that `codegen warm` has filled."""
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as ahead:
+        for state in STATES:
+            found[state] = in_process(["torch", "one"], {"TRITON_CACHE_DIR": cache})
+        start = time.perf_counter()
+        heads = f"{TORCH_HEADS}/{TORCH_HEADS}"
+        options = ["--heads", heads, "--seqs", str(TORCH_SEQ), "--head-dims", str(TORCH_DIM)]
+        subprocess.run(
+            [sys.executable, "-m", "codegen", "warm", "causal", *options],
+            env=os.environ | {"TRITON_CACHE_DIR": ahead},
+            cwd=Path(__file__).resolve().parents[2],
+            timeout=LIMIT_S,
+            check=True,
+        )
+        print(f"codegen warm: {time.perf_counter() - start:.1f} s", flush=True)
+        found["after codegen warm"] = in_process(["torch", "one"], {"TRITON_CACHE_DIR": ahead})
+    print(f"causal B1 H{TORCH_HEADS} S{TORCH_SEQ} D{TORCH_DIM}, torch, seconds: {', '.join(found)}")
+    for phase in found[STATES[0]]:
+        print(f"  {phase:16}" + "".join(f" {seconds[phase]:8.2f}" for seconds in found.values()))
 
 
 def import_seconds(framework: str) -> dict[str, float]:
@@ -137,5 +194,9 @@ if __name__ == "__main__":
             sys.exit(not import_table())
         case ["imports", named]:
             print(json.dumps(import_seconds(named)))
+        case ["torch"]:
+            torch_table()
+        case ["torch", "one"]:
+            print(json.dumps(torch_phases()))
         case _:
             print(json.dumps(phases()))

@@ -4,7 +4,7 @@ A subcommand is one function with the `@command` decorator; its docstring is its
 are imported by the command that needs them.
 
 Exit codes: 0 done, 1 `check` found differences, `lint` kernels that cannot run, `compare` kernels that differ, or
-`port` what it cannot translate, 2 bad usage or bad input, 130 interrupted.
+`port` what it cannot translate, or `warm` kernels that do not compile, 2 bad usage or bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from codegen.cli.options import (
     studio_options,
     tune_options,
     variants_option,
+    warm_options,
 )
 from codegen.cli.places import check_importable, out_path, package_path, spec_path, variants_path
 from codegen.cli.rendered import render_command, render_package, rendered
@@ -248,6 +249,20 @@ def lint(args: argparse.Namespace) -> int:
     if args.json is not None:
         linter.save(args.json, findings)
     return EXIT_DIFFERENT if any(finding.errors for finding in findings) else EXIT_OK
+
+
+@command("warm", warm_options, variants_option, out_option, package_option)
+def warm(args: argparse.Namespace) -> int:
+    """Compile what a model will launch into Triton's cache on disk, in parallel; no GPU is needed."""
+    out = package_path(args)
+    with _extra():
+        from codegen.warm import command as warmer
+
+        request = warmer.request_of(args, out)
+    target = warmer.target_of(out, args.gpu)
+    report = warmer.run(request, target, out, _spec_or_library(args), args.jobs)
+    print("\n".join(warmer.lines(report, target, args.jobs)))
+    return EXIT_DIFFERENT if report.failures else EXIT_OK
 
 
 @command("compare", compare_options, variants_option)

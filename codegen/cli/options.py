@@ -120,6 +120,28 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     add("--kv-heads", type=_at_least(1), default=8, metavar="N", help="key heads, for splits of a cache (default: 8)")
 
 
+def warm_options(parser: argparse.ArgumentParser) -> None:
+    """The calls whose kernels are compiled ahead of time."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="VARIANT", help="variants of the package")
+    what = "the variants, heads and head_dims of a model of transformers, in the place of names"
+    add("--model", type=Path, metavar="CONFIG", help=what)
+    add("--gpu", metavar="NAME", help="such as h100, or an architecture such as sm_90 (default: this machine's)")
+    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed,segmented,paged (default: dense)")
+    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,bwd (default: both)")
+    add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: bf16)")
+    add("--head-dims", type=_numbers, default=[], metavar="LIST", help="(default: 128)")
+    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help="query heads and key heads (default: 32/8)")
+    what = "lengths; one that tiles divide stands for all of its size, one that they do not for all others"
+    add("--seqs", type=_numbers, default=[4096, 4095], metavar="LIST", help=f"{what} (default: 4096,4095)")
+    add("--batch", type=_at_least(1), default=1, metavar="N", help="(default: 1, whose kernels serve any)")
+    what = "axes in memory: bhsd, or bshd as of projections (default: bhsd; with --model bshd)"
+    add("--layout", metavar="NAME", help=what)
+    add("--page-sizes", type=_numbers, default=[64], metavar="LIST", help="of paged caches (default: 64)")
+    add("--frozen", action="store_true", help="no gradients of a variant's own tensors, such as slopes")
+    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
+
+
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 

@@ -49,12 +49,14 @@ def compile_launches(
     arch: str,
     package: str = PACKAGE,
     *,
+    gpu: str = "",
     only: Callable[[str], bool] | None = None,
     on_failure: OnFailure | None = None,
 ) -> dict[str, Compiled]:
     """Compile the kernels that `call` launches; returns them by name, the last launch of each.
 
     `call` calls the op of `variant`, of the importable `package`, with CPU tensors; what it returns is not filled in.
+    `gpu`: the folder of tuned tiles that the call chooses from, such as h100; "" for the architecture's defaults.
     `only` says by name which kernels are wanted: the others are neither compiled nor launched. A kernel that does not
     compile raises Triton's error, or is told to `on_failure` and left out.
 
@@ -70,15 +72,18 @@ def compile_launches(
         if only is not None and not only(name):
             return None
         try:
-            compiled[name] = result = run(kernel, *args, **options | {"warmup": True})
+            result = run(kernel, *args, **options | {"warmup": True})
         except Exception as error:
             if on_failure is None:
                 raise
             on_failure(name, error)
             return None
+        # None where a hook of Triton refuses to compile it.
+        if result is not None:
+            compiled[name] = result
         return result
 
-    with _ALONE, _believing_in(arch, variant, package, compile_only):
+    with _ALONE, _believing_in(arch, gpu, variant, package, compile_only):
         call()
     return compiled
 
@@ -132,7 +137,7 @@ def _jit_function() -> Any:
 
 
 @contextmanager
-def _believing_in(arch: str, variant: str, package: str, run: Callable[..., Any]) -> Iterator[None]:
+def _believing_in(arch: str, gpu: str, variant: str, package: str, run: Callable[..., Any]) -> Iterator[None]:
     """Inside, the ops of `variant` launch kernels with `run`, on CPU tensors, as if for a GPU of `arch`."""
     from triton.runtime import driver
 
@@ -143,6 +148,8 @@ def _believing_in(arch: str, variant: str, package: str, run: Callable[..., Any]
         stack.enter_context(_replaced(_jit_function(), "run", run))
         stack.enter_context(_replaced_everywhere(package, "runs_reference", lambda _: False))
         stack.enter_context(_replaced_everywhere(package, "arch_of", lambda _: arch))
+        if gpu:
+            stack.enter_context(_replaced_everywhere(package, "gpu_of", lambda _: gpu))
         yield
 
 

@@ -55,7 +55,7 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     if question.head_dim > MAX_HEAD_DIM:
         raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
     named = question.gpu or this_gpu(tuned)
-    arch = _arch(out, named)
+    arch = arch_of_gpu(out, named)
     gpu = "" if named == arch else named
     problem = tuned.Problem(mode, dtype, question.head_dim, question.group, question.seq)
     choices = configs.ladder(variant, arch, gpu, problem)
@@ -195,7 +195,7 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
         yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
 
 
-def _arch(out: Path, gpu: str) -> str:
+def arch_of_gpu(out: Path, gpu: str) -> str:
     """The architecture of a GPU: from its tuned files, else from the GPU names of `codegen.arch.chips`."""
     if gpu in CHIPS:
         return gpu

@@ -113,11 +113,17 @@ def draw_inputs(
     scalars: Mapping[str, int | float] | None = None,
     own_grads: bool = True,
     seed: int = 0,
+    values: bool = True,
 ) -> Inputs:
-    """Random arguments for the variant of one manifest entry; scalars that are not given suit the length."""
+    """Random arguments for the variant of one manifest entry; scalars that are not given suit the length.
+
+    Without `values` they are zeros, which take memory only where they are read.
+    """
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        if not values:
+            return torch.zeros(sizes, device=device, dtype=dtype)
         return torch.randn(sizes, generator=generator, device=device, dtype=dtype)
 
     q = normal(shape.batch, shape.heads, shape.seq, shape.dim, dtype=dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.record import OURS, PASSES, TITLES, parse_name
 from bench.report import parallel
-from bench.report.tables import costs_table, notes
+from bench.report.tables import computed_shares, costs_table, notes
 from bench.report.targets import causal_beside
 from docs.generators.charts import SCHEMES, Row, ratio_chart
 from docs.generators.markdown import code, fence, figures, page, table
@@ -51,6 +51,7 @@ MODELS = {
 """The implementations of the suite `models`, beside ours."""
 
 ABOUT = {
+    "front": "The shapes that matter most, beside every peer, and each variant's share of causal attention's rate.",
     "core": "Causal and full attention at head dims 64, 128 and 256, and what other variants and head dims cost.",
     "gqa": "Causal and full attention with 32 query heads for 8 key heads.",
     "fa3": "FlashAttention-3's benchmark: 16384 tokens, hidden size 2048. Here its shortest sequences.",
@@ -161,6 +162,8 @@ def _tables(shown: Shown) -> Iterator[str]:
         yield _speed(shown, which)
     if suite == "variants":
         yield _shares(run)
+    if computed := computed_shares(run.results) if suite == "front" else {}:
+        yield _computed(run, computed)
     details = "\n\n".join(part for part in (costs_table(run.results), notes(run.results)) if part)
     if details:
         listing = "\n".join(f"    {line}".rstrip() for line in fence(details, "text").splitlines())
@@ -190,6 +193,17 @@ def _speed(shown: Shown, which: str) -> str:
 def _ratio(value: float) -> str:
     text = f"{value:.2f}" if value < 100 else f"{value:.0f}"
     return f"**{text}**" if value < 1 else text
+
+
+def _computed(run: Run, computed: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
+    """Our rate of each variant as a share of causal's, counting all scores of computed blocks."""
+    rows = [[case, *(f"{shares[which][1]:.0%}" for which in PASSES)] for case, shares in computed.items()]
+    heads = ["case", *(f"{PASS_NAMES[which]}, share of causal's rate" for which in PASSES)]
+    text = (
+        "Blocks of 128 rows and keys are computed whole if one of their scores is unmasked. Counting all of their "
+        "scores, the rate is this share of causal attention's at the same shape."
+    )
+    return f"### Beside causal {{#{_anchor(run)}-causal}}\n\n{text}\n\n{figures(heads, rows)}"
 
 
 def _shares(run: Run) -> str:

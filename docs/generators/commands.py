@@ -16,7 +16,7 @@ INTRODUCTION = """Every command and every option. In a checkout the program is `
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | `check` found differences, `lint` kernels that cannot run, `compare` kernels that differ |
+| 1 | `check` or `compare` found differences, `lint` or `warm` kernels that fail, `port` what it cannot translate |
 | 2 | bad usage or bad input |
 | 130 | interrupted |
 """

@@ -14,7 +14,7 @@ import transformers
 
 from .._runtime.core.checks import fail
 from .transformers import explain
-from .transformers_explain import spec_text
+from .transformers_explain import Explanation, spec_text
 
 __all__ = ["spec_of"]
 
@@ -33,17 +33,21 @@ def spec_of(path: str | os.PathLike[str]) -> str:
         ArgumentError: the model cannot be served, or not be called in this way; the message says what to do.
         OSError, ValueError: no config of a model that this transformers has.
     """
+    return spec_text(explained(path))
+
+
+def explained(path: str | os.PathLike[str]) -> list[Explanation]:
+    """What computes each layer of a model, from its config: not in training, and in training; raises as `spec_of`."""
     # Not from the hub, and never code that comes with a model.
     config = transformers.AutoConfig.from_pretrained(os.fspath(path), local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model = _class(config)(config).to(torch.bfloat16)
         try:
-            runs = [explain(model.eval()), explain(model.train())]
+            return [explain(model.eval()), explain(model.train())]
         except (RuntimeError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             way = "load the model, and write explain(model, **inputs).spec() into a file"
             fail("spec_of", "path", f"a model that runs on eight tokens without weights: {way}", reason)
-    return spec_text(runs)
 
 
 def _class(config: Any) -> Any:

@@ -282,6 +282,11 @@ def _device_gpu(index: int) -> str:
     return gpu_key(torch.cuda.get_device_name(index))
 
 
+def gpu_of(x: Tensor) -> str:
+    """The folder of the tuned tiles of a tensor's GPU, such as h100; "" on a CPU."""
+    return "" if x.device.type == "cpu" else _device_gpu(x.device.index)
+
+
 def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallOptions:
     """What a call asks of its kernels. Gradients are added in a fixed order by default if torch is deterministic."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
@@ -291,16 +296,14 @@ def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallO
 
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
-    gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu, _DTYPE_NAMES[q.dtype], dims, heads, length, options)
+    return tiles_for(op, mode, arch_of(q), gpu_of(q), _DTYPE_NAMES[q.dtype], dims, heads, length, options)
 
 
 def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:
     """The tiles of a call on paged caches `k`."""
-    gpu = "" if q.device.type == "cpu" else _device_gpu(q.device.index)
     dtypes = _DTYPE_NAMES.get(q.dtype, str(q.dtype)), str(k.dtype).removeprefix("torch.")
-    return paged_tiles(op, arch_of(q), gpu, *dtypes, q.shape[-1], group, config)
+    return paged_tiles(op, arch_of(q), gpu_of(q), *dtypes, q.shape[-1], group, config)
 
 
 def is_nvidia(x: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ pytest.importorskip("torch", reason="the benchmark needs torch")
 import torch
 
 from bench.cases import pairs, suites
-from bench.cases.block_shares import share_of_blocks
+from bench.cases.block_shares import share_of_blocks, shares_by_name
 from bench.cases.case import Case, able, merged, with_peers
 from bench.cases.flex_mods import MODS
 from bench.cases.suites import Sizes, fa3_shape
@@ -76,6 +77,22 @@ def test_core_has_what_the_bars_are_about() -> None:
     assert {case.shape.dim for case in cases.values()} == {64, 80, 96, 112, 128, 192, 256}
 
 
+def test_front_has_each_shape_with_its_peers_and_causal_beside_each_variant() -> None:
+    cases = {case.name: case for case in suites.front(Sizes())}
+    first, *_ = cases.values()
+    assert (first.name, set(first.peers)) == ("causal B1 H16 S16384 D128", {"flex", "cudnn", "fa4"})
+    for seq in (512, 128):
+        for shape in (fa3_shape(seq, 64), fa3_shape(seq, 256)):
+            assert f"causal {shape}" in cases
+        assert f"causal B{16384 // seq} H32/8 S{seq} D128" in cases
+    variants = {case.variant for case in cases.values()} - {"causal"}
+    assert variants == set(suites.FRONT_VARIANTS)
+    assert all(f"causal {case.shape}" in cases for case in cases.values())
+    assert cases["window(1024) B1 H32 S16384 D64"].peers == ("flex", "fa4")
+    assert cases["forgetting B1 H16 S16384 D128"].peers == ("fla",)
+    assert not cases["causal_dropout B1 H32 S16384 D64"].peers
+
+
 def test_lengths_can_be_chosen() -> None:
     assert {case.shape.seq for case in suites.fa3(Sizes(seqs=(512, 65536)))} == {512, 65536}
     assert fa3_shape(65536, 128).batch == 1
@@ -116,7 +133,10 @@ def test_formulas_count_what_the_masks_keep(variant: str, scalars: dict[str, int
 )
 def test_the_share_of_blocks_that_is_unmasked(variant: str, scalars: dict[str, int | float], share: float) -> None:
     shape = Shape(batch=1, heads=1, kv_heads=1, seq=512, dim=64)
-    assert share_of_blocks(Case(variant=variant, shape=shape, scalars=scalars)) == pytest.approx(share)
+    case = Case(variant=variant, shape=shape, scalars=scalars)
+    assert share_of_blocks(case) == pytest.approx(share)
+    wide = Case(variant=variant, shape=replace(shape, batch=2, heads=4, dim=128), scalars=scalars)
+    assert shares_by_name([case, wide]) == pytest.approx({case.name: share, wide.name: share})
 
 
 def test_a_variant_without_a_formula_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from bench import __main__ as command
 from bench import record
 from bench.record import Results
 from bench.report import targets as bars
-from bench.report.tables import report
+from bench.report.tables import computed_shares, report
 from tests.support.measured import changed, some_results
 
 STORED = sorted((ROOT / "bench" / "results").glob("*/*.json"))
@@ -55,6 +55,21 @@ def test_stored_runs_stay_readable(path: Path) -> None:
     assert all(record.parse_name(m.case) for m in results.measurements)
     assert list(results.panels()) or not results.measurements
     assert max(map(len, report(results).splitlines())) <= 120
+
+
+def test_shares_of_causal_count_all_scores_of_computed_blocks() -> None:
+    results = some_results()
+    (causal,) = results.suites["fa3"]
+    window = causal.replace("causal", "window(64)")
+    # At 0.3 of causal's rate, and half of what it computes is masked.
+    results.measurements += changed(results, "causal", "window(64)", 0.3)
+    assert computed_shares(results) == {}
+    results.settings["block_shares"] = {causal: 0.9, window: 0.45}
+    assert {which: share for which, (_, share) in computed_shares(results)[window].items()} == pytest.approx(
+        {"fwd": 0.6, "bwd": 0.6}
+    )
+    assert causal not in computed_shares(results)
+    assert "60%" in report(results)
 
 
 def test_csv_has_all_of_a_measurement_in_a_line(tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ from bench.peers import torch_peers as peers
 from bench.peers.installed import PACKAGES, is_installed, missing
 from bench.record import Cost, Measurement, Results
 from bench.runs import speed
-from bench.timing import measure
+from bench.timing import first_call, measure
 from bench.timing import warm_compile as beforehand
 from bench.timing.clock import Clock
 from bench.timing.measure import GpuLostError
+from codegen.cli.main import _parser as codegen_parser
 from codegen.cli.main import main as codegen
 from codegen.testing import golden
 from codegen.testing.golden import Shape
@@ -305,6 +306,56 @@ def test_a_suite_that_crashes_does_not_end_the_others(
     assert not command.run_suites(options, Results(), lambda: None, Clock())
     assert ran == ["schedules", "memory"]
     assert "ValueError: broken" in capsys.readouterr().err
+
+
+def test_front_runs_its_packed_rows_first_and_keeps_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def packed(_rep: int, _jobs: int, chosen: list[Any], *_: Any) -> bool:
+        ran.extend(case.name for case in chosen)
+        return True
+
+    def measured(case: Case, _: float) -> Any:
+        ran.append(case.name)
+        return rows_of(case), []
+
+    monkeypatch.setattr("bench.runs.packed.run", packed)
+    monkeypatch.setattr(speed, "measure", measured)
+    only = "documents B32|causal B1 H32 S16384|window"
+    results = Results()
+    options = parser().parse_args(["--suite", "front", "--jobs", "0", "--only", only])
+    assert command.run_suites(options, results, lambda: None, Clock())
+    window = "window(1024) B1 H32 S16384 D64"
+    assert ran == ["documents B32 S4096", "causal B1 H32 S16384 D64", window]
+    assert results.settings["block_shares"] == pytest.approx(
+        {"causal B1 H32 S16384 D64": 0.9923, window: 0.8889}, abs=1e-4
+    )
+
+
+def test_first_calls_in_torch_are_timed_in_phases(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = first_call.torch_phases("cpu", heads=1, seq=8)
+    assert list(seconds)[:4] == ["import torch", "first tensors", "import causal", "first forward"]
+    assert list(seconds)[4:] == ["first backward", "second forward", "second backward"]
+    caches: list[str] = []
+
+    def in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, float]:
+        assert arguments == ["torch", "one"]
+        caches.append(changed["TRITON_CACHE_DIR"])
+        return {"first forward": float(len(caches))}
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> None:
+        parse = codegen_parser().parse_args(command[command.index("warm") :])
+        assert (parse.names, parse.heads, parse.seqs, parse.head_dims) == (["causal"], (16, 16), [4096], [128])
+        caches.append(env["TRITON_CACHE_DIR"])
+
+    monkeypatch.setattr(first_call, "in_process", in_process)
+    monkeypatch.setattr("bench.timing.first_call.subprocess.run", run)
+    first_call.torch_table()
+    cold, warm, ahead, after = caches
+    assert cold == warm != ahead == after
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["first", "forward", "1.00", "2.00", "4.00"]
 
 
 def test_measurements_survive_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

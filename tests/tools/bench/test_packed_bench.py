@@ -24,6 +24,21 @@ def test_every_case_has_all_tokens_in_rows_of_one_length() -> None:
         assert min(length for row in case.rows for length in row) >= 1
 
 
+def test_front_has_documents_of_all_sizes() -> None:
+    front = {case.name: case for case in cases.front_cases()}
+    assert set(front) == {
+        *(f"documents B{batch} S{seq}" for batch, seq in ((32, 4096), (8, 16384), (2, 65536))),
+        "short documents B16 S8192",
+        "65536 then 1024 x 64",
+        "1024 x 64 then 65536",
+    }
+    short = front["short documents B16 S8192"]
+    assert len(set(short.rows)) == 16
+    assert {sum(row) for row in short.rows} == {8192}
+    assert 64 <= min(map(min, short.rows)) < 200 < 900 < max(map(max, short.rows)) <= 1024
+    assert short.implementations == ("packed", "segments", "flex")
+
+
 def test_work_is_that_of_unmasked_scores() -> None:
     case = cases.PackedCase(name="", rows=((1, 2), (3, 0)), implementations=(), heads=(4, 2), dim=16)
     assert case.flops("fwd") == 4 * 16 * 4 * (1 + 3 + 6)

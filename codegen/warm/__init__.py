@@ -1,0 +1,1 @@
+"""Compiling ahead of time what a model will launch, into Triton's cache on disk."""

@@ -1,0 +1,184 @@
+"""The calls whose kernels are compiled ahead of time, and how each is made: real shapes and strides, no values."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+from typing import Any
+
+import torch
+
+from codegen.analysis.call_modes import Mode
+from codegen.compile.packages import Package
+from codegen.spec.model import Variant
+from codegen.testing.calls import Inputs, Shape, draw_inputs, load_manifest, load_op, packed
+from codegen.testing.paged_calls import PagedShape, draw_paged_call
+
+PAGED = "paged"
+"""The mode of calls on paged caches: prompts, tokens one by one, and what appends to the caches."""
+
+MODES = (*map(str, Mode), PAGED)
+
+
+class Layout(StrEnum):
+    """The order of a tensor's axes in memory, which decides the strides that kernels are compiled for."""
+
+    BHSD = "bhsd"
+    BSHD = "bshd"
+
+
+class WarmPass(StrEnum):
+    """What of a call is compiled."""
+
+    FORWARD = "fwd"
+    BACKWARD = "bwd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """For what is compiled: an architecture, and the folder of tuned tiles, "" for the architecture's defaults."""
+
+    arch: str
+    gpu: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmCall:
+    """One call of an op. `heads`: query heads and key heads; `page_size` is 0 but for calls on paged caches.
+
+    `trained`: gradients of the variant's own tensors are asked for, too.
+    """
+
+    variant: str
+    mode: str
+    dtype: str
+    head_dim: int
+    heads: tuple[int, int]
+    seq: int
+    layout: Layout
+    batch: int = 1
+    backward: bool = True
+    trained: bool = True
+    page_size: int = 0
+
+    def __str__(self) -> str:
+        pages = f" pages of {self.page_size}" if self.page_size else ""
+        heads = "/".join(map(str, self.heads))
+        return f"{self.variant} {self.mode}{pages} {self.dtype} H{heads} S{self.seq} D{self.head_dim} {self.layout}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What a model has of one kind of attention: a variant, query heads and key heads, and head_dim."""
+
+    variant: str
+    heads: tuple[int, int]
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to compile: every layer in every mode, dtype and length."""
+
+    layers: tuple[Layer, ...]
+    modes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    seqs: tuple[int, ...]
+    layout: Layout
+    batch: int
+    page_sizes: tuple[int, ...]
+    backward: bool
+    trained: bool
+
+    def calls(self, package: str) -> Iterator[WarmCall]:
+        """The calls, in the order of the request. Variants without a paged call, such as those with dropout, have
+        none."""
+        entries = load_manifest(package)
+        for layer, mode, dtype, seq in product(self.layers, self.modes, self.dtypes, self.seqs):
+            call = WarmCall(
+                variant=layer.variant,
+                mode=mode,
+                dtype=dtype,
+                head_dim=layer.head_dim,
+                heads=layer.heads,
+                seq=seq,
+                layout=self.layout,
+                batch=self.batch,
+                backward=self.backward and mode != PAGED,
+                trained=self.trained,
+            )
+            if mode != PAGED:
+                yield call
+            elif not entries[layer.variant]["dropout"]:
+                yield from (replace(call, page_size=size) for size in self.page_sizes)
+
+
+def run_call(call: WarmCall, package: Package, variant: Variant | None) -> None:
+    """Call the op on CPU tensors; `variant`: its entry of the spec, for calls on paged caches."""
+    if call.mode == PAGED:
+        assert variant is not None
+        _run_paged(call, package.name, variant)
+    else:
+        _run(call, package.name)
+
+
+def _run(call: WarmCall, package: str) -> None:
+    inputs = _inputs(call, package)
+    o = inputs.call(load_op(call.variant, package), **_sequences(call))
+    if call.backward:
+        do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype)
+        torch.autograd.grad(o, list(inputs.leaves().values()), do)
+
+
+def _inputs(call: WarmCall, package: str) -> Inputs:
+    entry = load_manifest(package)[call.variant]
+    heads, kv_heads = call.heads
+    shape = Shape(batch=call.batch, heads=heads, kv_heads=kv_heads, seq=call.seq, dim=call.head_dim)
+    dtype = getattr(torch, call.dtype)
+    inputs = draw_inputs(entry, shape, dtype=dtype, device="cpu", own_grads=call.trained, values=False)
+    if call.mode == Mode.PACKED:
+        inputs = packed(entry, inputs)
+    elif call.layout is Layout.BSHD:
+        q, k, v = (
+            torch.zeros(x.shape[0], x.shape[2], x.shape[1], x.shape[3], dtype=dtype).transpose(1, 2).requires_grad_()
+            for x in (inputs.q, inputs.k, inputs.v)
+        )
+        inputs = replace(inputs, q=q, k=k, v=v)
+    if not call.backward:
+        for leaf in inputs.leaves().values():
+            leaf.requires_grad_(False)
+    return inputs
+
+
+def _sequences(call: WarmCall) -> dict[str, Any]:
+    """The arguments that tell the sequences of a call apart."""
+    if call.mode == Mode.PACKED:
+        return {"cu_seqlens_q": torch.arange(0, (call.batch + 1) * call.seq, call.seq, dtype=torch.int32)}
+    if call.mode == Mode.SEGMENTED:
+        return {"q_segment_ids": torch.zeros(call.batch, call.seq, dtype=torch.int32)}
+    return {}
+
+
+def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
+    """A prompt of `seq` tokens, then one token: appended, and attended from."""
+    heads, kv_heads = call.heads
+    paging = importlib.import_module(f"{package}.paging")
+    op = load_op(call.variant, package)
+    for queries in (call.seq, 1):
+        shape = PagedShape(
+            lengths=[call.seq] * call.batch,
+            queries=queries,
+            group=heads // kv_heads,
+            kv_heads=kv_heads,
+            head_dim=call.head_dim,
+            page_size=call.page_size,
+        )
+        drawn = draw_paged_call(variant, shape, call.dtype, "cpu")
+        if call.layout is Layout.BSHD:
+            drawn = replace(drawn, q=drawn.q.transpose(1, 2).contiguous().transpose(1, 2))
+        new = torch.zeros(call.batch, kv_heads, call.head_dim, dtype=drawn.k.dtype)
+        paging.append(new, new, drawn.k, drawn.v, torch.zeros(call.batch, dtype=torch.int32))
+        drawn.call(op)

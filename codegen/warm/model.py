@@ -1,0 +1,35 @@
+"""The attention of a model of transformers, from its config: which variants serve it, and for which heads."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from codegen.util.errors import CodegenError
+from codegen.warm.calls import Layer
+
+
+def layers_of(config: Path, package: str) -> tuple[Layer, ...]:
+    """The different layers of a model, in training and not, as `package` serves them.
+
+    Raises `CodegenError` if the package has no variant for one of them.
+    """
+    if not (config.is_file() or (config / "config.json").is_file()):
+        raise CodegenError(f"--model: expected a config.json, or a folder that holds one, got {config}")
+    try:
+        runs = importlib.import_module(f"{package}.integrations.transformers_spec").explained(config)
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, NotImplementedError, OSError, TypeError, ValueError) as error:
+        raise CodegenError(f"--model {config}: {error}") from None
+    found: dict[Layer, None] = {}
+    for run in runs:
+        if not run.is_served:
+            reasons = [run.refused, *(layer.refused for layer in run.layers)]
+            raise CodegenError(f"--model {config}: {next(filter(None, reasons), 'no layer calls attention')}")
+        for each in run.layers:
+            if each.head_dim != each.head_dim_v:
+                got = f"{each.head_dim} and {each.head_dim_v}"
+                raise CodegenError(f"--model {config}: expected one head_dim of keys and values, got {got}")
+            found[Layer(variant=each.variant, heads=each.heads, head_dim=each.head_dim)] = None
+    return tuple(found)
