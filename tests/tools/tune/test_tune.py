@@ -463,4 +463,5 @@ def test_explain_without_a_name_shows_what_was_gained(
     lines = capsys.readouterr().out.splitlines()
     tuned = sorted(path.stem for path in (ROOT / "generated" / "tuned").glob(f"*{gpu}*/*.json"))
     assert [line.split()[0] for line in lines[3:-1]] == tuned
-    assert all(float(mean) >= 1 for line in lines[3:] for mean in line.split()[1:5])
+    # "-": a pass of which nothing is tuned.
+    assert all(float(mean) >= 1 for line in lines[3:] for mean in line.split()[1:5] if mean != "-")
