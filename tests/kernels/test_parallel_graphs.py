@@ -42,7 +42,8 @@ def captured_step(mesh: Any, variant: str, strategy: str) -> None:
     trained = [x for x in (*leaves.values(), *own.values()) if x.requires_grad]
 
     def step() -> list[Tensor]:
-        o = call(**leaves, **own, **scalars)
+        # Else dq is added up in any order.
+        o = call(**leaves, **own, **scalars, deterministic=True)
         return [o.detach(), *torch.autograd.grad(o, trained, do)]
 
     stream = torch.cuda.Stream()
