@@ -54,8 +54,8 @@ def _backward(
     """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
 
     Nothing is computed again but probabilities. o and lse may be those of more keys than k has: dk and dv are then the
-    whole gradients of these keys, dq is the part that comes from them. A log-decay's kernels need all keys of a row: there
-    it gives wrong gradients. Autograd records nothing of this.
+    whole gradients of these keys, dq is the part that comes from them. Those of a log-decay need all keys of a row:
+    without, they are wrong. Autograd records nothing of this.
 
     Args:
         do: gradient of o. dlse: gradient of lse, float32, or None.
