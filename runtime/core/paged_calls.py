@@ -6,9 +6,10 @@ from typing import Any, NamedTuple, NoReturn
 from ..archs import MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 from .checks import Size, at_least, check_int, fail
 from .launches import Tensor
-from .paged import BALANCED, FP8, NUM_TABLES, CacheCall, PagedSizes, Splits, check_splits, row_classes
+from .paged import FP8, NUM_TABLES, CacheCall
 from .paged_tiles import PagedConfig, PagedTiles
 from .prompts import hopper_rows
+from .row_classes import BALANCED, PagedSizes, Splits, check_splits, row_classes
 from .schedules import PLANNED, Schedule
 from .tiles import HopperTile
 

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.paged import FEW_ROWS, LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall, RowClass
+from ..core.paged import LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
 from ..core.paged_calls import PAGE_LAYOUTS, cache_call, lies_in_pages, own_shape, with_classes
+from ..core.row_classes import FEW_ROWS, RowClass
 from .kernels import multiprocessors, paged_call_tiles
 from .paged_reference import paged_reference
 from .passes import LOGICAL, Call, Forward, Kernels

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from codegen.testing import golden
-from generated._runtime.core.paged import FEW_ROWS, PagedSizes, row_classes
 from generated._runtime.core.paged_tiles import paged_tiles
 from generated._runtime.core.prompts import hopper_rows, is_copied
+from generated._runtime.core.row_classes import FEW_ROWS, PagedSizes, row_classes
 from generated._runtime.core.tiles import HOPPER, HopperTile
 from generated._runtime.kernels import TRAITS
 from tests.kernels.test_paged import LEGAL, Case, Sizes, draw_case

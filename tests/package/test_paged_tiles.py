@@ -15,8 +15,8 @@ from generated._runtime.core import paged_tiles as ladder
 from generated._runtime.core import tuned
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.options import checked_options
-from generated._runtime.core.paged import PagedSizes, row_classes
 from generated._runtime.core.paged_tiles import PagedTiles, checked_paged_config, paged_tiles
+from generated._runtime.core.row_classes import PagedSizes, row_classes
 from generated._runtime.core.tiles import PagedTile, Tile
 from generated._runtime.core.tuned import Measured, PagedEntry, PagedProblem
 from tests.support.paths import DEFAULT_SPEC

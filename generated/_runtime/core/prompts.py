@@ -13,8 +13,9 @@ from .checks import fail
 from .configs import next_power_of_2
 from .families import FAMILIES, refusal, tile_columns
 from .launches import Backend, Tensor
-from .paged import FEW_ROWS, CacheCall, RowClass
+from .paged import CacheCall
 from .paged_tiles import PROMPTS
+from .row_classes import FEW_ROWS, RowClass
 from .tiles import HOPPER, PORTABLE, HopperTile, Tile
 
 LEAST_PAGE = 16

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..core.checks import check_padding_id, fail
-from ..core.paged import FEW_ROWS, LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
+from ..core.paged import LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
+from ..core.row_classes import FEW_ROWS
 from ..core.schedules import Schedule
 from .paged import cache_call
 from .sequences import int32_of

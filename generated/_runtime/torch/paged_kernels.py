@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..core.options import PAGED_PASSES, Asked
-from ..core.paged import BALANCED, WHOLE_ROW, CacheCall, Splits
+from ..core.paged import WHOLE_ROW, CacheCall
 from ..core.paged_calls import check_tables
 from ..core.paged_decay import BASE, LOCAL
+from ..core.row_classes import BALANCED, Splits
 from ..core.schedules import Schedule
 from ..core.tiles import Tile
 from . import backend

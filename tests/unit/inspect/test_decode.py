@@ -10,7 +10,7 @@ from codegen.cli.main import main
 from codegen.inspect import decode
 from codegen.inspect.decode import FEW_ROWS, FOLDED, SPLITS_PER_PROCESSOR, Splitting, split
 from codegen.load.spec_file import load
-from generated._runtime.core import paged as runtime
+from generated._runtime.core import row_classes as runtime
 from tests.support.paths import DEFAULT_SPEC, ROOT
 
 SPEC = load(DEFAULT_SPEC)
