@@ -3,10 +3,10 @@
 
 >>> from generated.torch import causal
 >>> layout = plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64)
->>> layout.strategy, layout.chunks[0]
-('gather', ((0, 1024), (3072, 1024)))
->>> plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64, strategy="heads").chunks
-(((0, 2048),), ((2048, 2048),))
+>>> layout.strategy, layout.chunks
+('heads', (((0, 2048),), ((2048, 2048),)))
+>>> plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64, strategy="gather").chunks[0]
+((0, 1024), (3072, 1024))
 
 With a mesh of processes in place of the number 2, a layout splits tensors and ops compute on their parts:
 

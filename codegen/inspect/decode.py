@@ -19,8 +19,8 @@ from codegen.plan.paged import visited
 from codegen.spec.model import Variant
 
 SPLITS_PER_PROCESSOR, FOLDED = 2, 8
-"""Parts into which a sequence alone is cut for each multiprocessor, a multiple of FOLDED; the package's `core/row_classes.py`
-has the same."""
+"""Parts into which a sequence alone is cut for each multiprocessor, a multiple of FOLDED; the package's
+`core/row_classes.py` has the same."""
 
 PROMPT_KEYS = 16
 """Keys of a part of a prompt at least, for each row of its tile; so does that."""
