@@ -71,6 +71,9 @@ def test_a_word_for_each_pair() -> None:
 def test_a_longer_call_has_the_same_words() -> None:
     words = dropout_words(9, (2, 3, 64, 70), CPU)
     assert torch.equal(dropout_words(9, (1, 3, 33, 17), CPU), words[:1, :, :33, :17])
+    # One offset for all batch rows, as a number and as a tensor.
+    for offset in (32, torch.full((1, 1, 1, 1), 32), torch.full((2, 1, 1, 1), 32)):
+        assert torch.equal(dropout_words(9, (2, 3, 32, 70), CPU, row_offset=offset), words[:, :, 32:])
 
 
 @pytest.mark.parametrize("dropout_p", [0.05, 0.5, 0.9])

@@ -53,8 +53,8 @@ def dropout_words(
 
     Bit 3 of a row and of a key tells which of the four words of one Philox is theirs: the bit of the row times two plus
     that of the key. The other bits, closed up, are its counter: (key, row, first_head + batch row * all_heads + head,
-    0), where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B, 1, 1, 1]`, rounded
-    down to a multiple of 16: so four words stay those of one tile.
+    0), where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B or 1, 1, 1, 1]`,
+    rounded down to a multiple of 16: so four words stay those of one tile.
     """
     batch, heads, q_len, kv_len = shape
     row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 16)
@@ -64,7 +64,7 @@ def dropout_words(
     head = (numbers + torch.arange(heads, device=device)).view(-1, 1, 1)
     first_group = row_offset // 16 * 8
     if isinstance(first_group, Tensor):
-        first_group = first_group.view(-1, 1).expand(-1, heads).reshape(-1, 1, 1)
+        first_group = first_group.view(-1, 1).expand(batch, heads).reshape(-1, 1, 1)
     row_group = (row_group + first_group) & _WORD
     words = torch.stack(philox4x32(seed, key_group, row_group, head, torch.zeros_like(head)))
     # [row's bit 3, key's bit 3, B * H, row block, row, key block, key]: each bit goes back between block and place.
