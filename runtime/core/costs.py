@@ -11,9 +11,10 @@ BITWISE = 0.05
 GROUPS = 4
 """Key heads are exchanged in so many groups if that takes more than FEW of the computation."""
 
-FEW, PROGRAMS = 0.02, 512
-"""So many programs, blocks of a rank's rows times key heads, a call needs that its last ones leave few processors
-idle."""
+FEW = 0.02
+
+PROGRAMS = 512
+"""Programs that a call needs to occupy the GPU to its end: blocks of a rank's rows times key heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +232,8 @@ class Choices:
             rows = exchange
             other = heads if heads is not None and heads.total < gather.total else gather
         if heads is not None and heads.total <= rows.total * (1 + BITWISE):
-            return heads, (*costs, "heads: at most 5 % slower, and every gradient has the bits of one GPU")
+            slower = f"at most {100 * BITWISE:.0f} % slower"
+            return heads, (*costs, f"heads: {slower}, and every gradient has the bits of one GPU")
         if other is None:
             return rows, (*costs, f"{rows.strategy}, as heads cannot be split: {self.why_not_heads}")
         faster = f"it is {100 * (other.total / rows.total - 1):.1f} % faster than {other.strategy}"

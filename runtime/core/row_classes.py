@@ -96,7 +96,7 @@ class PagedSizes(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """True for head dims whose tiles take the registers of eight warps, such as those of latent attention."""
+        """True for head dims that only paged calls have, such as those of latent attention."""
         return self.head_dim > NARROW_HEAD_DIM
 
 
