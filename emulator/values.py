@@ -27,6 +27,7 @@ DTYPES: dict[Any, torch.dtype] = {
     real.int64: torch.int64,
     real.float16: torch.float16,
     real.bfloat16: torch.bfloat16,
+    real.float8e4nv: torch.float8_e4m3fn,
     real.float32: torch.float32,
     real.float64: torch.float64,
 }
@@ -400,6 +401,20 @@ def _dropped(*given: Value) -> Value:
     return Value((below * bits).sum(0, dtype=torch.int32), words[0].layout)
 
 
+def _rounded_to_bytes(*given: Value) -> Value:
+    """Four numbers in a word of e4m3, the first one in its lowest byte; what is beyond the largest becomes that."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    numbers = torch.stack([x.data.clamp(-most, most) for x in broadcast(*given)], -1)
+    words = numbers.to(torch.float8_e4m3fn).view(torch.int32).squeeze(-1)
+    return Value(words, given[0].layout)
+
+
+def _first_word(words: Value) -> Value:
+    """The bytes of the first of each four words that are a thread's next ones in a row."""
+    first = words.data.reshape(-1, 4)[:, :1].contiguous()
+    return Value(first.view(torch.int8).reshape(words.data.shape), words.layout)
+
+
 class Instruction(NamedTuple):
     """What an instruction that a kernel spells out does; of how many elements at once; whether it may be moved."""
 
@@ -414,6 +429,9 @@ ASSEMBLY = {
     "ld.global.nc.b64 $0, [$1];": Instruction(lambda pointer: load(pointer).to(real.int64, bitcast=True)),
     "cvt.rn.bf16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.bfloat16)),
     "cvt.rn.f16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.float16)),
+    "{.reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; "
+    "mov.b32 $0, {a, b};}": Instruction(_rounded_to_bytes),
+    "{.reg .b16 a, b; mov.b32 {a, b}, $1; mov.b32 $0, {a, b};}": Instruction(_first_word, 4, False),
     # Computed of ahead of its place, what is loaded is waited for there.
     "mov.b32 $0, $1;": Instruction(lambda x: x, is_pure=False),
     # Among products in flight it would make them wait for each other.

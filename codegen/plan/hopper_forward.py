@@ -60,6 +60,16 @@ class ForwardPlan:
         assert self.kernel.partial is not None
         return self.kernel.partial
 
+    @property
+    def fp8(self) -> bool:
+        """True if q, k and v are float8_e4m3fn."""
+        return False
+
+    @property
+    def packed_weights(self) -> str:
+        """The variable of the weights that the loop carries, several in a word."""
+        return "p_words" if self.fp8 else "p_pairs"
+
     # -- the blocks of keys that a block of rows visits
 
     @property

@@ -12,6 +12,9 @@ PORTABLE = "portable"
 FORWARD = "hopper_fwd"
 """File stem of Hopper's forward, in Gluon, and its name among the hashes of kernels."""
 
+FORWARD_FP8 = "hopper_fwd_fp8"
+"""File stem of the same of float8_e4m3fn."""
+
 BACKWARD, WIDE_BACKWARD, DELTA = "hopper_bwd", "hopper_bwd_wide", "hopper_delta"
 """The same of its backward; the names of the one for more than 128 columns, and of what runs before and after it."""
 

@@ -32,6 +32,7 @@ class Launches:
     """The positional arguments of each launch, in the order of the kernel's signature."""
 
     fwd: Sequence[LaunchGroup]
+    fwd_fp8: Sequence[LaunchGroup]
     dq: Sequence[LaunchGroup]
     dkdv: Sequence[LaunchGroup]
     hopper_bwd: Sequence[LaunchGroup]
@@ -289,6 +290,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         placed=op_gradients.placed(planned.terms),
         launches=Launches(
             fwd=launch_groups(planned.fwd),
+            fwd_fp8=[] if planned.hopper_fwd_fp8 is None else launch_groups(planned.hopper_fwd_fp8),
             dq=launch_groups(planned.dq),
             dkdv=launch_groups(planned.dkdv),
             # Its vectors of rows are padded to whole blocks.

@@ -34,6 +34,7 @@ class VariantTraits:
     backward_can_fuse: bool
     gradients_use_atomics: bool
     hopper_reads_pages: bool
+    takes_fp8: bool
 
 
 def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> VariantTraits:
@@ -50,6 +51,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         backward_can_fuse=fuses_backward(dense),
         gradients_use_atomics=not is_deterministic(variant),
         hopper_reads_pages=has_hopper_forward(variant),
+        takes_fp8=dense.hopper_fwd_fp8 is not None,
     )
 
 

@@ -13,6 +13,7 @@ from codegen.analysis.call_modes import Mode, specialised, split_mask
 from codegen.analysis.gradients import GradientTerm, gradient_terms
 from codegen.plan import hopper_kernels, portable
 from codegen.plan.block_tables import ListsPlan, lists_plan
+from codegen.plan.hopper_fp8 import fp8_kernel
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.signature import TABLES, Signatures
 from codegen.plan.token_layout import InMode
@@ -35,6 +36,7 @@ class VariantPlan(InMode):
     dq: KernelPlan
     dkdv: KernelPlan
     hopper_fwd: KernelPlan
+    hopper_fwd_fp8: KernelPlan | None
     hopper_bwd: KernelPlan
     hopper_bwd_wide: KernelPlan
     hopper_delta: KernelPlan
@@ -52,6 +54,8 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     fwd = portable.forward(variant, analysis, sign)
     dq, dkdv = portable.query_backward(variant, analysis, sign), portable.key_backward(variant, analysis, sign)
     hopper_bwd = hopper_kernels.backward(variant, analysis, sign)
+    hopper_fwd = hopper_kernels.forward(variant, analysis, sign)
+    hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)
     return VariantPlan(
         written=written,
         variant=variant,
@@ -61,7 +65,8 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         fwd=fwd,
         dq=dq,
         dkdv=dkdv,
-        hopper_fwd=hopper_kernels.forward(variant, analysis, sign),
+        hopper_fwd=hopper_fwd,
+        hopper_fwd_fp8=hopper_fwd_fp8,
         hopper_bwd=hopper_bwd,
         hopper_bwd_wide=hopper_kernels.wide_backward(hopper_bwd),
         hopper_delta=hopper_kernels.delta(variant, sign),

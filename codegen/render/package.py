@@ -23,6 +23,7 @@ from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
 from codegen.plan.hopper_backward import BackwardPlan, backward_imports
 from codegen.plan.hopper_forward import ForwardPlan
+from codegen.plan.hopper_fp8 import Fp8ForwardPlan
 from codegen.plan.op import op_plan
 from codegen.plan.op_source import OpSource
 from codegen.plan.paged import PagedPlan, is_legal, paged_plan
@@ -234,6 +235,7 @@ def _deltas(env: jinja2.Environment, plans: Mapping[Mode, VariantPlan]) -> dict[
 def _modules(planned: VariantPlan) -> list[str]:
     """The modules of a mode's own folder."""
     own = [kernel_files.PORTABLE, kernel_files.FORWARD, kernel_files.BACKWARD, "launch"]
+    own += [] if planned.hopper_fwd_fp8 is None else [kernel_files.FORWARD_FP8]
     return own if planned.lists is None else [*own, planned.lists.module]
 
 
@@ -303,6 +305,10 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
         f"{folder}/{kernel_files.FORWARD}.py": _fill(env, "hopper/fwd.py.jinja", **forward, **context),
         f"{folder}/{kernel_files.BACKWARD}.py": _fill(env, "hopper/bwd.py.jinja", **backward, **context),
     }
+    if planned.hopper_fwd_fp8 is not None:
+        own = Fp8ForwardPlan(planned.hopper_fwd_fp8, planned.variant)
+        given = context | {"kernel": own.kernel, "forward": own}
+        files[f"{folder}/{kernel_files.FORWARD_FP8}.py"] = _fill(env, "hopper/fwd.py.jinja", **given)
     if planned.lists is not None:
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 74ebd0cedbaa5663
+# hash: 4d4b3bc40d4bbcaf
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -18,6 +18,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "causal": VariantTraits(
         score_is_scaled_product=True,
@@ -30,6 +31,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "causal_dropout": VariantTraits(
         score_is_scaled_product=False,
@@ -42,6 +44,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=False,
     ),
     "window": VariantTraits(
         score_is_scaled_product=True,
@@ -54,6 +57,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "prefix_lm": VariantTraits(
         score_is_scaled_product=True,
@@ -66,6 +70,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "document": VariantTraits(
         score_is_scaled_product=True,
@@ -78,6 +83,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "padding": VariantTraits(
         score_is_scaled_product=True,
@@ -90,6 +96,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "streaming_llm": VariantTraits(
         score_is_scaled_product=True,
@@ -102,6 +109,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "natten": VariantTraits(
         score_is_scaled_product=True,
@@ -114,6 +122,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "softcap": VariantTraits(
         score_is_scaled_product=False,
@@ -126,6 +135,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "gemma2_local": VariantTraits(
         score_is_scaled_product=False,
@@ -138,6 +148,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "alibi": VariantTraits(
         score_is_scaled_product=False,
@@ -150,6 +161,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "relative_bias": VariantTraits(
         score_is_scaled_product=False,
@@ -162,6 +174,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=False,
         gradients_use_atomics=True,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "forgetting": VariantTraits(
         score_is_scaled_product=False,
@@ -174,6 +187,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "gpt_oss": VariantTraits(
         score_is_scaled_product=True,
@@ -186,6 +200,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "chunked": VariantTraits(
         score_is_scaled_product=True,
@@ -198,6 +213,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "band": VariantTraits(
         score_is_scaled_product=True,
@@ -210,6 +226,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "band_softcap": VariantTraits(
         score_is_scaled_product=False,
@@ -222,6 +239,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "band_sink": VariantTraits(
         score_is_scaled_product=True,
@@ -234,6 +252,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=True,
+        takes_fp8=True,
     ),
     "band_bias": VariantTraits(
         score_is_scaled_product=False,
@@ -246,6 +265,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=False,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "band_mask": VariantTraits(
         score_is_scaled_product=True,
@@ -258,6 +278,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
     "band_images": VariantTraits(
         score_is_scaled_product=True,
@@ -270,6 +291,7 @@ TRAITS: dict[str, VariantTraits] = {
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
+        takes_fp8=True,
     ),
 }
 
@@ -304,7 +326,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "7e1e3543c3cb7e90",
+            "fwd": "05c7d58ea1607cda",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -338,7 +360,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "e854a22e38733b68",
+            "fwd": "bd9f3c543760ebc1",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -401,7 +423,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "ec674e0626dd0eb1",
+            "fwd": "e8b6557760127e72",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -435,7 +457,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "4bbfe2a47f5e0964",
+            "fwd": "3a564f4276aadc32",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -469,7 +491,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "4d1a37a1217e740a",
+            "fwd": "cc423acb76e1d141",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -503,7 +525,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "c50635c538c4880a",
+            "fwd": "e975e7b3df477890",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -537,7 +559,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "ae8388edd2caa647",
+            "fwd": "12e276285fdc088e",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -571,7 +593,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "2ddec6a39d47d7cb",
+            "fwd": "438661eb9981b2e2",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -605,7 +627,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "11d3d76771ec10ee",
+            "fwd": "168e4d20c57bbc52",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -639,7 +661,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "906a8846d99eda9c",
+            "fwd": "70997dbb39789c4d",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -673,7 +695,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "4871d1c4a26d99b8",
+            "fwd": "266c58c9243c5c64",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -707,7 +729,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "e7fa0853142c345e",
+            "fwd": "8ba5974e245c042a",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -741,7 +763,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "93cf5b7cee721467",
+            "fwd": "83a4ca02f3eaab3e",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +797,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "8e70cca7fb02f5c5",
+            "fwd": "9f2ebe81ba805962",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -809,7 +831,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "0230fee0df6b08dc",
+            "fwd": "3d9fea75ec98d8ff",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -843,7 +865,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "5bdc259234e322d4",
+            "fwd": "a0a5374a628d4e56",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -877,7 +899,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "346672d91eeef4bd",
+            "fwd": "69a75fe51f9d57f1",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -911,7 +933,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "cfc9af0c3c6ef70c",
+            "fwd": "a158701364899d3d",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -945,7 +967,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "8c687170247ba493",
+            "fwd": "340e078f12a0bda7",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -979,7 +1001,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "fc71ab798f02594d",
+            "fwd": "501f83100e23e6e3",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1013,7 +1035,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "d6b3da1317fcb799",
+            "fwd": "0b1463ec6f61c597",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

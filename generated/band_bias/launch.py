@@ -4,12 +4,13 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 09eee50de8d6fcda
+# hash: f150651c683df226
 """The launches of `band_bias`, for every framework: which kernels run, and with what."""
 
 from .. import band_bias as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS
+from .._runtime.core.fp8 import value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -35,13 +36,14 @@ def forward(
     row_offset: int,
     scale: float,
     options: CallOptions,
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band_bias", "dense", q, v, options)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v)
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
@@ -58,7 +60,21 @@ def forward(
         "SCALARS_LOADED": backend.is_loaded(before, after),
         "PTX": backend.is_nvidia(q),
     }
-    if tile.family == "hopper":
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.band_bias_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, bias, q_offset, before, after, o, lse),
+            (*unit_strides(q, k), *strides(o), *bias.stride(), bias.shape[2], bias.shape[3]),
+            (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
+            (batch,),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_bias_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),

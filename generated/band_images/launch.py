@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 6c13ee5a820dee6d
+# hash: 1d718408388fb060
 """The launches of `band_images`, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from .. import band_images as kernels
 from .._runtime.core.configs import Tile, cdiv, next_power_of_2
 from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.fp8 import value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -108,13 +109,14 @@ def forward(
     scale: float,
     options: CallOptions,
     block_tables: list[Tensor],
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band_images", "dense", q, v, options)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v)
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
@@ -130,7 +132,21 @@ def forward(
         (q_len, kv_len, num_heads, group_size, scale),
     )
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
-    if tile.family == "hopper":
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.band_images_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, image, spans, block_list, q_offset, before, after, o, lse),
+            (*unit_strides(q, k), *strides(o), *image.stride(), image.shape[1], row_stride(spans)),
+            (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
+            (batch, backend.work_counter(q)),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_images_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: af6eca23dcbedfdf
+# hash: b2ff398854b47cc2
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -19,6 +19,7 @@ from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
+from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
@@ -35,6 +36,7 @@ from .._runtime.torch.support import (
     launches_directly,
     positive_scale,
     query_offset,
+    result_dtype,
     runs_reference,
 )
 from . import packed, paged, segmented, torch_reference
@@ -310,6 +312,7 @@ def band_images(
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
     splits: int | str | None = None,
+    q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
     v_scale: float | Tensor | None = None,
     config: dict[str, dict[str, int]] | None = None,
@@ -358,8 +361,12 @@ def band_images(
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
         v_scale: the same of values.
         splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
             same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
@@ -390,7 +397,9 @@ def band_images(
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
-        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions)
+        check_beside_pages(
+            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+        )
         return _paged(
             q,
             k,
@@ -415,15 +424,11 @@ def band_images(
             schedule,
         )
     check_without_pages(
-        NAME,
-        page_starts,
-        max_seqlen_q,
-        splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None,
-        k_scale,
-        v_scale,
+        NAME, page_starts, max_seqlen_q, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None
     )
+    run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
-        apply,
+        run,
         q,
         k,
         v,
@@ -499,7 +504,7 @@ def _call(
         )
     check_inputs(NAME, q, k, v, scale, layout)
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
@@ -621,7 +626,7 @@ def _packed(
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)

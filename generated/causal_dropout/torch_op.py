@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: a9e270bde19becd6
+# hash: 1fdf7cd798acca21
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -15,9 +15,10 @@ from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
+from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_without_pages, refuse_pages
-from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.replay import replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
 from .._runtime.torch.support import (
@@ -30,6 +31,7 @@ from .._runtime.torch.support import (
     launches_directly,
     positive_scale,
     query_offset,
+    result_dtype,
     runs_reference,
 )
 from . import packed, segmented, torch_reference
@@ -216,6 +218,7 @@ def causal_dropout(
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
     splits: int | str | None = None,
+    q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
     v_scale: float | Tensor | None = None,
     config: dict[str, dict[str, int]] | None = None,
@@ -267,8 +270,12 @@ def causal_dropout(
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
         v_scale: the same of values.
         splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
             same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
@@ -300,9 +307,10 @@ def causal_dropout(
     """
     if page_table is not None:
         refuse_pages(NAME, "dropout")
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale)
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits)
+    run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
-        apply,
+        run,
         q,
         k,
         v,
@@ -376,7 +384,7 @@ def _call(
         )
     check_inputs(NAME, q, k, v, scale, layout)
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     tokens = check_tokens(
@@ -464,7 +472,7 @@ def _packed(
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/torch_op.py.jinja
-# hash: 10b50b2265d43f8e
+# hash: 2b5e95fc3e1e09c7
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -16,11 +16,12 @@ from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages
 from .._runtime.torch.paged_decay import check_decay_caches, check_without_base
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
-from .._runtime.torch.replay import apply, replayed_op
+from .._runtime.torch.replay import replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
 from .._runtime.torch.support import (
@@ -33,6 +34,7 @@ from .._runtime.torch.support import (
     launches_directly,
     positive_scale,
     query_offset,
+    result_dtype,
     runs_reference,
 )
 from . import packed, paged, segmented, torch_reference
@@ -256,6 +258,7 @@ def forgetting(
     g_base: Tensor | None = None,
     max_seqlen_q: int | None = None,
     splits: int | str | None = None,
+    q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
     v_scale: float | Tensor | None = None,
     config: dict[str, dict[str, int]] | None = None,
@@ -305,8 +308,12 @@ def forgetting(
         g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
             `paging.append_decay` keeps.
         max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
         v_scale: the same of values.
         splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
             same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
@@ -337,7 +344,9 @@ def forgetting(
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
-        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions)
+        check_beside_pages(
+            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+        )
         return _paged(
             q,
             k,
@@ -360,10 +369,11 @@ def forgetting(
             v_scale,
             schedule,
         )
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale)
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits)
+    run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     check_without_base(NAME, g_base)
     return _call(
-        apply,
+        run,
         q,
         k,
         v,
@@ -431,7 +441,7 @@ def _call(
         )
     check_inputs(NAME, q, k, v, scale, layout)
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     tokens = check_tokens(
@@ -510,7 +520,7 @@ def _packed(
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/variant_init.py.jinja
-# hash: de5ad71f80f9007f
+# hash: 8150fe090f977262
 """`gemma2_local`: The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118, table 1).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from .._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_bwd, hopper_fwd, launch, portable
+    from . import hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+    )

@@ -2,12 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 60399d0ee2c6a625
+# hash: ec285a9a14d278df
 """The launches of `padding`, for every framework: which kernels run, and with what."""
 
 from .. import padding as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.fp8 import value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -23,14 +24,21 @@ from .._runtime.core.options import CallOptions
 
 
 def forward(
-    backend: Backend, q: Tensor, k: Tensor, v: Tensor, length: Tensor, scale: float, options: CallOptions
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    length: Tensor,
+    scale: float,
+    options: CallOptions,
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "padding", "dense", q, v, options)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v)
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
@@ -41,7 +49,20 @@ def forward(
         (*unit_strides(q, k, v), *strides(o), *length.stride()),
         (q_len, kv_len, num_heads, group_size, scale),
     )
-    if tile.family == "hopper":
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.padding_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, length, o, lse),
+            (*unit_strides(q, k), *strides(o), *length.stride()),
+            (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
+            (batch,),
+            RAGGED=kv_len % tile.block_n != 0,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.padding_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_op.py.jinja
-# hash: 8291d910810ab0fe
+# hash: 585a3a59edb03893
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -16,6 +16,7 @@ from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
+from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
@@ -32,6 +33,7 @@ from .._runtime.torch.support import (
     launches_directly,
     positive_scale,
     query_offset,
+    result_dtype,
     runs_reference,
 )
 from . import packed, paged, segmented, torch_reference
@@ -231,6 +233,7 @@ def padding(
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
     splits: int | str | None = None,
+    q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
     v_scale: float | Tensor | None = None,
     config: dict[str, dict[str, int]] | None = None,
@@ -274,8 +277,12 @@ def padding(
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
         v_scale: the same of values.
         splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
             same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
@@ -305,7 +312,9 @@ def padding(
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
-        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions)
+        check_beside_pages(
+            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+        )
         return _paged(
             q,
             k,
@@ -328,15 +337,11 @@ def padding(
             schedule,
         )
     check_without_pages(
-        NAME,
-        page_starts,
-        max_seqlen_q,
-        splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None,
-        k_scale,
-        v_scale,
+        NAME, page_starts, max_seqlen_q, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None
     )
+    run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
-        apply,
+        run,
         q,
         k,
         v,
@@ -406,7 +411,7 @@ def _call(
         )
     check_inputs(NAME, q, k, v, scale, layout)
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if layout == "bshd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
@@ -494,7 +499,7 @@ def _packed(
     options = call_options(NAME, config, family, deterministic)
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
-    dtype = q.dtype
+    dtype = result_dtype(q)
     if schedule is not None:
         call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
         launched = launches_directly(q) and not runs_reference(q)

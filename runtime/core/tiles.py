@@ -97,6 +97,7 @@ class HopperFamily:
     launch_warps: int
     least_head_dim: Mapping[int, int]
     forward_tiles: Mapping[int, HopperTile]
+    fp8_forward_tiles: Mapping[int, HopperTile]
     long_forward_tile: HopperTile
     long_forward_from: int
     long_forward_from_if_alike: int
@@ -126,6 +127,7 @@ class VariantTraits:
         backward_can_fuse: one kernel of Hopper's family can compute dq, dk and dv.
         gradients_use_atomics: a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
+        takes_fp8: calls of float8_e4m3fn have a kernel of Hopper's family.
     """
 
     score_is_scaled_product: bool
@@ -138,3 +140,4 @@ class VariantTraits:
     backward_can_fuse: bool
     gradients_use_atomics: bool
     hopper_reads_pages: bool
+    takes_fp8: bool

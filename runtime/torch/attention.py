@@ -7,14 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.checks import fail
 from ..core.configs import PASSES, Tiles
 from ..core.launches import empty_gradients, gradient_sizes, tiles_of
 from ..core.options import CallOptions
+from ..kernels import TRAITS
 from . import backend
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
 from .replay import apply, replayed
-from .support import FP32, batch_row, empty_like_layout, launches_directly, packed_rows
+from .support import (
+    FP32,
+    batch_row,
+    empty_like_layout,
+    interprets,
+    launches_directly,
+    packed_rows,
+    result_dtype,
+    sequence_of_rows,
+)
 from .transforms import batched, differentiates_backward, folded_axes, refuse_gradient_of, refuse_second_derivative
 
 _TYPES = {
@@ -32,6 +43,9 @@ _TYPES = {
     "block_tables": list[Tensor],
 }
 """Types of the parameters that any op may have. Its other parameters are tensors, but for its own scalars."""
+
+SCALES = ("q_scale", "k_scale", "v_scale")
+"""What q, k and v of 8 bits are times: float32 `[B, H]`, of packed sequences `[n, H]`."""
 
 _ROWS = ("q", "k", "v", "o", "do")
 
@@ -96,6 +110,11 @@ class Kernels:
         self.forward_op = register_operator(f"{name}_fwd", self._forward, self.fake_forward, signature)
         signature = _signature(self.backward_parameters, types, 3 + len(self.gradients))
         self.backward_op = register_operator(f"{name}_bwd", self._backward, self.fake_backward, signature)
+        if TRAITS[op].takes_fp8:
+            self.scaled_forward = replayed(self._scaled_forward)
+            signature = _signature((*self.parameters, *SCALES), types, 2)
+            operator = (f"{name}_fp8", self._scaled_forward, self.fake_scaled_forward, signature)
+            self.scaled_forward_op = register_operator(*operator)
         self.function, self.gradient_function = _autograd_functions(self, name)
 
     def tiles(self, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None) -> Tiles:
@@ -129,6 +148,17 @@ class Kernels:
             return plain_forward(self._reference, self.fake_forward(*args), *args)
         o, *others = self.modules.launch.forward(backend, **given)
         return (*self._of_rows(o), *others)
+
+    def _scaled_forward(self, *args: Any) -> tuple[Tensor, ...]:
+        """o and lse of q, k and v of 8 bits; behind the parameters of the forward come `SCALES`."""
+        given, scales = dict(zip(self.parameters, args, strict=False)), args[len(self.parameters) :]
+        if given["options"].plain or interprets(args[0]):
+            places = (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k"))
+            for (name, sequences), scale in zip(places, scales, strict=True):
+                given[name] = dequantised(given[name], scale, given.get(sequences))
+            return plain_forward(self._reference, self.fake_scaled_forward(*args), *given.values())
+        o, lse, *_ = self.modules.launch.forward(backend, **self._as_rows(given), scales=scales)
+        return (*self._of_rows(o), lse)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
         named = dict(zip(self.backward_parameters, args, strict=True))
@@ -204,6 +234,11 @@ class Kernels:
         decay = q.new_empty((q.shape[0], q.shape[1], given["g"].shape[0 if packed else 1]), dtype=FP32)
         return (*self._of_rows(o), lse, decay)
 
+    def fake_scaled_forward(self, *args: Any) -> tuple[Tensor, ...]:
+        """The same of 8 bits, whose o is bfloat16."""
+        o, lse, *_ = self.fake_forward(*args[: len(self.parameters)])
+        return torch.empty_like(o, dtype=result_dtype(args[0])), lse
+
     def fake_backward(self, *args: Any) -> tuple[Tensor, ...]:
         """What the backward returns, without values."""
         given = self._as_rows(dict(zip(self.backward_parameters, args, strict=True)))
@@ -214,6 +249,13 @@ class Kernels:
             own.append(torch.empty_like(x) if flag is None else x.new_empty(x.shape if given[flag] else (0,)))
         inputs = (given["q"], given["k"], given["v"])
         return (*self._of_rows(*empty_gradients(backend, *inputs, given["options"])), *own)
+
+
+def dequantised(x: Tensor, scale: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """`[B, H, S, D]`, or packed `[total, H, D]`, times its scale, in float32."""
+    if cu_seqlens is None:
+        return x.float() * scale[:, :, None, None]
+    return x.float() * scale[sequence_of_rows(cu_seqlens, x.shape[0])][:, :, None]
 
 
 NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
@@ -253,6 +295,17 @@ def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return run(q, *args)
 
 
+def _run_scaled_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    kernels = _KERNELS.of(name)
+    if torch.is_grad_enabled():
+        for parameter, x in zip((*kernels.parameters, *SCALES), (q, *args), strict=True):
+            if isinstance(x, Tensor) and x.requires_grad:
+                expected = f"a tensor without gradient: calls of {q.dtype} have none"
+                fail(kernels.op, parameter, expected, "one that requires grad")
+    run = kernels.scaled_forward if launches_directly(q) else kernels.scaled_forward_op
+    return run(q, *args)
+
+
 def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = _KERNELS.of(name)
     run = kernels.backward if launches_directly(q) else kernels.backward_op
@@ -277,6 +330,10 @@ def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
         @staticmethod
         def forward(*args: Any) -> tuple[Tensor, ...]:
             return _run_forward(name, *args)
+
+        @staticmethod
+        def scaled(*args: Any) -> tuple[Tensor, ...]:
+            return _run_scaled_forward(name, *args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:

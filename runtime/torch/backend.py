@@ -19,6 +19,7 @@ from .support import multiprocessors as multiprocessors
 from .support import overlaps as overlaps
 
 INT32 = torch.int32
+BF16 = torch.bfloat16
 ANSWERS_DISORDER = True
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
+from ..core.checks import fail
 from .attention import kernels_of
+from .support import FP8_DTYPE
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """What runs the kernels of a call: `apply`, or what computes gradients in its place."""
@@ -66,6 +68,8 @@ def _backward(
     Raises:
         ArgumentError: a bad argument.
     """
+    if q.dtype == FP8_DTYPE:
+        fail(op.__name__, "q", f"a dtype with gradients: calls of {FP8_DTYPE} have none", q.dtype)
     given = call_arguments(op, call, keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
     run = _Run(
         op, do, o, lse, dlse, wanted, wide_dq=wide_dq, swaps=given["layout"] == "bshd" and given["cu_seqlens_q"] is None

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-MODES = {"": ("fwd", "bwd"), "_packed": ("fwd", "bwd"), "_segmented": ("fwd", "bwd"), "_paged": ("fwd", "plan")}
+_OWN = ("fwd", "bwd", "fp8")
+MODES = {"": _OWN, "_packed": _OWN, "_segmented": _OWN, "_paged": ("fwd", "plan")}
 """What a mode of calls adds to the name of an operator, and which operators it has."""
 
 

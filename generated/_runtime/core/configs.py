@@ -16,6 +16,7 @@ from .families import (
     fastest,
     hopper_tile,
 )
+from .fp8 import FP8, fp8_tile
 from .options import NO_OPTIONS, CallOptions
 from .options import PASSES as PASSES
 from .tiles import HOPPER, PORTABLE, ArchTiles, HopperTile
@@ -202,6 +203,8 @@ def tiles_for(
         length: number of keys of a sequence, the average in a packed call.
         options: what the call asks for.
     """
+    if dtype == FP8:
+        return dict.fromkeys(PASSES, fp8_tile(op, arch, head_dims, options))
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, options).items()}
     forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, options)

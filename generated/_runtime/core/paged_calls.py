@@ -46,10 +46,10 @@ _NOT_BESIDE_PAGES = (
 )
 
 
-def check_beside_pages(op: str, *others: object, family: object = None) -> None:
-    """Refuse arguments that a call on paged caches does not take: those of _NOT_BESIDE_PAGES, in this order, and
-    `family` where a framework has one family of their kernels."""
-    for name, x in (*zip(_NOT_BESIDE_PAGES, others, strict=True), ("family", family)):
+def check_beside_pages(op: str, *others: object, family: object = None, q_scale: object = None) -> None:
+    """Refuse arguments that a call on paged caches does not take: those of _NOT_BESIDE_PAGES, in this order, `family`
+    where a framework has one family of their kernels, and `q_scale`."""
+    for name, x in (*zip(_NOT_BESIDE_PAGES, others, strict=True), ("family", family), ("q_scale", q_scale)):
         if x is not None:
             fail(op, name, "None beside page_table", type(x).__name__)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 FP32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
+BF16 = np.dtype(jnp.bfloat16)
 # Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
 _STRIDE_LIMIT = 2**31 // 256
 

@@ -43,7 +43,8 @@ _DTYPES = {
     "bool": torch.bool,
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+FP8_DTYPE = torch.float8_e4m3fn
+_INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, FP8_DTYPE)
 # Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
 _STRIDE_LIMIT = 2**31 // 256
 
@@ -210,7 +211,7 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
 def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast q, k and v to autocast's dtype where it is on, as scaled_dot_product_attention does."""
     kind = q.device.type
-    if not q.is_meta and torch.is_autocast_enabled(kind):
+    if q.dtype != FP8_DTYPE and not q.is_meta and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v
@@ -223,6 +224,9 @@ def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
     scale = float(scale)
     if scale > 0:
         return q, scale
+    if q.dtype == FP8_DTYPE:
+        bits = q.view(torch.uint8)
+        return (bits ^ 128 if scale < 0 else bits * 0).view(FP8_DTYPE), abs(scale) or 1.0
     return (-q, -scale) if scale < 0 else (q * 0, 1.0)
 
 
@@ -237,11 +241,21 @@ def runs_reference(q: Tensor) -> bool:
     return False
 
 
+def result_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of o: that of q, or bfloat16 of 8-bit floats."""
+    return torch.bfloat16 if q.dtype == FP8_DTYPE else q.dtype
+
+
 def interpreter_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Triton's interpreter computes bfloat16 wrongly; there the kernels run on float32 copies."""
     if INTERPRET and q.dtype == torch.bfloat16:
         return q.float(), k.float(), v.float()
     return q, k, v
+
+
+def interprets(x: Tensor) -> bool:
+    """Whether kernels run in Triton's interpreter, which has none of Hopper's."""
+    return INTERPRET and arch_of(x) == INTERPRETER
 
 
 def launches_directly(q: Tensor) -> bool:
@@ -298,7 +312,7 @@ def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallO
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu_of(q), _DTYPE_NAMES[q.dtype], dims, heads, length, options)
+    return tiles_for(op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options)
 
 
 def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:
@@ -314,7 +328,7 @@ def is_nvidia(x: Tensor) -> bool:
 
 def has_tanh_instruction(x: Tensor) -> bool:
     """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
-    return x.element_size() == 2 and is_nvidia(x)
+    return x.element_size() <= 2 and is_nvidia(x)
 
 
 def overlaps(x: Tensor) -> bool:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: 206d08779b8155ee
+# hash: 714271202c376c08
 """`alibi`, packed sequences: Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409).
 
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_bwd, hopper_fwd, launch, portable
+    from . import hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+    )

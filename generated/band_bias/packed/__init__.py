@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: 0a5a59e5797b1731
+# hash: 977df8475efb5422
 """`band_bias`, packed sequences: A band, and a bias per batch row, head and pair that the model has computed, as
 T5's (arXiv:1910.10683).
 
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_bwd, hopper_fwd, launch, portable
+    from . import hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+    )

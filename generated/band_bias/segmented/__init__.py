@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: e6a695d1dfcacad5
+# hash: 393527cce032ce9b
 """`band_bias`, with segment ids: A band, and a bias per batch row, head and pair that the model has computed, as
 T5's (arXiv:1910.10683).
 
@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["band_bias", "block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["band_bias", "block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
     from ... import band_bias
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...band_bias", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
+        __name__,
+        "...band_bias",
+        ".block_ranges",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".launch",
+        ".portable",
     )

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/variant_init.py.jinja
-# hash: fe697de10ad30e47
+# hash: 39fbe216417785f0
 """`band_images`, with segment ids: A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786).
 
@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["band_images", "block_lists", "hopper_bwd", "hopper_fwd", "launch", "portable", "token_order"]
+__all__ = [
+    "band_images",
+    "block_lists",
+    "hopper_bwd",
+    "hopper_fwd",
+    "hopper_fwd_fp8",
+    "launch",
+    "portable",
+    "token_order",
+]
 
 if TYPE_CHECKING:
     from ... import band_images
     from ..._runtime.core import token_order
-    from . import block_lists, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -29,6 +38,7 @@ else:
         ".block_lists",
         ".hopper_bwd",
         ".hopper_fwd",
+        ".hopper_fwd_fp8",
         ".launch",
         ".portable",
     )

@@ -4,13 +4,14 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 12d46db1a341e9d9
+# hash: 9bb303e84e429d93
 """The launches of `band_mask`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.fp8 import value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -63,13 +64,14 @@ def forward(
     scale: float,
     options: CallOptions,
     block_tables: list[Tensor],
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band_mask", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v)
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
     lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
@@ -87,7 +89,20 @@ def forward(
         "SCALARS_LOADED": backend.is_loaded(before, after),
         "PTX": backend.is_nvidia(q),
     }
-    if tile.family == "hopper":
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v, cu_seqlens_k)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.band_mask_packed_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, own_keep, block_seqs, q_offset, before, after, o, lse),
+            (*packed_unit_strides(q, k), *packed_strides(o), *own_keep.stride()),
+            (q_len, columns.shape[3], num_heads, group_size, scale),
+            (backend.work_counter(q),),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_mask_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/variant_init.py.jinja
-# hash: 7e41773098852eef
+# hash: 57044306c6fe53d4
 """`band_mask`, with segment ids: A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX).
 
@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["band_mask", "block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["band_mask", "block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
     from ... import band_mask
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...band_mask", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
+        __name__,
+        "...band_mask",
+        ".block_ranges",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".launch",
+        ".portable",
     )

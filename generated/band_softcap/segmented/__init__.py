@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/variant_init.py.jinja
-# hash: f95562cb43b36383
+# hash: 2f8d3cb8fbf8b156
 """`band_softcap`, with segment ids: A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118).
 
@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["band_softcap", "block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["band_softcap", "block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
     from ... import band_softcap
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...band_softcap", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
+        __name__,
+        "...band_softcap",
+        ".block_ranges",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".launch",
+        ".portable",
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/variant_init.py.jinja
-# hash: 95aa40028f726e7e
+# hash: 3210e39d89af8a57
 """`chunked`, packed sequences: Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging
 Face transformers, llama4).
 
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+    )

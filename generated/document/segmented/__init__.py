@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/variant_init.py.jinja
-# hash: 940fff00df870a52
+# hash: 2cb2b813b31b954e
 """`document`, with segment ids: Causal within each document of a packed row; `doc` numbers them, in any order.
 
 The modules of launches and of kernels are imported when they are first read.
@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "document", "hopper_bwd", "hopper_fwd", "launch", "portable", "token_order"]
+__all__ = [
+    "block_ranges",
+    "document",
+    "hopper_bwd",
+    "hopper_fwd",
+    "hopper_fwd_fp8",
+    "launch",
+    "portable",
+    "token_order",
+]
 
 if TYPE_CHECKING:
     from ... import document
     from ..._runtime.core import token_order
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -27,6 +36,7 @@ else:
         ".block_ranges",
         ".hopper_bwd",
         ".hopper_fwd",
+        ".hopper_fwd_fp8",
         ".launch",
         ".portable",
     )

@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 83452e51df530b7f
+# hash: f232ecd616f9fc40
 """The launches of `forgetting`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.fp8 import value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -70,13 +71,14 @@ def forward(
     scale: float,
     options: CallOptions,
     block_tables: list[Tensor],
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the forward."""
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "forgetting", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v)
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
     lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     decay = q.new_empty((batch, num_heads, g.shape[0]), dtype=backend.FP32)
     if o.numel() == 0:
@@ -92,7 +94,20 @@ def forward(
         (q_len, num_heads, group_size, scale),
     )
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
-    if tile.family == "hopper":
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v, cu_seqlens_k)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.forgetting_packed_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, decay, block_seqs, q_offset, o, lse),
+            (*packed_unit_strides(q, k), *packed_strides(o), decay.stride(1)),
+            (q_len, columns.shape[3], num_heads, group_size, scale),
+            (backend.work_counter(q),),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.forgetting_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/variant_init.py.jinja
-# hash: 9c06fa1f727c0dc5
+# hash: 259d0188f2015863
 """`forgetting`, with segment ids: Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130).
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "decay", "hopper_bwd", "hopper_fwd", "launch", "portable", "token_order"]
+__all__ = ["block_ranges", "decay", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable", "token_order"]
 
 if TYPE_CHECKING:
     from ..._runtime.core import token_order
     from .. import decay
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -27,6 +27,7 @@ else:
         ".block_ranges",
         ".hopper_bwd",
         ".hopper_fwd",
+        ".hopper_fwd_fp8",
         ".launch",
         ".portable",
     )

@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: e4f4c155f9dc9073
+# hash: 6f2828ad7393a617
 """The launches of `natten`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.fp8 import value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -116,13 +117,14 @@ def forward(
     scale: float,
     options: CallOptions,
     block_tables: list[Tensor],
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward."""
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "natten", "segmented", q, v, options, q_segment_ids)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v)
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
@@ -153,7 +155,24 @@ def forward(
         (q_len, kv_len, num_heads, group_size, scale, padding_id),
     )
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
-    if tile.family == "hopper":
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.natten_segmented_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+            (spans, block_list, q_offset, o, lse),
+            (*unit_strides(q, k), *strides(o), *q_segment_ids.stride(), *kv_segment_ids.stride()),
+            (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
+            (row_stride(spans),),
+            (q_len, kv_len, columns.shape[3], num_heads, group_size, scale, padding_id),
+            (batch, backend.work_counter(q)),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.natten_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/variant_init.py.jinja
-# hash: 612fdf63cabcb2c4
+# hash: 2df5139e7fc0715a
 """`prefix_lm`, with segment ids: Causal, but for a prefix of `length` keys that every query attends to (Raffel et
 al., 2020, arXiv:1910.10683).
 
@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable", "prefix_lm"]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable", "prefix_lm"]
 
 if TYPE_CHECKING:
     from ... import prefix_lm
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...prefix_lm", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
+        __name__,
+        "...prefix_lm",
+        ".block_ranges",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".launch",
+        ".portable",
     )

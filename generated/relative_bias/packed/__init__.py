@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: 5e6a5e6af53d6089
+# hash: 0620b7c61c6e1a0e
 """`relative_bias`, packed sequences: A learned bias per head and distance; those beyond the table have its last
 (Raffel et al., 2020, arXiv:1910.10683).
 
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_bwd", "hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_bwd, hopper_fwd, launch, portable
+    from . import hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_bwd", ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+    )

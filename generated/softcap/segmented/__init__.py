@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/variant_init.py.jinja
-# hash: 78a4e614ce2f1b08
+# hash: 8f26a51e1a23e873
 """`softcap`, with segment ids: Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "launch", "portable", "softcap"]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable", "softcap"]
 
 if TYPE_CHECKING:
     from ... import softcap
-    from . import block_ranges, hopper_bwd, hopper_fwd, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...softcap", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".launch", ".portable"
+        __name__, "...softcap", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
     )

@@ -1,0 +1,99 @@
+"""The plan of Hopper's forward of float8_e4m3fn: the one of 16 bits, with scales of each head and transposed values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from codegen.plan.code import Code, renamed
+from codegen.plan.hopper_forward import ForwardPlan
+from codegen.plan.hopper_roles import Role, role, sorted_names
+from codegen.plan.host_code import host
+from codegen.plan.kernel import ArgGroup, Block, KernelPlan, pointers
+from codegen.plan.signature import Signatures
+from codegen.plan.statements import rewritten
+
+_OWN = ("begin_block", "begin_pv", "product_layout", "raise_maximum")
+"""What the kernel takes of its own module in the place of what has the same name in those of 16 bits."""
+
+_SCALES = ("q_scale", "k_scale", "v_scale")
+
+
+def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
+    """The kernel of a forward of 16 bits for float8_e4m3fn."""
+    assert kernel.full is not None
+    assert kernel.partial is not None
+    args = _arguments(kernel.args)
+    return replace(
+        kernel,
+        name=f"{kernel.name}_fp8",
+        args=args,
+        legend=sign.legend(args),
+        full=_scaled_by_head(kernel.full),
+        partial=_scaled_by_head(kernel.partial),
+    )
+
+
+def _arguments(args: Sequence[ArgGroup]) -> list[ArgGroup]:
+    """Its arguments: values as columns, whose strides follow from their number, and the scales."""
+    first, *others = args
+    assert first == pointers("q", "k", "v")
+    lengths = next(i for i, group in enumerate(others) if "num_heads" in group.names)
+    count = ArgGroup(names=("v_columns",), host=host("{}.shape[3]", "columns"), varies=True)
+    others.insert(lengths, count)
+    kept = [group for group in others if "stride_vs" not in group.names]
+    return [pointers("q", "k", "columns"), pointers(*_SCALES), *kept]
+
+
+def _scaled_by_head(block: Block) -> Block:
+    """The scores of a block, scaled by the factor of their head in the place of that of the call."""
+
+    names = {"scale": "head_scale"}
+
+    def change(code: Code) -> Code:
+        return renamed(code, names)
+
+    return replace(block, statements=[rewritten(s, change) for s in block.statements], logit=change(block.logit))
+
+
+@dataclass(frozen=True)
+class Fp8ForwardPlan(ForwardPlan):
+    """The roles of its warps."""
+
+    @property
+    def fp8(self) -> bool:
+        return True
+
+    @cached_property
+    def _reads(self) -> frozenset[str]:
+        return super()._reads | {"b"}
+
+    @property
+    def _args(self) -> list[str]:
+        return [name for name in super()._args if name != "columns_ptr"]
+
+    @property
+    def imports(self) -> dict[str, list[str]]:
+        packed = self.kernel.packed
+        replaced = {*_OWN, "pack_pairs", "unpack_pairs", *(["describe_packed_rows"] if packed else [])}
+        found = {module: [n for n in names if n not in replaced] for module, names in super().imports.items()}
+        own = [*_OWN, "pack_words", "unpack_words"]
+        own += ["SequenceColumns", "UNIT", "describe_packed_columns", "describe_packed_rows"] if packed else []
+        own += [] if packed else ["HeadColumns", "describe_columns"]
+        found["gl_fp8"] = sorted_names(own)
+        return {module: found[module] for module in sorted(found)}
+
+    @cached_property
+    def keys(self) -> Role:
+        reads = super().keys.reads | ({"b"} if self.kernel.packed else set())
+        own = "kv_len v_columns BLOCK_N"
+        return self._producer(reads, own if self.kernel.shares_work else f"{own} batch")
+
+    @cached_property
+    def consumer(self) -> Role:
+        found = super().consumer
+        own = "num_heads group_size scale q_scale_ptr k_scale_ptr v_scale_ptr"
+        return role(
+            self.kernel, self._args, self.constants, found.reads, " ".join([own, *found.tensors, *found.literals])
+        )

@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
+#     example: 256}, sinks: {type: int, min: 0, example: 4}}}
+# template: hopper/fwd.py.jinja
+# hash: 3f0bcd17afa69288
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
+"""Forward of `streaming_llm` on Hopper: `o = softmax(score) v`.
+
+    keep     q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
+    q        [B, Hq, Sq, D]
+    k        [B, Hkv, Skv, D]
+    columns  [B, Hkv, Dv, v_columns], v transposed
+    q_scale  [B, Hq]  fp32, what q is times
+    k_scale  [B, Hkv]  fp32, what k is times
+    v_scale  [B, Hkv]  fp32, what v is times
+    o        [B, Hq, Sq, Dv]
+    lse      [B, Hq, Sq]  fp32, log of the softmax denominator
+
+A program takes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
+work and copies queries to shared memory (TMA), `produce_keys` copies the keys and values of each visited block, and
+each warpgroup of `consume` computes 64 of the rows. While the tensor cores add up the values of one block, a
+warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values of a block of rows are added beside
+its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
+so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
+so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+
+q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, fp32, one number for each head. v comes as
+`columns_ptr`, transposed, its keys in the order of weights, as `_runtime/device/gl_fp8.py` explains. Weights are rounded
+to float8_e4m3fn as well, and `row_max` is from 4 above the largest score so far to 8 below it.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from .._runtime.device.gl import (
+    LN2,
+    LOG2E,
+    HeadRows,
+    at_columns,
+    columns_before,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+)
+from .._runtime.device.gl_forward import (
+    ROWS,
+    add_lanes,
+    change_turns,
+    end_pv,
+    lane_layout,
+    make_key_ring,
+    query_stages,
+    rescale,
+    store_rows,
+)
+from .._runtime.device.gl_fp8 import (
+    HeadColumns,
+    begin_block,
+    begin_pv,
+    describe_columns,
+    pack_words,
+    product_layout,
+    raise_maximum,
+    unpack_words,
+)
+from .._runtime.device.gl_versions import aggregate
+
+
+@aggregate
+class Work:
+    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
+
+    h: gl.tensor
+    b: gl.tensor
+    block: gl.tensor
+    q_shift: gl.tensor
+    num_masked: gl.tensor
+    num_plain: gl.tensor
+
+
+@gluon.jit
+def visited_keys(kv_len, q_len, q_shift, sinks, size, start_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    q_first = start_m + q_shift
+    q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
+    kv_begin = gl.maximum(q_first - size + 1, 0) // BLOCK_N * BLOCK_N
+    kv_end = gl.minimum(q_last + 1, kv_len)
+    # Blocks from full_begin to full_end need no mask.
+    full_begin = gl.cdiv(gl.maximum(q_last - size + 1, kv_begin), BLOCK_N) * BLOCK_N
+    full_begin = gl.minimum(full_begin, gl.cdiv(gl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
+    full_end = gl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
+    full_end = gl.maximum(full_end, full_begin)
+    # What the mask's other range adds before these.
+    kv_begin_2 = 0
+    kv_end_2 = gl.maximum(gl.minimum(gl.minimum(q_last + 1, gl.minimum(sinks, kv_len)), kv_begin), kv_begin_2)
+    kv_stop_2 = gl.cdiv(kv_end_2, BLOCK_N) * BLOCK_N
+    full_begin_2 = kv_begin_2
+    full_end_2 = gl.maximum(
+        gl.minimum(gl.minimum(q_first + 1, gl.minimum(sinks, kv_len)), kv_begin) // BLOCK_N * BLOCK_N, full_begin_2
+    )
+    gap_1 = full_end_2 - full_begin_2
+    gap_2 = kv_begin - kv_stop_2
+    gap_3 = full_end - full_begin
+    last = gl.maximum(kv_end, kv_begin) - gap_1 - gap_2 - gap_3
+    num_partial = gl.maximum(gl.cdiv(last - kv_begin_2, BLOCK_N), 0)
+    full_gap_1 = full_begin - full_end_2
+    last_full = full_end - full_gap_1
+    num_full = gl.cdiv(last_full - full_begin_2, BLOCK_N)
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return (
+        full_begin,
+        kv_begin_2,
+        kv_stop_2,
+        full_begin_2,
+        full_end_2,
+        gap_1,
+        gap_2,
+        gap_3,
+        num_partial,
+        full_gap_1,
+        num_full,
+        num_masked,
+    )
+
+
+@gluon.jit
+def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Publish each work item, and copy its queries."""
+    q_desc, q_ring, work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, batch = arguments
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_turn = 0
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        (
+            _full_begin,
+            _kv_begin_2,
+            _kv_stop_2,
+            _full_begin_2,
+            _full_end_2,
+            _gap_1,
+            _gap_2,
+            _gap_3,
+            num_partial,
+            _full_gap_1,
+            num_full,
+            num_masked,
+        ) = visited_keys(kv_len, q_len, q_shift, sinks, size, start_m, BLOCK_M, BLOCK_N)
+        num_plain = num_full - (num_masked - num_partial)
+        work_ring.publish(q_turn, (h, b, block, q_shift, num_masked, num_plain))
+        q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
+        for part in gl.static_range(PARTS):
+            q_ring.send(q_desc, q_rows, start_m + part * ROWS, PARTS * q_turn + part)
+        q_turn += 1
+
+    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1))
+
+
+@gluon.jit
+def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each block that the rows of a work item visit."""
+    k_desc, v_desc, kv_ring, q_offset, size, sinks, q_len, kv_len, v_columns, num_heads, group_size, batch = arguments
+    kv_turn = 0
+    # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
+    v_rows, v_start = HeadColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), v_columns
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        hkv = h // group_size
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        (
+            full_begin,
+            kv_begin_2,
+            kv_stop_2,
+            full_begin_2,
+            full_end_2,
+            gap_1,
+            gap_2,
+            gap_3,
+            num_partial,
+            full_gap_1,
+            num_full,
+            num_masked,
+        ) = visited_keys(kv_len, q_len, q_shift, sinks, size, start_m, BLOCK_M, BLOCK_N)
+        kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
+        kv_columns = HeadColumns(b.to(gl.int32), hkv.to(gl.int32))
+        for nth in range(num_masked):
+            start_n = kv_begin_2 + nth * BLOCK_N
+            start_n = start_n + gl.where(start_n >= full_begin_2, gap_1, 0)
+            start_n = start_n + gl.where(start_n >= kv_stop_2, gap_2, 0)
+            start_n = start_n + gl.where(start_n >= full_begin, gap_3, 0)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+            if num_partial == 0:
+                start_n = full_begin_2
+                start_n = start_n + gl.where(start_n >= full_end_2, full_gap_1, 0)
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            v_rows, v_start = kv_columns, start_n
+            kv_turn += 1
+        for nth in range(num_masked - num_partial, num_full):
+            start_n = full_begin_2 + nth * BLOCK_N
+            start_n = start_n + gl.where(start_n >= full_end_2, full_gap_1, 0)
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            v_rows, v_start = kv_columns, start_n
+            kv_turn += 1
+
+    kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
+
+
+@gluon.jit
+def consume(
+    arguments,
+    PART: gl.constexpr,
+    stride_os: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    """The rows of warpgroup PART, of each work item."""
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr = pointers
+    stride_ob, stride_oh = strides
+    size, sinks, q_len, kv_len, num_heads, group_size, scale = numbers
+    DTYPE: gl.constexpr = q_ring.tiles.dtype
+    SCORES: gl.constexpr = product_layout(BLOCK_N)
+    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=4)
+    LANES: gl.constexpr = lane_layout()
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    kv_turn, q_turn = 0, 0
+    if PART == PARTS - 1:
+        change_turns("arrive", 0)
+    # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
+    p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
+    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    o_start, o_row = gl.cast(0, gl.int64), q_len
+    work = Work(*work_ring.receive(q_turn, 4))
+    while work.h >= 0:
+        h = work.h.to(gl.int64)
+        b = work.b.to(gl.int64)
+        q_shift = work.q_shift
+        # Computed here, so that the compiler knows what it is a multiple of.
+        start_m = work.block * BLOCK_M
+        rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
+        q_idx = rows + q_shift
+        kv_head = b * (num_heads // group_size) + h // group_size
+        head_scale = scale * gl.load(q_scale_ptr + b * num_heads + h) * gl.load(k_scale_ptr + kv_head)
+        qk_scale = head_scale * LOG2E
+
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
+        row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
+
+        q_stage = PARTS * (q_turn % Q_BLOCKS) + PART
+        mbarrier.wait(q_ring.full.index(q_stage), (q_turn // Q_BLOCKS) & 1)
+        q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
+        for nth in range(work.num_masked):
+            start_n = kv_ring.block(kv_turn) * BLOCK_N
+            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
+            qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            # Always true: otherwise the mask is computed ahead of the product and kept in registers.
+            if start_m < q_len:
+                run_end = q_idx + 1
+                if RAGGED:
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N) & (
+                    (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
+                )
+
+                qk = gl.where(keep, qk, float("-inf"))
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
+            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_words = pack_words(p)
+            row_max = max_new
+            acc = end_pv(acc, kv_ring.v, kv_turn)
+            if nth == 0:
+                # Epilogue of the rows before: these were their last values.
+                store_rows(
+                    o_ptr + o_start,
+                    (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
+                    o_row,
+                    q_len,
+                    stride_os,
+                    HEAD_DIM_V,
+                )
+                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+            else:
+                acc = rescale(acc, alpha, SUMS)
+            kv_turn += 1
+
+        for _ in range(work.num_plain):
+            qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
+            p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_words = pack_words(p)
+            row_max = max_new
+            acc = end_pv(acc, kv_ring.v, kv_turn)
+            acc = rescale(acc, alpha, SUMS)
+            kv_turn += 1
+
+        mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
+        row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
+        # A row without any key gives o = 0 and lse = -inf.
+        row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
+        lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
+        gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+        # The epilogue of these rows runs beside the first block of the next.
+        inv_sum = gl.convert_layout(gl.load(v_scale_ptr + kv_head) / row_sum, gl.SliceLayout(1, SUMS))
+        o_start, o_row = b * stride_ob + h * stride_oh, start_m + PART * ROWS
+        q_turn += 1
+        work = Work(*work_ring.receive(q_turn, 4))
+
+    acc = begin_pv(unpack_words(p_words, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
+    acc = end_pv(acc, kv_ring.v, kv_turn)
+    store_rows(
+        o_ptr + o_start, (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty), o_row, q_len, stride_os, HEAD_DIM_V
+    )
+
+
+@gluon.jit(
+    do_not_specialize=["q_offset", "size", "sinks", "q_len", "kv_len", "v_columns", "num_heads", "group_size", "batch"]
+)
+def streaming_llm_hopper_fwd_fp8(
+    q_ptr,
+    k_ptr,
+    columns_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    q_offset,
+    size,
+    sinks,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: gl.constexpr,
+    q_len,
+    kv_len,
+    v_columns,
+    num_heads,
+    group_size,
+    scale,
+    batch,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    SCALARS_LOADED: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    size = gl.load(size) if SCALARS_LOADED else size
+    sinks = gl.load(sinks) if SCALARS_LOADED else sinks
+    kv_heads = num_heads // group_size
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
+    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_columns(columns_ptr, batch, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
+    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    work_ring = make_work_ring(6, PARTS)
+    consumer = (
+        q_ring,
+        kv_ring,
+        work_ring,
+        (q_scale_ptr, k_scale_ptr, v_scale_ptr, o_ptr, lse_ptr),
+        (stride_ob, stride_oh),
+        (size, sinks, q_len, kv_len, num_heads, group_size, scale),
+    )
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    rows = (q_desc, q_ring, work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, batch)
+    keys = (k_desc, v_desc, kv_ring, q_offset, size, sinks, q_len, kv_len, v_columns, num_heads, group_size, batch)
+    # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
+    if PARTS == 3:
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
+                (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+            ],
+            worker_num_warps=[4, 4, 1, 1],
+            worker_num_regs=[160, 160, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+            ],
+            worker_num_warps=[4, 1, 1],
+            worker_num_regs=[240, 24, 24],
+        )

@@ -1,0 +1,83 @@
+"""Calls of float8_e4m3fn: the checks of their scales, their tiles, and values as their kernels read them. No framework
+is imported."""
+
+from typing import Any
+
+from ..archs import HOPPER_FAMILY
+from ..kernels import TRAITS
+from .checks import fail
+from .families import INTERPRETER, tile_columns
+from .options import CallOptions
+from .tiles import PORTABLE, HopperTile
+
+FP8 = "float8_e4m3fn"
+
+UNIT = 16
+"""Columns of values of a sequence begin at a multiple of so many, as in `device/gl_fp8.py`."""
+
+_BLOCK_N = 128
+
+
+def check_no_scales(op: str, dtype: str, **scales: Any) -> None:
+    """Refuse scales beside q, k and v of 16 bits or more."""
+    for name, scale in scales.items():
+        if scale is not None:
+            fail(
+                op,
+                name,
+                f"None without page_table or q, k and v of {FP8}",
+                f"{type(scale).__name__} beside q of {dtype}",
+            )
+
+
+def check_takes_fp8(op: str) -> None:
+    """Refuse a call of an op that has no such kernel."""
+    if not TRAITS[op].takes_fp8:
+        fail(op, "q", "dtype float16, bfloat16 or float32, as the op has dropout", FP8)
+
+
+def check_kernel(op: str, arch: str) -> None:
+    """Refuse a call for which there is no kernel."""
+    check_takes_fp8(op)
+    if arch not in (HOPPER_FAMILY.arch, INTERPRETER):
+        expected = f"dtype float16, bfloat16 or float32: those of {FP8} run on {HOPPER_FAMILY.arch} alone"
+        fail(op, "q", expected, f"{FP8} on {arch}")
+
+
+def fp8_tile(op: str, arch: str, head_dims: tuple[int, int], options: CallOptions) -> HopperTile:
+    """The tile of the forward of a call, the only pass that it has."""
+    check_kernel(op, arch)
+    if options.family == PORTABLE:
+        fail(op, "family", f"None or 'hopper' where q, k and v are {FP8}", repr(PORTABLE))
+    own = options.tile("fwd")
+    if own is None:
+        return HOPPER_FAMILY.fp8_forward_tiles[max(map(tile_columns, head_dims))]
+    if (own.block_m, own.num_warps) != (128, 8):
+        wanted = f"block_m 128 and num_warps 8 where q, k and v are {FP8}"
+        fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
+    return HopperTile(*own)
+
+
+def value_columns(backend: Any, v: Any, cu_seqlens: Any = None) -> Any:
+    """Values `[B, Hkv, Skv, Dv]` as Hopper's kernels of float8_e4m3fn read them: `[B, Hkv, Dv, columns]`.
+
+    `cu_seqlens`: of packed sequences, which are one batch row. Each has whole units of columns.
+    """
+    from ..device.value_columns import value_columns as kernel
+
+    batch, num_heads, kv_len, head_dim = v.shape
+    num_seqs = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    count = (-(-kv_len // UNIT) if cu_seqlens is None else kv_len // UNIT + num_seqs) * UNIT
+    columns = v.new_empty((batch, num_heads, head_dim, count))
+    backend.launch(
+        kernel,
+        (-(-count // _BLOCK_N) * num_heads * batch,),
+        (v, v if cu_seqlens is None else cu_seqlens, columns),
+        (*v.stride()[:3], kv_len, count, num_heads, num_seqs),
+        PACKED=cu_seqlens is not None,
+        HEAD_DIM=head_dim,
+        BLOCK_D=tile_columns(head_dim),
+        BLOCK_N=_BLOCK_N,
+        num_warps=8,
+    )
+    return columns
