@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 0ed29a9d51121590
+# hash: 3862e444cfe1ea88
 """The launches of `streaming_llm`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -171,6 +171,7 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.streaming_llm_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
+            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
@@ -280,12 +281,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
+            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (runs, q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_spans, key_block_list, q_offset, size, sinks, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
