@@ -38,26 +38,30 @@ def segment_runs(
     inside = tokens < length
     ids = tl.load(ids_ptr + b * stride_b + tokens * stride_s, mask=inside, other=padding_id)
     other_base = other_ids_ptr + b * other_stride_b
-    asks = ids != padding_id
-    least = tl.min(tl.where(asks, ids, 2147483647), 0)
-    most = tl.max(tl.where(asks, ids, -2147483648), 0)
-    first = tl.full([64], 2147483647, tl.int32)
+    first = tl.zeros([64], tl.int32)
     end = tl.zeros([64], tl.int32)
-    count = tl.zeros([64], tl.int32)
-    for chunk_first in range(0, other_length, CHUNK):
-        others = chunk_first + tl.arange(0, CHUNK)
-        other_ids = tl.load(other_base + others * other_stride_s, mask=others < other_length, other=padding_id)
-        counts = (other_ids != padding_id) & (other_ids >= least) & (other_ids <= most)
-        if tl.max(counts.to(tl.int32), 0) > 0:
-            for part_first in range(chunk_first, tl.minimum(chunk_first + CHUNK, other_length), 64):
-                part = part_first + tl.arange(0, 64)
-                part_ids = tl.load(other_base + part * other_stride_s, mask=part < other_length, other=padding_id)
-                same = (ids[:, None] == part_ids[None, :]) & (part_ids != padding_id)[None, :]
-                first = tl.minimum(first, tl.min(tl.where(same, part[None, :], 2147483647), 1))
-                end = tl.maximum(end, tl.max(tl.where(same, part[None, :] + 1, 0), 1))
-                count += tl.sum(same.to(tl.int32), 1)
-    first = tl.where(count > 0, first, 0)
-    are_whole = tl.min((count == end - first).to(tl.int32), 0)
+    are_whole = 1
+    # One id after the other: most blocks of tokens have one, or two.
+    asks = ids != padding_id
+    while tl.max(asks.to(tl.int32), 0) > 0:
+        own_id = tl.min(tl.where(asks, ids, 2147483647), 0)
+        firsts = tl.full([CHUNK], 2147483647, tl.int32)
+        ends = tl.zeros([CHUNK], tl.int32)
+        counts = tl.zeros([CHUNK], tl.int32)
+        for chunk_first in range(0, other_length, CHUNK):
+            others = chunk_first + tl.arange(0, CHUNK)
+            other_ids = tl.load(other_base + others * other_stride_s, mask=others < other_length, other=padding_id)
+            same = other_ids == own_id
+            firsts = tl.where(same, tl.minimum(firsts, others), firsts)
+            ends = tl.where(same, others + 1, ends)
+            counts += same.to(tl.int32)
+        count = tl.sum(counts, 0)
+        run_end = tl.max(ends, 0)
+        run_first = tl.where(count > 0, tl.min(firsts, 0), 0)
+        first = tl.where(ids == own_id, run_first, first)
+        end = tl.where(ids == own_id, run_end, end)
+        are_whole = are_whole & (count == run_end - run_first).to(tl.int32)
+        asks = asks & (ids != own_id)
     record = runs_ptr + tl.program_id(0).to(tl.int64) * 192 + tl.arange(0, 64)
     tl.store(record, first)
     tl.store(record + 64, end)

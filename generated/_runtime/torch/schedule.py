@@ -105,7 +105,7 @@ def segment_runs(ids: Tensor, other_ids: Tensor, batch: int, padding_id: int) ->
         (ids, other_ids, runs),
         (row_stride(ids), ids.stride(1), row_stride(other_ids), other_ids.stride(1)),
         (length, other_length, padding_id),
-        CHUNK=1024,
+        CHUNK=min(2048, next_power_of_2(max(other_length, 16))),
     )
     return runs
 
