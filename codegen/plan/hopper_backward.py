@@ -286,7 +286,6 @@ class BackwardPlan:
                 own += "kv_total kv_start" if packed else "b num_heads"
         own += " " + " ".join(flag for flag in kernel.flags)
         own += " q_shift start_m" if self.block_term_of_rows else ""
-        own += " runs_ptr b" if self.masked.in_runs is not None else ""
         parts: list[Part] = [*self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
         parts += [part for step in self._steps for part in step.parts]
         tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
@@ -304,8 +303,7 @@ class BackwardPlan:
         shared += ["SequenceRows", "describe_packed_rows"] if kernel.packed else ["HeadRows"]
         shared += ["make_work_ring"] if kernel.shares_work else []
         shared += ["longest_first"] if kernel.orders_work and not kernel.packed else []
-        has_run = any(step.run is not None or step.in_runs is not None for step in self._steps)
-        shared += ["at_columns", "columns_before"] if has_run else []
+        shared += ["at_columns", "columns_before"] if any(step.run is not None for step in self._steps) else []
         shared += ["LOG2E"] if kernel.linear or "LOG2E" in uses(parts) else []
         own = ["describe_vector", "make_row_ring"]
         own += ["locate_keys"] if kernel.packed else ["describe_input"]
@@ -320,7 +318,6 @@ class BackwardPlan:
         steps += ["add_block", "end_wide_block"] if self.is_wide else ["begin_exchange", "end_block", "end_rows"]
         steps += [] if self.is_wide or kernel.row_sums else ["add_tiles"]
         found = {"gl": shared, "gl_backward": own, "gl_backward_steps": steps, "gl_math": math_imports(parts)}
-        found["gl_segments"] = ["segment_run"] if self.masked.in_runs is not None else []
         if not self.is_wide:
             shared += ["make_barriers"]
             found["gl_versions"] = ["async_add"] if kernel.row_sums else []

@@ -9,7 +9,7 @@ from codegen.ir.expr import Level
 from codegen.plan.code import Code, Infix, Name, Prefix, builtin, call
 from codegen.plan.hopper_runs import ZEROS, RunStatements
 from codegen.plan.kernel import Block, BlockGradient, MaskRun
-from codegen.plan.statements import Assign, Part, assign, needed, uses
+from codegen.plan.statements import Assign, Part, assign, uses
 from codegen.plan.thread_reads import BlockOrder, block_order, exchanged
 
 _START_M, _Q_LEN = Name("start_m"), Name("q_len")
@@ -21,8 +21,7 @@ class GradientStep:
 
     `reads`: of rows, ahead of the products, one element a thread; of these, threads then exchange the `exchanged`.
     `shared`: what scores and gradients share; `score` and `segments`: what the scores need, the latter for the part of
-    the mask that compares segments. `in_runs` finds the mask of keys whose segments are runs, and `of_runs` is what it
-    reads of tokens. `again`: what gradients need, computed once more behind the exponentials.
+    the mask that compares segments; `again`: what gradients need, computed once more behind the exponentials.
     """
 
     reads: Sequence[Assign]
@@ -35,9 +34,6 @@ class GradientStep:
     keep: Code | None
     same: Code | None
     run: RunStatements | None
-    in_runs: RunStatements | None
-    in_runs_by_row: bool
-    of_runs: Sequence[Assign]
     gradients: Sequence[BlockGradient]
     dscore: Code | None
 
@@ -54,7 +50,7 @@ class GradientStep:
     def parts(self) -> list[Part]:
         """All code of it."""
         statements = [*self.reads, *self.shared, *self.score, *self.segments, *self.again]
-        run = [part for each in (self.run, self.in_runs) if each is not None for part in each.parts]
+        run = [] if self.run is None else self.run.parts
         gradients = [part.value for part in self.gradients]
         return [*statements, self.logit, self.keep, self.same, *run, *gradients, self.dscore]
 
@@ -62,7 +58,6 @@ class GradientStep:
 def gradient_step(block: Block, *, linear: bool) -> GradientStep:
     """A block's statements, in the order in which a backward runs them. `linear`: a score is the scaled product."""
     order: BlockOrder = block_order(block)
-    runs = block.in_runs
     return GradientStep(
         reads=order.reads,
         exchanged=order.exchanged,
@@ -74,9 +69,6 @@ def gradient_step(block: Block, *, linear: bool) -> GradientStep:
         keep=block.keep,
         same=block.same,
         run=None if block.run is None else _run(block.run, block.keep, linear=linear),
-        in_runs=None if runs is None else _run(runs.run, runs.keep, linear=linear),
-        in_runs_by_row=runs is not None and runs.by_row,
-        of_runs=[] if runs is None else [exchanged(s) for s in needed(order.score, uses(runs.keep))],
         gradients=block.gradients,
         dscore=block.dscore,
     )

@@ -27,7 +27,7 @@ SEGMENT_FIRST, SEGMENT_END = Name("segment_first"), Name("segment_end")
 """The first and the end of the run of tokens of a token's segment."""
 
 RUNS = pointers("runs")
-"""The table that has them, the first argument of kernels of segmented calls."""
+"""The table that has them, the first argument of forwards with segment ids."""
 
 
 class HopperBuilder(KernelBuilder):
@@ -45,13 +45,14 @@ class HopperBuilder(KernelBuilder):
         return own, unless_true(same), Limits()
 
     def in_runs(self, keep: Code | None, same: Code | None) -> SegmentRun | None:
-        if self.by_position:
+        # In the backward the branch costs more registers than the comparisons cost time.
+        if self.by_position or self.transposed:
             return None
         whole = MaskRun(first=SEGMENT_FIRST, end=SEGMENT_END, own=None, first_is_vector=True, end_is_vector=True)
         if same is None:
             return SegmentRun(run=whole, keep=None, by_row=False)
         own, _ = split_mask(self.variant.mask if self.variant.mask is not None else expr.TRUE)
-        limits = split_limits(own, "q_idx" if self.transposed else "kv_idx")
+        limits = split_limits(own, "kv_idx")
         found = self._run(limits) if limits.rest == expr.TRUE else None
         if found is None:
             return SegmentRun(run=whole, keep=keep, by_row=False)
@@ -98,7 +99,6 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
     if "row_start" in uses(plan.block_term):
         read |= {"q_shift"}
     args, constants = sign.read_only(plan.args, plan.constants, read)
-    args = [RUNS, *args] if sign.mode is Mode.SEGMENTED else args
     return replace(
         plan,
         args=args,

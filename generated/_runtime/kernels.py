@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 93389d3f9e9cefc8
+# hash: f67cdc9c520c9ef1
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -299,8 +299,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "00505d053630dfcd",
             "dkdv": "d439c8be47e9d4a6",
             "hopper_fwd": "00874762d28ef0e1",
-            "hopper_bwd": "b129dcaf2300055e",
-            "hopper_bwd_wide": "f8adc127defcd6e1",
+            "hopper_bwd": "ee3528ca924acb9d",
+            "hopper_bwd_wide": "d50551f328b5b39c",
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
@@ -333,8 +333,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "190a8a32dff3e668",
             "dkdv": "135552e75113ff4d",
             "hopper_fwd": "372310a376e077b2",
-            "hopper_bwd": "3a930767b539ed79",
-            "hopper_bwd_wide": "5206ac69244ddfb3",
+            "hopper_bwd": "2d89468a04df515a",
+            "hopper_bwd_wide": "a6b70af718e81b03",
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
@@ -367,8 +367,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "ffb431310cd02975",
             "dkdv": "49b2233cbccc58a9",
             "hopper_fwd": "4f19dd224bd5290a",
-            "hopper_bwd": "0dac8e91f4361390",
-            "hopper_bwd_wide": "9dd40e94d15f3b1f",
+            "hopper_bwd": "759a0364b4f4cd63",
+            "hopper_bwd_wide": "b9f1bfe35bdd4351",
             "hopper_delta": "178575ad6dac11a2",
         },
     },
@@ -396,8 +396,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a6507b534884f0cd",
             "dkdv": "bde7a1443ec0308f",
             "hopper_fwd": "7966ea44faf652a0",
-            "hopper_bwd": "506ed3ed0121e278",
-            "hopper_bwd_wide": "ee7fc61dc8374ccf",
+            "hopper_bwd": "9ee79a1a9d5480f9",
+            "hopper_bwd_wide": "2d57f22342310d5b",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
@@ -430,8 +430,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "202d3aa42087b326",
             "dkdv": "49fc60fea95f32ce",
             "hopper_fwd": "71c9e5a9d27ef7af",
-            "hopper_bwd": "01279e22cc21784d",
-            "hopper_bwd_wide": "340284ca55f70543",
+            "hopper_bwd": "80161b45d95aeb9e",
+            "hopper_bwd_wide": "86773ef8e129da8e",
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
@@ -464,8 +464,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d49a7fac6a271253",
             "dkdv": "a0d5e956584d341c",
             "hopper_fwd": "2468ee0037a835d1",
-            "hopper_bwd": "fc082dfb3a57a8a0",
-            "hopper_bwd_wide": "d0581a9404e0e4b9",
+            "hopper_bwd": "2cf7ab5bbb0fe485",
+            "hopper_bwd_wide": "9cf67f44721db70c",
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
@@ -498,8 +498,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "06e2ed7ab919ad62",
             "dkdv": "a7b344f2dce05f94",
             "hopper_fwd": "0f5f3f1181c7e647",
-            "hopper_bwd": "a26f16c788c37705",
-            "hopper_bwd_wide": "ee812715e7bdafe9",
+            "hopper_bwd": "4c5cdb11098b18ab",
+            "hopper_bwd_wide": "ed0250b0b9b8212a",
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
@@ -532,8 +532,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "92e2691471853b82",
             "dkdv": "51d6806122a23184",
             "hopper_fwd": "6b8afcea0c50ac82",
-            "hopper_bwd": "f909c953ddc9db03",
-            "hopper_bwd_wide": "f800a539df855fb8",
+            "hopper_bwd": "71b0be4d316b3a51",
+            "hopper_bwd_wide": "1995d07382d2034c",
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
@@ -566,8 +566,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6f524a59b009e756",
             "dkdv": "fc9bf58060af2638",
             "hopper_fwd": "e4b971d5497190fa",
-            "hopper_bwd": "9584e14fec296649",
-            "hopper_bwd_wide": "196cbfb6b223824a",
+            "hopper_bwd": "e356eef64043d52c",
+            "hopper_bwd_wide": "d4c1528c2d477f98",
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
@@ -600,8 +600,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6d129e48f1d51871",
             "dkdv": "661d68ac4f10e053",
             "hopper_fwd": "282572ab8caaa881",
-            "hopper_bwd": "9cbc82e02f929cf5",
-            "hopper_bwd_wide": "a379e7d45e46afc9",
+            "hopper_bwd": "61ce3d8ede3b8714",
+            "hopper_bwd_wide": "8309ba779b037b28",
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
@@ -634,8 +634,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "566fdfc0258a867c",
             "dkdv": "9d23e6c95e57112f",
             "hopper_fwd": "88ee22aa11b80f3e",
-            "hopper_bwd": "3decd5c3d463defe",
-            "hopper_bwd_wide": "dd6b7b718324bb80",
+            "hopper_bwd": "5e17eb7efda99ddc",
+            "hopper_bwd_wide": "5173da637fbababf",
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
@@ -668,8 +668,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "94894d322ffa8813",
             "dkdv": "90852b192c7fad43",
             "hopper_fwd": "13b81da475d6469d",
-            "hopper_bwd": "2a92807d9d573bab",
-            "hopper_bwd_wide": "2e59369453fd84ca",
+            "hopper_bwd": "687a3f18b848197a",
+            "hopper_bwd_wide": "3bf188364c9b8451",
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
@@ -702,8 +702,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d75f974b5d6e88a7",
             "dkdv": "09a04ba93f36d426",
             "hopper_fwd": "0bb878ce11c9b4d5",
-            "hopper_bwd": "e4760de39019499d",
-            "hopper_bwd_wide": "091a3ebe39dfabe1",
+            "hopper_bwd": "01d7ba84884fab22",
+            "hopper_bwd_wide": "785105a386ebc57f",
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
@@ -736,8 +736,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d1ee44aba94de818",
             "dkdv": "ef68571199294a5d",
             "hopper_fwd": "dd06d868ff64f2a7",
-            "hopper_bwd": "32ff41d9d6297235",
-            "hopper_bwd_wide": "ede620ee4423339b",
+            "hopper_bwd": "5b1aaecb0431a3d8",
+            "hopper_bwd_wide": "999182f213adbe75",
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
@@ -770,8 +770,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a3f4c8bfd88d5aa0",
             "dkdv": "0dfbf997d851799e",
             "hopper_fwd": "91d3c98dcf46a911",
-            "hopper_bwd": "0fc5316a9382e893",
-            "hopper_bwd_wide": "2d90da0b392e6bc9",
+            "hopper_bwd": "bef7aa3c798d3536",
+            "hopper_bwd_wide": "3c2e2d14c66d969d",
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
@@ -804,8 +804,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "891463a39b77dbe9",
             "dkdv": "526e650e1008e703",
             "hopper_fwd": "6a123018416e2ab2",
-            "hopper_bwd": "603d975215f7b956",
-            "hopper_bwd_wide": "fa6e391cc89b2842",
+            "hopper_bwd": "c5185e2707d786a1",
+            "hopper_bwd_wide": "67caf880595e7db8",
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
@@ -838,8 +838,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b005e346d3c380fd",
             "dkdv": "77422b8f58fe80bb",
             "hopper_fwd": "59c09b6b3bbb53ac",
-            "hopper_bwd": "9f7e4cb9c36aa6aa",
-            "hopper_bwd_wide": "5f99af16ffdf39a9",
+            "hopper_bwd": "bb04293efbdcfdc8",
+            "hopper_bwd_wide": "2c83173f2c5081ab",
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
@@ -872,8 +872,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "069a82bfe3c1e8e2",
             "dkdv": "61b263950921824d",
             "hopper_fwd": "6eccab351b49afc9",
-            "hopper_bwd": "f508f28469d90daa",
-            "hopper_bwd_wide": "f8bebddb7dcc86ea",
+            "hopper_bwd": "9dcc2e2c4031872f",
+            "hopper_bwd_wide": "7803432e47083e36",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
@@ -906,8 +906,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "bc43a6da5d5fefb8",
             "dkdv": "de2b21eec19c1751",
             "hopper_fwd": "89dfe98f03d1e9c1",
-            "hopper_bwd": "768a5f66c3cb876e",
-            "hopper_bwd_wide": "df5d91fce69a75b5",
+            "hopper_bwd": "71fdca887792d247",
+            "hopper_bwd_wide": "0ee8713ea96bf419",
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
@@ -940,8 +940,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "3fdd7321f7a5835e",
             "dkdv": "3e5ab5e69f3d9004",
             "hopper_fwd": "a2c2bb03fbaf6067",
-            "hopper_bwd": "3dbbec1e21e7c3e0",
-            "hopper_bwd_wide": "6d023b328c7fae11",
+            "hopper_bwd": "b92fb6e5e1093e83",
+            "hopper_bwd_wide": "f3ceadf14e279081",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
@@ -974,8 +974,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "0e4c239f47b83e3b",
             "dkdv": "b3d1addd239085d5",
             "hopper_fwd": "d10649ac95eb9359",
-            "hopper_bwd": "9c24ffc253076ce1",
-            "hopper_bwd_wide": "5dff1618818fa929",
+            "hopper_bwd": "a530ac2f0b33be10",
+            "hopper_bwd_wide": "23e6943c979ae772",
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
@@ -1008,8 +1008,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "36986b2bcd8e90b3",
             "dkdv": "bed5d3e5025850e8",
             "hopper_fwd": "997c8a764ec11a0b",
-            "hopper_bwd": "d054c7d6b63e63c6",
-            "hopper_bwd_wide": "bc462b59046055fa",
+            "hopper_bwd": "c1ccd9707994bc27",
+            "hopper_bwd_wide": "13dc52f61aed717e",
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: ba72a97d559c20b6
+# hash: 266130df3b035d4a
 """The launches of `alibi`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -263,14 +263,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.alibi_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.alibi_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, slope, q_segment_ids, kv_segment_ids),
-                (q_positions, kv_positions, key_ranges, q_offset, dslope_heads, dk, dv),
+                (q, k, v, do, row_lse, row_delta, slope, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (key_ranges, q_offset, dslope_heads, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *slope.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
                 (kv_segment_ids.shape[1], row_stride(key_ranges)),

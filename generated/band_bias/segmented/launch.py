@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 2ce986c2ba5a9943
+# hash: eb8e3aa624ccb5b0
 """The launches of `band_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -281,14 +281,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.band_bias_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_bias_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, bias, q_segment_ids, kv_segment_ids),
-                (q_positions, kv_positions, key_ranges, q_offset, before, after, dk, dv),
+                (q, k, v, do, row_lse, row_delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (key_ranges, q_offset, before, after, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
                 (kv_segment_ids.shape[1], bias.shape[2], bias.shape[3], row_stride(key_ranges)),

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 1c1ec720857212e6
+# hash: 660deae264a0747a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -12,8 +12,6 @@
     keep            (q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_row] == image[b, cols] and
                     image[b, q_row] >= 0) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
                     cols] != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -60,17 +58,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    LOG2E,
-    HeadRows,
-    Ring,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LOG2E, HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -92,7 +80,6 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 
 
 @gluon.jit
@@ -183,7 +170,6 @@ def consume(
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         image_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
@@ -265,7 +251,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -301,32 +286,19 @@ def consume(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if not are_runs:
-                        keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (
-                            kv_idx[:, None] - q_idx[None, :] <= after
-                        ) | (image_q[None, :] == image_kv[:, None]) & (image_q >= 0)[None, :]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                        run_first = segment_first
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                            (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
-                            | (image_q[None, :] == image_kv[:, None]) & (image_q >= 0)[None, :]
-                        )
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (
+                        kv_idx[:, None] - q_idx[None, :] <= after
+                    ) | (image_q[None, :] == image_kv[:, None]) & (image_q >= 0)[None, :]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
@@ -421,7 +393,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def band_images_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -522,7 +493,6 @@ def band_images_segmented_hopper_bwd(
     consumer = (
         work_ring,
         (
-            runs_ptr,
             image_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
@@ -629,7 +599,6 @@ def score(
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         image_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
@@ -701,7 +670,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -735,32 +703,19 @@ def score(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if not are_runs:
-                        keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (
-                            kv_idx[:, None] - q_idx[None, :] <= after
-                        ) | (image_q[None, :] == image_kv[:, None]) & (image_q >= 0)[None, :]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                        run_first = segment_first
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                            (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
-                            | (image_q[None, :] == image_kv[:, None]) & (image_q >= 0)[None, :]
-                        )
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (
+                        kv_idx[:, None] - q_idx[None, :] <= after
+                    ) | (image_q[None, :] == image_kv[:, None]) & (image_q >= 0)[None, :]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
@@ -877,7 +832,6 @@ def accumulate(
     ]
 )
 def band_images_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -974,7 +928,6 @@ def band_images_segmented_hopper_bwd_wide(
     scorer = (
         work_ring,
         (
-            runs_ptr,
             image_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,

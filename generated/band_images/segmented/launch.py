@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 53679896ff69f846
+# hash: 14a12ee8423fb0d8
 """The launches of `band_images`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -299,14 +299,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.band_images_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_images_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, image, q_segment_ids, kv_segment_ids),
-                (q_positions, kv_positions, key_spans, key_block_list, q_offset, before, after, dk, dv),
+                (q, k, v, do, row_lse, row_delta, image, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (key_spans, key_block_list, q_offset, before, after, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *image.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), image.shape[1]),
                 (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_spans)),

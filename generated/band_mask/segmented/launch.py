@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: fc7af550c1be0de0
+# hash: 3aa484bde7f25f39
 """The launches of `band_mask`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -281,14 +281,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.band_mask_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_mask_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, own_keep, q_segment_ids, kv_segment_ids),
-                (q_positions, kv_positions, key_ranges, q_offset, before, after, dk, dv),
+                (q, k, v, do, row_lse, row_delta, own_keep, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (key_ranges, q_offset, before, after, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *own_keep.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
                 (own_keep.shape[2], own_keep.shape[3], q_segment_ids.shape[1], kv_segment_ids.shape[1]),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: c3b2863407225476
+# hash: bcdd6a991a3a7a9d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -11,8 +11,6 @@
                     padding_id
     drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
                     rows are counted from q_offset on, rounded down to a multiple of 16
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -57,17 +55,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    LOG2E,
-    HeadRows,
-    Ring,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LOG2E, HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -90,7 +78,6 @@ from ..._runtime.device.gl_backward_steps import (
 )
 from ..._runtime.device.gl_dropout import with_signs
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 
 
 @gluon.jit
@@ -175,17 +162,9 @@ def consume(
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
     k_ring, v_ring, _q_ring, do_ring = rings
     work_ring, pointers, strides, numbers = arguments
-    (
-        runs_ptr,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        q_positions_ptr,
-        kv_positions_ptr,
-        ranges_ptr,
-        q_offset,
-        dk_ptr,
-        dv_ptr,
-    ) = pointers
+    q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr, dv_ptr = (
+        pointers
+    )
     (
         stride_dkb,
         stride_dkh,
@@ -252,7 +231,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -299,26 +277,17 @@ def consume(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if POSITIONS or not are_runs:
-                        keep = q_idx[None, :] >= kv_idx[:, None]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = q_idx[None, :] >= kv_idx[:, None]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_kept = p
                 if DROPOUT:
@@ -446,7 +415,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def causal_dropout_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -541,7 +509,6 @@ def causal_dropout_segmented_hopper_bwd(
     consumer = (
         work_ring,
         (
-            runs_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
             q_positions_ptr,
@@ -646,9 +613,7 @@ def score(
     k_ring, v_ring, _q_ring, do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
-    runs_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr = (
-        pointers
-    )
+    q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr = pointers
     (
         stride_dkb,
         stride_dkh,
@@ -706,7 +671,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -751,26 +715,17 @@ def score(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if POSITIONS or not are_runs:
-                        keep = q_idx[None, :] >= kv_idx[:, None]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = q_idx[None, :] >= kv_idx[:, None]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_kept = p
                 if DROPOUT:
@@ -923,7 +878,6 @@ def accumulate(
     ]
 )
 def causal_dropout_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -1018,16 +972,7 @@ def causal_dropout_segmented_hopper_bwd_wide(
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     scorer = (
         work_ring,
-        (
-            runs_ptr,
-            q_segment_ids_ptr,
-            kv_segment_ids_ptr,
-            q_positions_ptr,
-            kv_positions_ptr,
-            ranges_ptr,
-            q_offset,
-            dk_ptr,
-        ),
+        (q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr),
         (
             stride_dkb,
             stride_dkh,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 4bb8c2a9b5dce307
+# hash: e13426993567ce3b
 """The launches of `chunked`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -267,13 +267,12 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.chunked_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.chunked_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, size, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: eec48469bee6b5cd
+# hash: 65f0566195092c27
 """The launches of `document`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -273,13 +273,12 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.document_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.document_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, doc, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (q, k, v, do, row_lse, row_delta, doc, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *doc.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), doc.shape[1]),

@@ -2,15 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 3af926f361348e62
+# hash: d506c135a43741d4
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting`, with segment ids on Hopper with respect to k and v and g, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -59,16 +57,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    LOG2E,
-    HeadRows,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LOG2E, HeadRows, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     RowRing,
     add_rows,
@@ -94,7 +83,6 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import async_add
 
 
@@ -180,7 +168,6 @@ def consume(
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
         decay_ptr,
@@ -258,7 +245,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -297,26 +283,17 @@ def consume(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if POSITIONS or not are_runs:
-                        keep = q_idx[None, :] >= kv_idx[:, None]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        logit = gl.where(keep, logit, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        logit = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            logit,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
+                    keep = q_idx[None, :] >= kv_idx[:, None]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 p = gl.exp2(logit)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
@@ -458,7 +435,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def forgetting_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -550,7 +526,6 @@ def forgetting_segmented_hopper_bwd(
     consumer = (
         work_ring,
         (
-            runs_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
             decay_ptr,
@@ -657,7 +632,6 @@ def score(
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
         decay_ptr,
@@ -725,7 +699,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -762,26 +735,17 @@ def score(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if POSITIONS or not are_runs:
-                        keep = q_idx[None, :] >= kv_idx[:, None]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        logit = gl.where(keep, logit, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        logit = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            logit,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
+                    keep = q_idx[None, :] >= kv_idx[:, None]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 p = gl.exp2(logit)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
@@ -922,7 +886,6 @@ def accumulate(
     ]
 )
 def forgetting_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -1015,7 +978,6 @@ def forgetting_segmented_hopper_bwd_wide(
     scorer = (
         work_ring,
         (
-            runs_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
             decay_ptr,

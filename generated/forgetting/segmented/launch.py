@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 17a8e049d25fa002
+# hash: 7af2feb24c381d77
 """The launches of `forgetting`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -290,14 +290,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.forgetting_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, decay),
-                (q_positions, kv_positions, key_ranges, q_offset, ddecay_rows, dk, dv, ddecay_cols),
+                (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions),
+                (key_ranges, q_offset, ddecay_rows, dk, dv, ddecay_cols),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (*decay.stride()[:2], row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
                 (kv_segment_ids.shape[1], decay.shape[2], row_stride(key_ranges)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: a29a28b095eb6881
+# hash: 534ebcabcf673ceb
 """The launches of `full`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -197,13 +197,12 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.full_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.full_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, key_ranges, dk, dv),
+                (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, key_ranges, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_ranges)),
                 (q_len, kv_len, num_heads, group_size, scale, padding_id),

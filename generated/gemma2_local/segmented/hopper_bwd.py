@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 38354449a3276440
+# hash: 480d6e893797178d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -10,8 +10,6 @@
     keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
                     kv_segment_ids[b, cols] != padding_id
     score           50.0 * tanh(0.02 * score)
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -56,16 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    HeadRows,
-    Ring,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -87,7 +76,6 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index, tanh
-from ..._runtime.device.gl_segments import segment_run
 
 
 @gluon.jit
@@ -172,17 +160,9 @@ def consume(
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
     k_ring, v_ring, q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
-    (
-        runs_ptr,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        q_positions_ptr,
-        kv_positions_ptr,
-        ranges_ptr,
-        q_offset,
-        dk_ptr,
-        dv_ptr,
-    ) = pointers
+    q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr, dv_ptr = (
+        pointers
+    )
     (
         stride_dkb,
         stride_dkh,
@@ -236,7 +216,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -268,28 +247,19 @@ def consume(
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
                     logit = 72.13475204444816 * tanh_val
-                    if POSITIONS or not are_runs:
-                        keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
-                        # Beyond the last row a score of zeros may be inf.
-                        keep = keep & (rows < q_len)[None, :]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        logit = gl.where(keep, logit, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        logit = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            logit,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = gl.minimum(gl.minimum(segment_end, kv_idx + 4096 - q_shift), q_len)
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
+                    # Beyond the last row a score of zeros may be inf.
+                    keep = keep & (rows < q_len)[None, :]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
@@ -387,7 +357,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def gemma2_local_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -474,7 +443,6 @@ def gemma2_local_segmented_hopper_bwd(
     consumer = (
         work_ring,
         (
-            runs_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
             q_positions_ptr,
@@ -565,9 +533,7 @@ def score(
     k_ring, v_ring, q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
-    runs_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr = (
-        pointers
-    )
+    q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr = pointers
     (
         stride_dkb,
         stride_dkh,
@@ -612,7 +578,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -642,28 +607,19 @@ def score(
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
                     logit = 72.13475204444816 * tanh_val
-                    if POSITIONS or not are_runs:
-                        keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
-                        # Beyond the last row a score of zeros may be inf.
-                        keep = keep & (rows < q_len)[None, :]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        logit = gl.where(keep, logit, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        logit = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            logit,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = gl.minimum(gl.minimum(segment_end, kv_idx + 4096 - q_shift), q_len)
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 4096)
+                    # Beyond the last row a score of zeros may be inf.
+                    keep = keep & (rows < q_len)[None, :]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
@@ -785,7 +741,6 @@ def accumulate(
     ]
 )
 def gemma2_local_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -872,16 +827,7 @@ def gemma2_local_segmented_hopper_bwd_wide(
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     scorer = (
         work_ring,
-        (
-            runs_ptr,
-            q_segment_ids_ptr,
-            kv_segment_ids_ptr,
-            q_positions_ptr,
-            kv_positions_ptr,
-            ranges_ptr,
-            q_offset,
-            dk_ptr,
-        ),
+        (q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr),
         (
             stride_dkb,
             stride_dkh,

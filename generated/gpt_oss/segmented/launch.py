@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 22c47574679a91b4
+# hash: 081c774a71a4d082
 """The launches of `gpt_oss`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -259,13 +259,12 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.gpt_oss_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.gpt_oss_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),

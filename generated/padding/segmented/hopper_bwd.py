@@ -2,15 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 4f6c9a4924a57d57
+# hash: 97a067a1eed88c7d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols]
                     != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -55,17 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    LOG2E,
-    HeadRows,
-    Ring,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LOG2E, HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -87,7 +75,6 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 
 
 @gluon.jit
@@ -170,7 +157,7 @@ def consume(
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
-    runs_ptr, length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr, dv_ptr = pointers
+    length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr, dv_ptr = pointers
     (
         stride_dkb,
         stride_dkh,
@@ -225,7 +212,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -247,26 +233,17 @@ def consume(
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    if not are_runs:
-                        keep = (kv_idx < length_val)[:, None]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = segment_first
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M) & (kv_idx < length_val)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = (kv_idx < length_val)[:, None]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
@@ -352,7 +329,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def padding_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -435,7 +411,7 @@ def padding_segmented_hopper_bwd(
     producer = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     consumer = (
         work_ring,
-        (runs_ptr, length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr, dv_ptr),
+        (length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr, dv_ptr),
         (
             stride_dkb,
             stride_dkh,
@@ -513,7 +489,7 @@ def score(
     k_ring, v_ring, _q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
-    runs_ptr, length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr = pointers
+    length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr = pointers
     (
         stride_dkb,
         stride_dkh,
@@ -559,7 +535,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -579,26 +554,17 @@ def score(
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    if not are_runs:
-                        keep = (kv_idx < length_val)[:, None]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = segment_first
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M) & (kv_idx < length_val)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = (kv_idx < length_val)[:, None]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
@@ -706,7 +672,6 @@ def accumulate(
     ]
 )
 def padding_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -790,7 +755,7 @@ def padding_segmented_hopper_bwd_wide(
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     scorer = (
         work_ring,
-        (runs_ptr, length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr),
+        (length_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, kv_positions_ptr, ranges_ptr, dk_ptr),
         (
             stride_dkb,
             stride_dkh,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: ee8e7410288c90b9
+# hash: 6e40068cb218fa51
 """The launches of `padding`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -226,14 +226,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.padding_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, length, q_segment_ids, kv_segment_ids, kv_positions),
-                (key_ranges, dk, dv),
+                (q, k, v, do, row_lse, row_delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges, dk),
+                (dv,),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *length.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
                 (row_stride(key_ranges),),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: e0e5a7b75ab47b14
+# hash: 2f5926cde00da8c0
 """The launches of `prefix_lm`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -267,13 +267,12 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.prefix_lm_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.prefix_lm_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, length, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 0d1c83948f45dc72
+# hash: e7475f4ade267839
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -11,8 +11,6 @@
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
     score           score + bias[h, q_idx - kv_idx]
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -58,16 +56,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    HeadRows,
-    Ring,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -89,7 +78,6 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
-from ..._runtime.device.gl_segments import segment_run
 
 
 @gluon.jit
@@ -175,7 +163,6 @@ def consume(
     k_ring, v_ring, q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         bias_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
@@ -250,7 +237,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -288,28 +274,19 @@ def consume(
                         PTX,
                     )
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                    if POSITIONS or not are_runs:
-                        keep = q_idx[None, :] >= kv_idx[:, None]
-                        # Beyond the last row a score of zeros may be inf.
-                        keep = keep & (rows < q_len)[None, :]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        logit = gl.where(keep, logit, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        logit = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            logit,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = gl.minimum(segment_end, q_len)
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
+                    keep = q_idx[None, :] >= kv_idx[:, None]
+                    # Beyond the last row a score of zeros may be inf.
+                    keep = keep & (rows < q_len)[None, :]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
@@ -418,7 +395,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def relative_bias_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -509,7 +485,6 @@ def relative_bias_segmented_hopper_bwd(
     consumer = (
         work_ring,
         (
-            runs_ptr,
             bias_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
@@ -614,17 +589,9 @@ def score(
     k_ring, v_ring, q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
-    (
-        runs_ptr,
-        bias_ptr,
-        q_segment_ids_ptr,
-        kv_segment_ids_ptr,
-        q_positions_ptr,
-        kv_positions_ptr,
-        ranges_ptr,
-        q_offset,
-        dk_ptr,
-    ) = pointers
+    bias_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr = (
+        pointers
+    )
     (
         stride_dkb,
         stride_dkh,
@@ -680,7 +647,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -716,28 +682,19 @@ def score(
                         PTX,
                     )
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                    if POSITIONS or not are_runs:
-                        keep = q_idx[None, :] >= kv_idx[:, None]
-                        # Beyond the last row a score of zeros may be inf.
-                        keep = keep & (rows < q_len)[None, :]
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        logit = gl.where(keep, logit, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        logit = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            logit,
-                            float("-inf"),
-                        )
-                    else:
-                        run_first = gl.maximum(segment_first, kv_idx - q_shift)
-                        run_end = gl.minimum(segment_end, q_len)
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M)
-                        logit = gl.where(keep, logit, float("-inf"))
+                    keep = q_idx[None, :] >= kv_idx[:, None]
+                    # Beyond the last row a score of zeros may be inf.
+                    keep = keep & (rows < q_len)[None, :]
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    logit = gl.where(keep, logit, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    logit = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        logit,
+                        float("-inf"),
+                    )
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
@@ -870,7 +827,6 @@ def accumulate(
     ]
 )
 def relative_bias_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -962,7 +918,6 @@ def relative_bias_segmented_hopper_bwd_wide(
     scorer = (
         work_ring,
         (
-            runs_ptr,
             bias_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 5b274bed768d1feb
+# hash: 161405c1630a85a2
 """The launches of `relative_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -268,14 +268,13 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
-            runs = backend.segment_runs(kv_segment_ids, q_segment_ids, batch, padding_id)
             backend.launch_hopper(
                 kernels.hopper_bwd.relative_bias_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (runs, q, k, v, do, row_lse, row_delta, bias, q_segment_ids, kv_segment_ids),
-                (q_positions, kv_positions, key_ranges, q_offset, dk, dv),
+                (q, k, v, do, row_lse, row_delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                (key_ranges, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), *q_segment_ids.stride()),
                 (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
                 (kv_segment_ids.shape[1], bias.shape[1], row_stride(key_ranges)),

@@ -3,15 +3,13 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 4f6fd2a07307fc06
+# hash: e1b3614629639631
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
                     kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -57,17 +55,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..._runtime.device.gl import (
-    LOG2E,
-    HeadRows,
-    Ring,
-    at_columns,
-    columns_before,
-    make_barriers,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LOG2E, HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -89,7 +77,6 @@ from ..._runtime.device.gl_backward_steps import (
     send_rows,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 
 
 @gluon.jit
@@ -180,7 +167,6 @@ def consume(
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
         q_positions_ptr,
@@ -255,7 +241,6 @@ def consume(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n + PART * KEYS, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -286,32 +271,19 @@ def consume(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if not are_runs:
-                        keep = (q_idx[None, :] >= kv_idx[:, None]) & (
-                            (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
-                        )
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                        run_first = segment_first
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                            (q_idx[None, :] >= kv_idx[:, None])
-                            & ((q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None])
-                        )
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (
+                        (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
+                    )
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
@@ -405,7 +377,6 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     ]
 )
 def streaming_llm_segmented_hopper_bwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -502,7 +473,6 @@ def streaming_llm_segmented_hopper_bwd(
     consumer = (
         work_ring,
         (
-            runs_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
             q_positions_ptr,
@@ -605,7 +575,6 @@ def score(
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
     (
-        runs_ptr,
         q_segment_ids_ptr,
         kv_segment_ids_ptr,
         q_positions_ptr,
@@ -670,7 +639,6 @@ def score(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, kv_len, start_n, KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(0), k_lap)
@@ -699,32 +667,19 @@ def score(
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                    if not are_runs:
-                        keep = (q_idx[None, :] >= kv_idx[:, None]) & (
-                            (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
-                        )
-                        if RAGGED:
-                            keep = keep & (cols < kv_len)[:, None]
-                        qk = gl.where(keep, qk, float("-inf"))
-                        q_segment_ids_q = gl.convert_layout(own_segment, ROW)
-                        qk = gl.where(
-                            (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                            & (kv_segment_ids_kv != padding_id)[:, None],
-                            qk,
-                            float("-inf"),
-                        )
-                    else:
-                        q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
-                        run_first = segment_first
-                        run_end = segment_end
-                        run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
-                            run_first - start_m, ROW, BLOCK_M
-                        )
-                        keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                            (q_idx[None, :] >= kv_idx[:, None])
-                            & ((q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None])
-                        )
-                        qk = gl.where(keep, qk, float("-inf"))
+                    keep = (q_idx[None, :] >= kv_idx[:, None]) & (
+                        (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
+                    )
+                    if RAGGED:
+                        keep = keep & (cols < kv_len)[:, None]
+                    qk = gl.where(keep, qk, float("-inf"))
+                    q_segment_ids_q = gl.convert_layout(own_segment, ROW)
+                    qk = gl.where(
+                        (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
+                        & (kv_segment_ids_kv != padding_id)[:, None],
+                        qk,
+                        float("-inf"),
+                    )
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
@@ -840,7 +795,6 @@ def accumulate(
     ]
 )
 def streaming_llm_segmented_hopper_bwd_wide(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -933,7 +887,6 @@ def streaming_llm_segmented_hopper_bwd_wide(
     scorer = (
         work_ring,
         (
-            runs_ptr,
             q_segment_ids_ptr,
             kv_segment_ids_ptr,
             q_positions_ptr,

@@ -230,20 +230,6 @@ BACKWARD_MUTATIONS = {
         message="d[qkv]",
         call="a segment in two parts",
     ),
-    "rows behind a run": Mutation(
-        old="run_end = segment_end",
-        new="run_end = segment_end * 0 + q_len",
-        error=AssertionError,
-        message="d[qkv]",
-        call="documents",
-    ),
-    "runs that nobody proved": Mutation(
-        old="POSITIONS or not are_runs",
-        new="POSITIONS",
-        error=AssertionError,
-        message="d[qkv]",
-        call="a segment in two parts",
-    ),
     "sums of keys by position": Mutation(
         old="* kv_len + cols, ddecay_cols, mask=cols < kv_len",
         new="* kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len",
