@@ -4,15 +4,16 @@ Gradients that ranks add up are summed in float32. Every rank runs the same func
 collectives meet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.key_needs import Routes, routes
+from ..core.key_needs import NONE, OWN, KeyTables, key_tables
+from ..core.packed_rows import key_rows
 from ..core.shards import KeyNeeds, Layout
 from .collectives import Collectives, Exchanges
 
@@ -36,13 +37,18 @@ def by_rank(x: Tensor, layout: Layout) -> Tensor:
     return found.index_copy_(0, index(layout, "places", x.device), x)
 
 
+def kept(layout: Layout, key: Any, make: Callable[[], Any]) -> Any:
+    """What `make` returned when a layout was first asked for `key`."""
+    cache: dict[Any, Any] = layout.__dict__.setdefault("_tables", {})
+    if key not in cache:
+        cache[key] = make()
+    return cache[key]
+
+
 def index(layout: Layout, name: str, device: torch.device) -> Tensor:
     """`layout.order` or `layout.places` on a device, copied there once for each layout."""
-    cache: dict[Any, Tensor] = layout.__dict__.setdefault("_tables", {})
-    key = (name, device)
-    if key not in cache:
-        cache[key] = torch.as_tensor(getattr(layout, name), device=device)
-    return cache[key]
+    found: Tensor = kept(layout, (name, device), lambda: torch.as_tensor(getattr(layout, name), device=device))
+    return found
 
 
 def own_rows(x: Tensor, layout: Layout, rank: int) -> Tensor:
@@ -62,90 +68,203 @@ def split_pair(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-class KeyExchange:
-    """Keys and values of all ranks, by groups of key heads, all of which are asked for at once.
+class Keys(Protocol):
+    """Keys and values for the calls of a rank, by groups of key heads, all of which are asked for at once.
 
     A group's gradients are sent while those of the next are computed.
     """
 
+    def keys(self, group: int) -> list[Tensor]:
+        """k and v of a group of heads, `[keys, B, H, D]` in order."""
+
+    def send(self, group: int, dk: Tensor, dv: Tensor) -> None:
+        """Start to add up the gradients of a group, float32 `[keys, B, H, D]`."""
+
+    def receive(self, dtype: torch.dtype) -> list[Tensor]:
+        """The gradients of k and v `[local, B, H, D]`, added up in float32."""
+
+
+class AllKeys:
+    """Keys of all ranks, or of those documents that a rank has rows of."""
+
     def __init__(self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor) -> None:
         """k and v are `[local, B, H, D]`."""
-        self.comm, self.layout, self.groups = comm, layout, groups
+        self.comm, self.layout = comm, layout
         self.shapes = [(x.shape[1], x.shape[2] // groups, x.shape[3]) for x in (k, v)]
         self._gradients: list[Tensor | None] = [None] * groups
         pairs = zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True)
-        self._rows: list[Tensor | None] = [self.ask(torch.cat([a.flatten(1), b.flatten(1)], 1)) for a, b in pairs]
+        self._rows: list[Tensor | None] = [
+            comm.all_gather(torch.cat([a.flatten(1), b.flatten(1)], 1)) for a, b in pairs
+        ]
 
     def keys(self, group: int) -> list[Tensor]:
-        """k and v of a group of heads, `[seq, B, H, D]` in order."""
         rows, self._rows[group] = self._rows[group], None
         assert rows is not None
-        return split_pair(self.ordered(self.comm.wait(rows)), self.shapes)
+        rows, places = self.comm.wait(rows), self._places(rows.device)
+        return split_pair(in_order(rows, self.layout) if places is None else rows.index_select(0, places), self.shapes)
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:
-        """Start to add up the gradients of a group, float32 `[seq, B, H, D]`."""
-        self._gradients[group] = self.give(torch.cat([dk.flatten(1), dv.flatten(1)], 1))
+        total, places = torch.cat([dk.flatten(1), dv.flatten(1)], 1), self._places(dk.device)
+        if places is None:
+            total = by_rank(total, self.layout)
+        else:
+            total = total.new_zeros(self.layout.padded, total.shape[1]).index_copy_(0, places, total)
+        self._gradients[group] = self.comm.reduce_scatter(total)
 
-    def receive(self) -> list[Tensor]:
-        """The gradients of k and v, float32 `[local, B, H, D]`."""
-        parts = [split_pair(self.received(x), self.shapes) for x in self._gradients if x is not None]
-        return [torch.cat(each, 2) for each in zip(*parts, strict=True)]
+    def receive(self, dtype: torch.dtype) -> list[Tensor]:
+        parts = [split_pair(self.comm.wait(x), self.shapes) for x in self._gradients if x is not None]
+        return [torch.cat(each, 2).to(dtype) for each in zip(*parts, strict=True)]
 
-    def ask(self, own: Tensor) -> Tensor:
-        """Start to get the rows of all ranks; `own` is `[local, features]`."""
-        return self.comm.all_gather(own)
+    def _places(self, device: torch.device) -> Tensor | None:
+        """Where the keys of packed documents are among the rows of all ranks; None if all are here."""
+        layout, rank = self.layout, self.comm.rank
+        if layout.cu_seqlens is None:
+            return None
 
-    def ordered(self, rows: Tensor) -> Tensor:
-        """What came, in order: `[seq, features]`."""
-        return in_order(rows, self.layout)
+        def make() -> Tensor | None:
+            rows = key_rows(layout, rank)
+            if rows.count == layout.seq:
+                return None
+            return torch.as_tensor(layout.places[rows.rows], device=device)
 
-    def give(self, total: Tensor) -> Tensor:
-        """Start to add up gradients `[seq, features]` over the ranks."""
-        return self.comm.reduce_scatter(by_rank(total, self.layout))
-
-    def received(self, started: Tensor) -> Tensor:
-        """Those of the rows of this rank, `[local, features]`."""
-        return self.comm.wait(started)
+        places: Tensor | None = kept(layout, ("key places", rank, device), make)
+        return places
 
 
-class NeededKeyExchange(KeyExchange):
-    """As `KeyExchange`, but each rank gets only keys that its rows may attend to: others are 0, which the mask drops.
+class NeededKeys:
+    """Keys of the documents that a rank has rows of, or of all rows. Of other ranks it gets only those that its rows
+    may attend to: others are 0, which the mask drops.
 
-    Gradients go back along the same routes; each rank adds up those of its rows in the order of the ranks.
+    Gradients go back along the same routes; each rank adds to its own those of the others, in the order of the ranks.
     """
 
     def __init__(self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor, needs: KeyNeeds) -> None:
-        self.routes, self._send, self._receive = _routes(layout, needs, comm.rank, k.device)
-        super().__init__(comm, layout, groups, k, v)
+        """k and v are `[local, B, H, D]`."""
+        self.comm, self.local, self.pairs = (
+            comm,
+            layout.local,
+            list(zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True)),
+        )
+        key = ("key tables", layout.needs.index(needs), comm.rank, k.device)
+        self.tables: _Tables = kept(
+            layout, key, lambda: _Tables.of(key_tables(layout, needs, comm.rank), comm, k.device)
+        )
+        self._gradients: list[tuple[Tensor, Tensor]] = []
+        self._coming = [self._exchanged(*pair, self.tables.send, back=False) for pair in self.pairs]
+        self._returning: list[Tensor | None] = []
 
-    def ask(self, own: Tensor) -> Tensor:
-        rows = own.index_select(0, torch.cat(self._send))
-        return self.comm.exchange(rows, self.routes.received, self.routes.sent)
+    def keys(self, group: int) -> list[Tensor]:
+        return [
+            _together(x, came, self.tables)
+            for x, came in zip(
+                self.pairs[group], self._came(self._coming[group], self.pairs[group], back=False), strict=True
+            )
+        ]
 
-    def ordered(self, rows: Tensor) -> Tensor:
-        return rows.new_zeros(self.layout.seq, rows.shape[1]).index_copy_(0, self._receive, rows)
+    def send(self, group: int, dk: Tensor, dv: Tensor) -> None:  # noqa: ARG002  # groups are sent in order
+        self._gradients.append((dk, dv))
+        self._returning.append(self._exchanged(dk, dv, self.tables.receive, back=True))
 
-    def give(self, total: Tensor) -> Tensor:
-        return self.comm.exchange(total.index_select(0, self._receive), self.routes.sent, self.routes.received)
+    def receive(self, dtype: torch.dtype) -> list[Tensor]:
+        tables, found = self.tables, []
+        for (dk, dv), coming in zip(self._gradients, self._returning, strict=True):
+            pair = [_own_part(x, tables, self.local, dtype) for x in (dk, dv)]
+            for own, x, came in zip(pair, (dk, dv), self._came(coming, (dk, dv), back=True), strict=True):
+                if came is None or tables.shared is None:
+                    continue
+                total = x.index_select(0, tables.shared_keys)
+                for rows, part in zip(tables.parts, came.split(tables.sent), strict=True):
+                    total.index_add_(0, rows, part)
+                own.index_copy_(0, tables.shared, total.to(dtype))
+            found.append(pair)
+        return [each[0] if len(each) == 1 else torch.cat(each, 2) for each in zip(*found, strict=True)]
 
-    def received(self, started: Tensor) -> Tensor:
-        parts = self.comm.wait(started)
-        total = parts.new_zeros(self.layout.local, parts.shape[1])
-        for rows, part in zip(self._send, parts.split(self.routes.sent), strict=True):
-            total.index_add_(0, rows, part)
-        return total
+    def _exchanged(self, k: Tensor, v: Tensor, rows: Sequence[Tensor], *, back: bool) -> Tensor | None:
+        """Start to send rows of two tensors to each other rank; None if no rank sends any."""
+        tables, width = self.tables, _width(k) + _width(v)
+        if not tables.sends:
+            return None
+        parts = [x.index_select(0, of_rank).flatten() for of_rank in rows if len(of_rank) for x in (k, v)]
+        sent, received = (tables.received, tables.sent) if back else (tables.sent, tables.received)
+        lengths = [[n * width for n in tables.with_own(each)] for each in (received, sent)]
+        return self.comm.exchange(torch.cat(parts) if parts else k.new_empty(0), *lengths)
+
+    def _came(self, coming: Tensor | None, like: Sequence[Tensor], *, back: bool) -> list[Tensor | None]:
+        """What came from the other ranks, one after the other, of either tensor; None if nothing did."""
+        counts = self.tables.sent if back else self.tables.received
+        if coming is None:
+            return [None, None]
+        widths = [_width(x) for x in like]
+        parts = self.comm.wait(coming).split([n * width for n in counts for width in widths])
+        found = []
+        for i, x in enumerate(like):
+            flat = parts[i] if len(counts) == 1 else torch.cat(parts[i::2])
+            found.append(flat.view(-1, *x.shape[1:]))
+        return found
 
 
-def _routes(layout: Layout, needs: KeyNeeds, rank: int, device: torch.device) -> tuple[Routes, list[Tensor], Tensor]:
-    """The routes of a rank, and their rows on a device, copied there once for each layout."""
-    cache: dict[Any, Any] = layout.__dict__.setdefault("_tables", {})
-    key = ("routes", layout.needs.index(needs), rank, device)
-    if key not in cache:
-        found = routes(layout, needs, rank)
-        send = [torch.as_tensor(rows, device=device) for rows in found.send]
-        cache[key] = found, send, torch.as_tensor(np.concatenate(found.receive), device=device)
-    kept: tuple[Routes, list[Tensor], Tensor] = cache[key]
-    return kept
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tables:
+    """`KeyTables` on a device. sent, received: how many rows go to each other rank, and come from it."""
+
+    rank: int
+    pieces: Sequence[tuple[int, int, int]]
+    sends: bool
+    send: Sequence[Tensor]
+    receive: Sequence[Tensor]
+    sent: list[int]
+    received: list[int]
+    shared: Tensor | None
+    shared_keys: Tensor
+    parts: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, found: KeyTables, comm: Exchanges, device: torch.device) -> "_Tables":
+        def there(rows: Any) -> Tensor:
+            return torch.as_tensor(rows, device=device)
+
+        return cls(
+            rank=comm.rank,
+            pieces=found.pieces,
+            sends=found.sends,
+            send=tuple(map(there, found.send)),
+            receive=tuple(map(there, found.receive)),
+            sent=list(map(len, found.send)),
+            received=list(map(len, found.receive)),
+            shared=there(found.shared) if len(found.shared) else None,
+            shared_keys=there(found.shared_keys),
+            parts=tuple(map(there, found.parts)),
+        )
+
+    def with_own(self, counts: Sequence[int]) -> list[int]:
+        """Counts of the other ranks, and 0 for this one."""
+        return [*counts[: self.rank], 0, *counts[self.rank :]]
+
+
+def _width(x: Tensor) -> int:
+    """Elements of a row."""
+    return prod(x.shape[1:])
+
+
+def _together(own: Tensor, came: Tensor | None, tables: _Tables) -> Tensor:
+    """Keys in order, of this rank's rows and of those that came."""
+    longest = max((n for source, _, n in tables.pieces if source == NONE), default=0)
+    sources = (own, own[:0] if came is None else came, own.new_zeros(longest, *own.shape[1:]))
+    parts = [sources[source].narrow(0, 0 if source == NONE else at, n) for source, at, n in tables.pieces]
+    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else own[:0]
+
+
+def _own_part(total: Tensor, tables: _Tables, local: int, dtype: torch.dtype) -> Tensor:
+    """The gradients of this rank's rows, of those of its keys; padding is 0."""
+    moves, at = [], 0
+    for source, first, n in tables.pieces:
+        moves += [(at, first, n)] if source == OWN else []
+        at += n
+    is_whole = sum(n for *_, n in moves) == local
+    found = (torch.empty if is_whole else torch.zeros)((local, *total.shape[1:]), dtype=dtype, device=total.device)
+    for at, first, n in moves:
+        found.narrow(0, first, n).copy_(total.narrow(0, at, n))
+    return found
 
 
 # ----------------------------------------------------------------------------------------------- rows of all ranks
