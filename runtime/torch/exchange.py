@@ -301,21 +301,19 @@ class Unsharded(torch.autograd.Function):
 # ---------------------------------------------------------------------------------------------------------------- heads
 
 
-def to_heads(comm: Exchanges, layout: Layout | None, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """`[local, B, H, D]` -> `[seq, B, H / P, D]`, all in one exchange; without a layout the rows of one rank follow
-    those of another."""
+def to_heads(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`[local, B, H, D]` -> `[size * local, B, H / size, D]`, all in one exchange: the rows of one rank follow those of
+    another."""
     size = comm.size
     shapes = [(x.shape[1], x.shape[2] // size, x.shape[3]) for x in tensors]
     parts = [x.unflatten(2, (size, -1)).movedim(2, 0).flatten(2) for x in tensors]
-    rows = comm.wait(comm.all_to_all(torch.cat(parts, 2).flatten(0, 1)))
-    return split_pair(rows if layout is None else in_order(rows, layout), shapes)
+    return split_pair(comm.wait(comm.all_to_all(torch.cat(parts, 2).flatten(0, 1))), shapes)
 
 
-def to_rows(comm: Exchanges, layout: Layout | None, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse; padding is 0."""
-    size = comm.size
+def to_rows(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse."""
     rows = torch.cat([x.flatten(1) for x in tensors], 1)
-    found = comm.wait(comm.all_to_all(rows if layout is None else by_rank(rows, layout))).unflatten(0, (size, -1))
+    found = comm.wait(comm.all_to_all(rows)).unflatten(0, (comm.size, -1))
     parts = found.split([prod(x.shape[1:]) for x in tensors], 2)
     whole = [part.unflatten(2, x.shape[1:]) for part, x in zip(parts, tensors, strict=True)]
     return [x.movedim(0, 2).flatten(2, 3) for x in whole]

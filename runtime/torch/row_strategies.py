@@ -87,32 +87,6 @@ class OwnSums:
             self.total[name] = x.float() + self.total[name] if name in self.total else x.float()
 
 
-class WholeRows:
-    """All rows and keys are here, for the heads of this rank: one call of the op."""
-
-    def __init__(self, call: Call, q: Tensor, k: Tensor, v: Tensor, heads: OwnHeads) -> None:
-        self.call, self.tensors, self.heads = call, (q, k, v), heads
-
-    def _arguments(self, q: Tensor, k: Tensor, v: Tensor, own: Mapping[str, Any]) -> Any:
-        call = self.call
-        keywords = {**call.keywords, **call.of_heads(own, self.heads, k.shape[2]), **call.tokens}
-        if call.packed:
-            keywords["cu_seqlens_q"] = call.numbers(call.layout.cu_seqlens)
-        return (q, k, v), keywords
-
-    def forward(self) -> Saved:
-        tensors, keywords = self._arguments(*self.tensors, self.call.own)
-        return self.call.computed(tensors, keywords, self.call.form)
-
-    def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
-        call, sums = self.call, OwnSums(self.call, trained)
-
-        def arguments(own: Mapping[str, Tensor]) -> Any:
-            return self._arguments(*self.tensors, call.own | dict(own))
-
-        return call.derived(arguments, sums.leaves, saved, given, call.form)
-
-
 class GatheredRows:
     """The rows of this rank against the keys of all, by groups of key heads."""
 

@@ -120,7 +120,7 @@ def make_layout(
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
         dealt = contiguous(in_rows, seq, row_ranks)
     groups = cost.groups if head_groups is None else _check_groups(head_groups, heads, inner)
-    splits = cost.strategy not in ("heads", "ring") and not _unsplit(works)
+    splits = cost.strategy != "ring" and not _unsplit(works)
     even = cost.strategy == "heads"
     layout = Layout(
         ranks=row_ranks,
