@@ -90,7 +90,7 @@ class Layout:
     segments_digest: str = ""
     nodes: "Layout | None" = None
 
-    @property
+    @cached_property
     def local(self) -> int:
         """Rows of one rank, padding included."""
         return sum(length for _, length in self.chunks[0])
@@ -118,7 +118,7 @@ class Layout:
         places[self.order] = np.arange(self.padded)
         return places[: self.seq]
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """True if `order` is 0, 1, 2, ..."""
         return bool(len(self.chunks[0]) == 1 and np.array_equal(self.order, np.arange(self.padded)))

@@ -5,6 +5,7 @@ of `row_strategies`, brings keys to the rows of a rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -227,7 +228,7 @@ class RankCall:
             saved: o and lse of the rows, over all their keys. given: the gradients with respect to them.
         """
         packed = form == PACKED
-        with recording_gradients():
+        with recording_gradients() if leaves else nullcontext():
             fresh = {name: x.detach().requires_grad_() for name, x in leaves.items()}
             tensors, keywords = arguments(fresh)
         read = {name: keywords[name] for name in fresh if keywords[name].requires_grad}

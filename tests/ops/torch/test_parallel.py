@@ -198,6 +198,13 @@ def test_any_deal_and_any_groups_of_heads(variant: str, head_groups: int, balanc
     check(variant, draw(variant, seq=64), ROWS, ranks=4, plan_options=options)
 
 
+@pytest.mark.parametrize(("seq", "head_groups"), [(64, 1), (64, 2), (61, 2), (61, 4)])
+@pytest.mark.parametrize("variant", ["alibi", "gpt_oss", "causal_dropout"])
+def test_heads_may_be_exchanged_in_groups(variant: str, seq: int, head_groups: int) -> None:
+    options = {"strategy": "heads", "head_groups": head_groups}
+    check(variant, draw(variant, seq=seq, heads=(16, 8)), ROWS, ranks=2, plan_options=options)
+
+
 def test_more_ranks_than_key_heads() -> None:
     inputs = draw("alibi", seq=40, heads=(12, 3))
     check("alibi", inputs, ROWS, ranks=4, plan_options={"strategy": "heads"})
