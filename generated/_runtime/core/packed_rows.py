@@ -7,6 +7,7 @@ Documents are those of a layout's `cu_seqlens`. Sequence i of each call is docum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,6 +29,11 @@ class PackedCall:
     sequence_rows: Array
     begins: tuple[int, ...]
     offsets: tuple[int, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many rows of each document it has."""
+        return [end - begin for begin, end in pairwise(self.begins)]
 
     @property
     def span(self) -> Chunk | None:

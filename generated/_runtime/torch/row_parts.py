@@ -97,6 +97,18 @@ class Documents:
         else:
             whole.index_copy_(0, self._rows, self.own(part).to(whole.dtype))
 
+    @property
+    def is_span(self) -> bool:
+        """True if the rows follow each other, so that `take` gives a view."""
+        return self._rows is None
+
+    def add(self, whole: Tensor, part: Tensor) -> None:
+        """Add the rows of a result to these rows of `[local, ...]`."""
+        if self._rows is None:
+            self.take(whole).add_(part)
+        else:
+            whole.index_add_(0, self._rows, self.own(part))
+
     def of_sequence(self, x: Tensor, axis: int) -> Tensor:
         """These rows of an axis that has the rows of the whole call."""
         if self._sequence_rows is None:
