@@ -98,6 +98,9 @@ class RingRows:
         dk, dv = split_pair(self._moved(total, 1 - self.steps.count), shapes)
         return dq.to(self.q.dtype), dk, dv, sums.total
 
+    def kept(self) -> list[Tensor]:
+        return []
+
     # ------------------------------------------------------------------------------------------------ what is sent
 
     def _keys(self) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -6,16 +6,14 @@ collectives meet.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..core.key_needs import NONE, OWN, KeyTables, key_tables
 from ..core.packed_rows import key_rows
-from ..core.shards import KeyNeeds, Layout
+from ..core.shards import Layout
 from .collectives import Collectives, Exchanges
 
 
@@ -84,6 +82,9 @@ class Keys(Protocol):
     def receive(self, dtype: torch.dtype) -> list[Tensor]:
         """The gradients of k and v `[local, B, H, D]`, added up in float32."""
 
+    def kept(self) -> list[Tensor]:
+        """What `keys` returned for each group, where a backward may be given it; else nothing."""
+
 
 class AllKeys:
     """Keys of all ranks, or of those documents that a rank has rows of."""
@@ -116,6 +117,9 @@ class AllKeys:
         parts = [split_pair(self.comm.wait(x), self.shapes) for x in self._gradients if x is not None]
         return [torch.cat(each, 2).to(dtype) for each in zip(*parts, strict=True)]
 
+    def kept(self) -> list[Tensor]:
+        return []
+
     def _places(self, device: torch.device) -> Tensor | None:
         """Where the keys of packed documents are among the rows of all ranks; None if all are here."""
         layout, rank = self.layout, self.comm.rank
@@ -130,142 +134,6 @@ class AllKeys:
 
         places: Tensor | None = kept(layout, ("key places", rank, device), make)
         return places
-
-
-class NeededKeys:
-    """Keys of the documents that a rank has rows of, or of all rows. Of other ranks it gets only those that its rows
-    may attend to: others are 0, which the mask drops.
-
-    Gradients go back along the same routes; each rank adds to its own those of the others, in the order of the ranks.
-    """
-
-    def __init__(self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor, needs: KeyNeeds) -> None:
-        """k and v are `[local, B, H, D]`."""
-        self.comm, self.local, self.pairs = (
-            comm,
-            layout.local,
-            list(zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True)),
-        )
-        key = ("key tables", layout.needs.index(needs), comm.rank, k.device)
-        self.tables: _Tables = kept(
-            layout, key, lambda: _Tables.of(key_tables(layout, needs, comm.rank), comm, k.device)
-        )
-        self._gradients: list[tuple[Tensor, Tensor]] = []
-        self._coming = [self._exchanged(*pair, self.tables.send, back=False) for pair in self.pairs]
-        self._returning: list[Tensor | None] = []
-
-    def keys(self, group: int) -> list[Tensor]:
-        return [
-            _together(x, came, self.tables)
-            for x, came in zip(
-                self.pairs[group], self._came(self._coming[group], self.pairs[group], back=False), strict=True
-            )
-        ]
-
-    def send(self, group: int, dk: Tensor, dv: Tensor) -> None:  # noqa: ARG002  # groups are sent in order
-        self._gradients.append((dk, dv))
-        self._returning.append(self._exchanged(dk, dv, self.tables.receive, back=True))
-
-    def receive(self, dtype: torch.dtype) -> list[Tensor]:
-        tables, found = self.tables, []
-        for (dk, dv), coming in zip(self._gradients, self._returning, strict=True):
-            pair = [_own_part(x, tables, self.local, dtype) for x in (dk, dv)]
-            for own, x, came in zip(pair, (dk, dv), self._came(coming, (dk, dv), back=True), strict=True):
-                if came is None or tables.shared is None:
-                    continue
-                total = x.index_select(0, tables.shared_keys)
-                for rows, part in zip(tables.parts, came.split(tables.sent), strict=True):
-                    total.index_add_(0, rows, part)
-                own.index_copy_(0, tables.shared, total.to(dtype))
-            found.append(pair)
-        return [each[0] if len(each) == 1 else torch.cat(each, 2) for each in zip(*found, strict=True)]
-
-    def _exchanged(self, k: Tensor, v: Tensor, rows: Sequence[Tensor], *, back: bool) -> Tensor | None:
-        """Start to send rows of two tensors to each other rank; None if no rank sends any."""
-        tables, width = self.tables, _width(k) + _width(v)
-        if not tables.sends:
-            return None
-        parts = [x.index_select(0, of_rank).flatten() for of_rank in rows if len(of_rank) for x in (k, v)]
-        sent, received = (tables.received, tables.sent) if back else (tables.sent, tables.received)
-        lengths = [[n * width for n in tables.with_own(each)] for each in (received, sent)]
-        return self.comm.exchange(torch.cat(parts) if parts else k.new_empty(0), *lengths)
-
-    def _came(self, coming: Tensor | None, like: Sequence[Tensor], *, back: bool) -> list[Tensor | None]:
-        """What came from the other ranks, one after the other, of either tensor; None if nothing did."""
-        counts = self.tables.sent if back else self.tables.received
-        if coming is None:
-            return [None, None]
-        widths = [_width(x) for x in like]
-        parts = self.comm.wait(coming).split([n * width for n in counts for width in widths])
-        found = []
-        for i, x in enumerate(like):
-            flat = parts[i] if len(counts) == 1 else torch.cat(parts[i::2])
-            found.append(flat.view(-1, *x.shape[1:]))
-        return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tables:
-    """`KeyTables` on a device. sent, received: how many rows go to each other rank, and come from it."""
-
-    rank: int
-    pieces: Sequence[tuple[int, int, int]]
-    sends: bool
-    send: Sequence[Tensor]
-    receive: Sequence[Tensor]
-    sent: list[int]
-    received: list[int]
-    shared: Tensor | None
-    shared_keys: Tensor
-    parts: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, found: KeyTables, comm: Exchanges, device: torch.device) -> "_Tables":
-        def there(rows: Any) -> Tensor:
-            return torch.as_tensor(rows, device=device)
-
-        return cls(
-            rank=comm.rank,
-            pieces=found.pieces,
-            sends=found.sends,
-            send=tuple(map(there, found.send)),
-            receive=tuple(map(there, found.receive)),
-            sent=list(map(len, found.send)),
-            received=list(map(len, found.receive)),
-            shared=there(found.shared) if len(found.shared) else None,
-            shared_keys=there(found.shared_keys),
-            parts=tuple(map(there, found.parts)),
-        )
-
-    def with_own(self, counts: Sequence[int]) -> list[int]:
-        """Counts of the other ranks, and 0 for this one."""
-        return [*counts[: self.rank], 0, *counts[self.rank :]]
-
-
-def _width(x: Tensor) -> int:
-    """Elements of a row."""
-    return prod(x.shape[1:])
-
-
-def _together(own: Tensor, came: Tensor | None, tables: _Tables) -> Tensor:
-    """Keys in order, of this rank's rows and of those that came."""
-    longest = max((n for source, _, n in tables.pieces if source == NONE), default=0)
-    sources = (own, own[:0] if came is None else came, own.new_zeros(longest, *own.shape[1:]))
-    parts = [sources[source].narrow(0, 0 if source == NONE else at, n) for source, at, n in tables.pieces]
-    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else own[:0]
-
-
-def _own_part(total: Tensor, tables: _Tables, local: int, dtype: torch.dtype) -> Tensor:
-    """The gradients of this rank's rows, of those of its keys; padding is 0."""
-    moves, at = [], 0
-    for source, first, n in tables.pieces:
-        moves += [(at, first, n)] if source == OWN else []
-        at += n
-    is_whole = sum(n for *_, n in moves) == local
-    found = (torch.empty if is_whole else torch.zeros)((local, *total.shape[1:]), dtype=dtype, device=total.device)
-    for at, first, n in moves:
-        found.narrow(0, first, n).copy_(total.narrow(0, at, n))
-    return found
 
 
 # ----------------------------------------------------------------------------------------------- rows of all ranks

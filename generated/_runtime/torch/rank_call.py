@@ -73,8 +73,11 @@ class RankCall:
         if self.layout.strategy == "heads":
             return self._forward_by_heads(wants_lse=wants_lse)
         split = _Split.of(self)
-        o, lse = self._rows(split, *split.to_heads(self.q, self.k, self.v)).forward()
-        return *self._finished(*split.to_rows(o, lse)), []
+        q, k, v = split.to_heads(self.q, self.k, self.v)
+        rows = self._rows(split, q, k, v)
+        o, lse = self._finished(*split.to_rows(*rows.forward()))
+        keys = rows.kept() if split.comm is None else []
+        return o, lse, [self.q, rows_first(o, self.form), lse_first(lse, self.packed), *keys] if keys else []
 
     def backward(
         self,
@@ -93,11 +96,15 @@ class RankCall:
         do, dlse = rows_first(given[0], self.form), None if given[1] is None else lse_first(given[1], self.packed)
         if self.layout.strategy == "heads":
             return self._backward_by_heads(saved, (do, dlse), wanted, kept)
-        assert saved is not None
         split = _Split.of(self)
-        o, sums = rows_first(saved[0], self.form), [lse_first(saved[1], self.packed), *([] if dlse is None else [dlse])]
-        q, k, v, o, do, lse, *of_lse = split.to_heads(self.q, self.k, self.v, o, do, *sums)
-        rows = self._rows(split, q, k, v)
+        if saved is None:
+            q, o, lse, *keys = kept
+            rows, of_lse = self._rows(split, q, self.k, self.v, keys), [] if dlse is None else [dlse]
+        else:
+            o, lse = rows_first(saved[0], self.form), lse_first(saved[1], self.packed)
+            sums = [lse, *([] if dlse is None else [dlse])]
+            q, k, v, o, do, lse, *of_lse = split.to_heads(self.q, self.k, self.v, o, do, *sums)
+            rows = self._rows(split, q, k, v)
         dq, dk, dv, own = rows.backward((o, lse), (do, of_lse[0] if of_lse else None), trained)
         dq, dk, dv = split.gradients(dq, dk, dv)
         pairs = zip(("q", "k", "v"), (dq, dk, dv), (self.q, self.k, self.v), strict=True)
@@ -136,11 +143,12 @@ class RankCall:
         found = {name: x for name, x in zip(("q", "k", "v"), outputs, strict=True) if name in wanted}
         return found | {name: self._own_gradient(name, own.get(name)) for name in trained}
 
-    def _rows(self, split: "_Split", q: Tensor, k: Tensor, v: Tensor) -> RowStrategy:
+    def _rows(self, split: "_Split", q: Tensor, k: Tensor, v: Tensor, received: Sequence[Tensor] = ()) -> RowStrategy:
         layout, heads = self.layout, OwnHeads(split.first, split.repeats)
         rows = layout.nodes or layout
-        kind = RingRows if rows.strategy == "ring" else GatheredRows
-        return kind(self, q, k, v, heads, rows, split.outer)
+        if rows.strategy == "ring":
+            return RingRows(self, q, k, v, heads, rows, split.outer)
+        return GatheredRows(self, q, k, v, heads, rows, split.outer, received)
 
     def _finished(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """In the form of the call, padding rows 0 and -inf."""

@@ -13,7 +13,8 @@ from ..core.parallel_calls import TOKENS
 from ..core.shards import Chunk, Layout
 from ..core.work import VariantWork
 from .collectives import Exchanges
-from .exchange import AllKeys, Keys, NeededKeys
+from .exchange import AllKeys, Keys
+from .needed_keys import NeededKeys
 from .row_parts import RowPart, dense_parts, document_keys, packed_parts
 
 Arguments = Callable[[Mapping[str, Tensor]], tuple[Sequence[Tensor], dict[str, Any]]]
@@ -74,6 +75,9 @@ class RowStrategy(Protocol):
     def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
         """The gradients of q, k, v and of the trained ones of the variant's own tensors."""
 
+    def kept(self) -> list[Tensor]:
+        """Behind the forward: keys that a backward may be given, if any."""
+
 
 class OwnSums:
     """Gradients of the variant's own tensors, added up over the calls of a rank in float32."""
@@ -92,8 +96,17 @@ class GatheredRows:
     """The rows of this rank against the keys of all, by groups of key heads."""
 
     def __init__(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, heads: OwnHeads, layout: Layout, comm: Exchanges
+        self,
+        call: Call,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: OwnHeads,
+        layout: Layout,
+        comm: Exchanges,
+        received: Sequence[Tensor] = (),
     ) -> None:
+        """received: what `kept` returned in the forward; of k and v only shapes are then read."""
         self.call, self.q, self.k, self.v, self.heads, self.layout = call, q, k, v, heads, layout
         drops = bool(call.keywords.get("dropout_p"))
         self.parts: Sequence[Any] = dense_parts(layout, comm.rank, drops=drops)
@@ -112,7 +125,7 @@ class GatheredRows:
         if needs is None:
             self.exchange = AllKeys(comm, layout, self.groups, k, v)
         else:
-            self.exchange = NeededKeys(comm, layout, self.groups, k, v, needs)
+            self.exchange = NeededKeys(comm, layout, self.groups, k, v, needs, received)
         self.tokens = dict(call.tokens)
         for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
             if of_queries in self.tokens:
@@ -171,6 +184,10 @@ class GatheredRows:
         dk, dv = self.exchange.receive(self.k.dtype if self.heads.repeats == 1 else torch.float32)
         dq = torch.zeros_like(self.q) if results.whole is None else results.whole[0]
         return dq, dk, dv, sums.total
+
+    def kept(self) -> list[Tensor]:
+        """The keys of each group, where a backward may be given them; else nothing."""
+        return self.exchange.kept()
 
     def _query_heads(self, group: int) -> tuple[int, int]:
         """First and number of the query heads of a group."""
