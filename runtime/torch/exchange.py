@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..core.packed_rows import key_rows
 from ..core.shards import Layout
 from .collectives import Collectives, Exchanges
 
@@ -88,9 +87,11 @@ class Keys(Protocol):
 class AllKeys:
     """Keys of all ranks, or of those documents that a rank has rows of."""
 
-    def __init__(self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor) -> None:
-        """k and v are `[local, B, H, D]`."""
-        self.comm, self.layout = comm, layout
+    def __init__(
+        self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor, places: Tensor | None = None
+    ) -> None:
+        """k and v are `[local, B, H, D]`. places: of the keys of those documents, among the rows of all ranks."""
+        self.comm, self.layout, self.places = comm, layout, places
         self.shapes = [(x.shape[1], x.shape[2] // groups, x.shape[3]) for x in (k, v)]
         self._gradients: list[Tensor | None] = [None] * groups
         pairs = zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True)
@@ -101,11 +102,11 @@ class AllKeys:
     def keys(self, group: int) -> list[Tensor]:
         rows, self._rows[group] = self._rows[group], None
         assert rows is not None
-        rows, places = self.comm.wait(rows), self._places(rows.device)
+        rows, places = self.comm.wait(rows), self.places
         return split_pair(in_order(rows, self.layout) if places is None else rows.index_select(0, places), self.shapes)
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:
-        total, places = torch.cat([dk.flatten(1), dv.flatten(1)], 1), self._places(dk.device)
+        total, places = torch.cat([dk.flatten(1), dv.flatten(1)], 1), self.places
         if places is None:
             total = by_rank(total, self.layout)
         else:
@@ -118,21 +119,6 @@ class AllKeys:
 
     def kept(self) -> list[Tensor]:
         return []
-
-    def _places(self, device: torch.device) -> Tensor | None:
-        """Where the keys of packed documents are among the rows of all ranks; None if all are here."""
-        layout, rank = self.layout, self.comm.rank
-        if layout.cu_seqlens is None:
-            return None
-
-        def make() -> Tensor | None:
-            rows = key_rows(layout, rank)
-            if rows.count == layout.seq:
-                return None
-            return torch.as_tensor(layout.places[rows.rows], device=device)
-
-        places: Tensor | None = kept(layout, ("key places", rank, device), make)
-        return places
 
 
 # ----------------------------------------------------------------------------------------------- rows of all ranks

@@ -122,10 +122,12 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentKeys:
-    """The keys of the documents that a rank has rows of, on a device; `rows` is None if they are all."""
+    """The keys of the documents that a rank has rows of, on a device: which rows of the whole call, and where these are
+    among the rows of all ranks; None if they are all."""
 
     cu_seqlens: Tensor
     rows: Tensor | None
+    places: Tensor | None
 
     def of_sequence(self, x: Tensor, axis: int) -> Tensor:
         """These keys of an axis that has the rows of the whole call."""
@@ -161,8 +163,11 @@ def document_keys(layout: Layout, rank: int, device: torch.device) -> DocumentKe
 
     def make() -> DocumentKeys:
         found = key_rows(layout, rank)
-        rows = None if found.count == layout.seq else torch.as_tensor(found.rows, device=device)
-        return DocumentKeys(torch.tensor(found.begins, dtype=torch.int32, device=device), rows)
+        begins = torch.tensor(found.begins, dtype=torch.int32, device=device)
+        if found.count == layout.seq:
+            return DocumentKeys(begins, None, None)
+        of_all = (torch.as_tensor(x, device=device) for x in (found.rows, layout.places[found.rows]))
+        return DocumentKeys(begins, *of_all)
 
     keys: DocumentKeys = kept(layout, ("document keys", rank, device), make)
     return keys

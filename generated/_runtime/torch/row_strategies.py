@@ -123,7 +123,7 @@ class GatheredRows:
         needs = planned_needs(layout, call.work, given, knows_values=knows_values)
         self.exchange: Keys
         if needs is None:
-            self.exchange = AllKeys(comm, layout, self.groups, k, v)
+            self.exchange = AllKeys(comm, layout, self.groups, k, v, self.documents.places if call.packed else None)
         else:
             self.exchange = NeededKeys(comm, layout, self.groups, k, v, needs, received)
         self.tokens = dict(call.tokens)
