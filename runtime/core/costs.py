@@ -133,15 +133,18 @@ def _in_groups(cost: Cost, seq: int, ranks: int, key_heads: int, machine: Machin
 def heads_cost(
     blocks: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
 ) -> Cost | None:
-    """q, k, v and o change hands in both passes, and in the backward their gradients; None if heads cannot be split."""
+    """q, k, v and o change hands in the forward, and their gradients in the backward; None if heads cannot be split.
+
+    Traced by torch.compile, and in JAX's backward, q, k, v and o are sent again.
+    """
     repeats = repeats_of_keys(heads, ranks)
     if repeats == 0:
         return None
     query_heads, key_heads = heads[0], heads[1] * repeats
     kernels = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
     elements = 2 * (query_heads + key_heads) * head_dim * seq * (ranks - 1) // (ranks * ranks)
-    moved = 3 * elements * machine.itemsize
-    exchange = moved / machine.rate(ranks) + 6 * machine.latency
+    moved = 2 * elements * machine.itemsize
+    exchange = moved / machine.rate(ranks) + 4 * machine.latency
     return Cost(
         strategy="heads", kernels=kernels, exchange=exchange, groups=1, bytes_moved=moved, per_call=machine.call
     )

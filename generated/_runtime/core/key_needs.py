@@ -163,7 +163,7 @@ class KeyTables:
     """How the keys of one rank are put together, and how their gradients are taken apart.
 
     Attributes:
-        count: how many keys there are.
+        most: how many keys the rank with the most of them has.
         send, receive: of each other rank the rows sent to it, of this rank's, and the keys that come from it, of these.
         pieces: the keys in order as (source, first, number): 0 for rows of this rank, 1 for what came from others, one
             after the other, 2 for zeros.
@@ -172,7 +172,7 @@ class KeyTables:
         sends: some rank sends something to another.
     """
 
-    count: int
+    most: int
     send: tuple[Array, ...]
     receive: tuple[Array, ...]
     pieces: tuple[tuple[int, int, int], ...]
@@ -203,7 +203,9 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
     shared = np.unique(np.concatenate([np.zeros(0, np.int64), *send]))
     needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
     return KeyTables(
-        count=len(rows),
+        most=layout.seq
+        if layout.cu_seqlens is None
+        else max(key_rows(layout, each).count for each in range(layout.ranks)),
         send=send,
         receive=tuple(at_key[found.receive[other]] for other in others),
         pieces=_pieces(source[rows], place[rows]),

@@ -15,7 +15,7 @@ from ..core.work import Array
 from .collectives import Exchanges
 from .exchange import kept
 
-MOST_KEPT = 1.25
+MOST_KEPT = 1.5
 """The forward's keys are kept for the backward if they are at most so many times a rank's own, in place of these."""
 
 Rows: TypeAlias = Tensor | Chunk
@@ -63,7 +63,8 @@ class NeededKeys:
         return self._keys[2 * group : 2 * group + 2]
 
     def kept(self) -> list[Tensor]:
-        return self._keys if self.tables.count <= MOST_KEPT * self.local else []
+        # All ranks keep theirs or none does: their backwards exchange the same.
+        return self._keys if self.tables.most <= MOST_KEPT * self.local else []
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:  # noqa: ARG002  # groups are sent in order
         self._gradients.append((dk, dv))
@@ -118,7 +119,7 @@ class _Tables:
     """`KeyTables` on a device. sent, received: how many rows go to each other rank, and come from it."""
 
     rank: int
-    count: int
+    most: int
     pieces: Sequence[tuple[int, int, int]]
     sends: bool
     send: Sequence[Rows]
@@ -138,7 +139,7 @@ class _Tables:
 
         return cls(
             rank=comm.rank,
-            count=found.count,
+            most=found.most,
             pieces=found.pieces,
             sends=found.sends,
             send=tuple(map(there, found.send)),

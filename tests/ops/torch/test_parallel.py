@@ -160,6 +160,20 @@ def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str, ranks: i
     )
 
 
+@pytest.mark.parametrize("ends", [(0, 150, 170, 200), (0, 20, 41, 97, 130, 137, 200), (0, 3, 200)])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("strategy", ["gather", "exchange", "ring"])
+def test_documents_of_any_lengths_are_dealt(strategy: str, ranks: int, ends: tuple[int, ...]) -> None:
+    """Ranks have unequally many keys of their documents, and still meet in the same exchanges."""
+    for variant in ("causal", "gpt_oss", "forgetting"):
+        entry = calls.load_manifest()[variant]
+        inputs = calls.packed(entry, draw(variant, seq=200, batch=1))
+        begins = torch.tensor(ends, dtype=torch.int32)
+        options = {"strategy": strategy, "cu_seqlens": begins}
+        given = {"cu_seqlens_q": begins}
+        check(variant, inputs, PACKED_ROWS, ranks=ranks, plan_options=options, of_reference=given, packed=True)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("variant", ["causal", "causal_dropout", "window", "forgetting"])
 @pytest.mark.parametrize("given", ["to the plan", "to the call"])
