@@ -184,8 +184,7 @@ class ForwardPlan:
         full, partial = self._full, self._partial
         statements = [rewritten(s, by_distance) for s in (*full.statements, *partial.statements)]
         reads = uses(statements, by_distance(full.logit), by_distance(partial.logit), self.kernel.row_term)
-        runs = (partial.run, None if partial.in_runs is None else partial.in_runs.run)
-        reads |= uses(partial.keep, partial.same, *(run.parts for run in runs if run is not None))
+        reads |= uses(partial.keep, partial.same, [] if partial.run is None else partial.run.parts)
         if "apart" in reads:
             reads |= uses(self._first_position) | ({"q_idx"} if self.kernel.segmented else set())
         return reads
@@ -235,16 +234,13 @@ class ForwardPlan:
         """Module of the device library -> the names that the kernel takes from it."""
         shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
         shared += ["SequenceRows", "describe_packed_rows"] if self.kernel.packed else ["HeadRows", "describe_rows"]
-        has_run = self._partial.run is not None or self._partial.in_runs is not None
-        shared += ["at_columns", "columns_before"] if has_run else []
+        shared += ["at_columns", "columns_before"] if self._partial.run is not None else []
         parts: list[Part] = [*self.visits, *self._producer_prologue, *self.prologue, self.kernel.row_term]
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
         forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
-        if self._partial.in_runs is not None:
-            found["gl_segments"] = ["segment_run"]
         if self.variant.dropout:
             found["gl_dropout"] = ["without_dropped"]
         if math := math_imports(parts):
@@ -311,6 +307,5 @@ class ForwardPlan:
         own += " sink_ptr" if variant.sink else ""
         own += " seed threshold keep_scale first_head all_heads DROPOUT" if variant.dropout else ""
         own += " group_size" if self.reads_key_head else ""
-        own += " runs_ptr" if self._partial.in_runs is not None else ""
         reads = self._reads | uses(self.masked.parts, self.plain.parts)
         return role(kernel, self._args, self.constants, reads, own)

@@ -14,20 +14,13 @@ from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
 from codegen.ir import expr
 from codegen.ir.expr import Expr
-from codegen.plan.code import Code, Name, builtin
-from codegen.plan.kernel import KernelPlan, MaskRun, SegmentRun, pointers
+from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder, unless_true
 from codegen.plan.logits import Logits, logits
 from codegen.plan.signature import Signatures
 from codegen.plan.statements import uses
 from codegen.spec.model import Variant
-
-SEGMENT_FIRST, SEGMENT_END = Name("segment_first"), Name("segment_end")
-"""The first and the end of the run of tokens of a token's segment."""
-
-RUNS = pointers("runs")
-"""The table that has them, the first argument of forwards with segment ids."""
 
 
 class HopperBuilder(KernelBuilder):
@@ -44,22 +37,6 @@ class HopperBuilder(KernelBuilder):
             return unless_true(same), None, Limits()
         return own, unless_true(same), Limits()
 
-    def in_runs(self, keep: Code | None, same: Code | None) -> SegmentRun | None:
-        # In the backward the branch costs more registers than the comparisons cost time.
-        if self.by_position or self.transposed:
-            return None
-        whole = MaskRun(first=SEGMENT_FIRST, end=SEGMENT_END, own=None, first_is_vector=True, end_is_vector=True)
-        if same is None:
-            return SegmentRun(run=whole, keep=None, by_row=False)
-        own, _ = split_mask(self.variant.mask if self.variant.mask is not None else expr.TRUE)
-        limits = split_limits(own, "kv_idx")
-        found = self._run(limits) if limits.rest == expr.TRUE else None
-        if found is None:
-            return SegmentRun(run=whole, keep=keep, by_row=False)
-        first = SEGMENT_FIRST if found.first is None else builtin("maximum", SEGMENT_FIRST, found.first)
-        end = SEGMENT_END if found.end is None else builtin("minimum", SEGMENT_END, found.end)
-        return SegmentRun(run=replace(whole, first=first, end=end, own=found.own), keep=None, by_row=True)
-
 
 def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
     """True if programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
@@ -70,8 +47,7 @@ def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse. It adds what all keys of a row share to the row's maximum."""
     builder = HopperBuilder(variant, sign.mode, forward_logits(variant, sign), query_axis=0)
-    args = [RUNS, *sign.fwd()] if sign.mode is Mode.SEGMENTED else sign.fwd()
-    return query_kernel(builder, analysis, sign, name="hopper_fwd", args=args, constants=sign.constants())
+    return query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
 
 
 def forward_logits(variant: Variant, sign: Signatures) -> Logits:

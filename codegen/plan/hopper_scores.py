@@ -40,8 +40,7 @@ class ScoreStep:
     `ahead`: of keys alone, computed ahead of the product; of these, threads then exchange the `exchanged`. Behind it,
     `score` leads to the scores, in the variable `tile`. `of_score`, `of_mask` and `of_segments` are what the call gives
     of tokens, each read ahead of its use. `keep` and `same` are the conditions of the mask; of a mask that leaves each
-    row one run of keys, `run` finds `keep`. `in_runs` does, of rows whose segments are runs: then `of_runs` is what it
-    reads of tokens.
+    row one run of keys, `run` finds `keep`.
     """
 
     tile: str
@@ -54,15 +53,12 @@ class ScoreStep:
     of_segments: Sequence[Assign]
     same: Code | None
     run: RunStatements | None
-    in_runs: RunStatements | None
-    in_runs_by_row: bool
-    of_runs: Sequence[Assign]
 
     @property
     def parts(self) -> list[Part]:
         """All code of it."""
         statements = (self.ahead, self.of_score, self.score, self.of_mask, self.of_segments)
-        run = [part for each in (self.run, self.in_runs) if each is not None for part in each.parts]
+        run = [] if self.run is None else self.run.parts
         return [*(s for each in statements for s in each), self.keep, self.same, *run]
 
 
@@ -79,7 +75,6 @@ def score_step(kernel: KernelPlan, block: Block, first_position: Code | None, *,
     of_mask = [s for s in needed(tokens, uses(block.keep)) if s not in of_score]
     of_segments = [s for s in needed(tokens, uses(block.same)) if s not in of_score and s not in of_mask]
     later = uses(own, logit, block.keep)
-    runs = block.in_runs
     read = [name for name in defines(thread_reads(keys)) if name not in _EXCHANGED_WHERE_USED]
     return ScoreStep(
         tile=kernel.tile,
@@ -92,9 +87,6 @@ def score_step(kernel: KernelPlan, block: Block, first_position: Code | None, *,
         of_segments=of_segments,
         same=block.same,
         run=None if block.run is None or not is_masked else _run(block.run, block.keep),
-        in_runs=None if runs is None or not is_masked else _run(runs.run, runs.keep),
-        in_runs_by_row=runs is not None and runs.by_row,
-        of_runs=[] if runs is None else needed(tokens, uses(runs.keep)),
     )
 
 

@@ -48,26 +48,11 @@ class MaskRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentRun:
-    """The mask where a token attends to one run of tokens of its segment, from `SEGMENT_FIRST` on and before
-    `SEGMENT_END`.
-
-    `run` is the part of that run which the variant's mask keeps. `by_row`: it is only right where positions are rows.
-    `keep`, None where there is none, is what is left to compare pair by pair.
-    """
-
-    run: MaskRun
-    keep: Code | None
-    by_row: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Block:
     """The part of a loop body that depends on the variant.
 
     `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part
-    that compares segments, and `keep` the rest. `in_runs` is the mask once more, for tokens whose segments are runs.
-    `dscore` is ds times the derivative of the score, None where that is 1.
+    that compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
     """
 
     statements: Sequence[Assign]
@@ -77,13 +62,11 @@ class Block:
     dscore: Code | None
     gradients: Sequence[BlockGradient]
     run: MaskRun | None = None
-    in_runs: SegmentRun | None = None
 
     @property
     def parts(self) -> list[Part]:
         """All statements and code, to be asked which names they read."""
-        runs = (self.run, None if self.in_runs is None else self.in_runs.run)
-        run = [code for each in runs if each is not None for code in each.parts]
+        run = [] if self.run is None else self.run.parts
         own = (part.value for part in self.gradients)
         return [*self.statements, self.logit, self.keep, self.same, *run, self.dscore, *own]
 

@@ -25,7 +25,7 @@ from codegen.plan.code import (
     product,
     total,
 )
-from codegen.plan.kernel import Block, BlockGradient, MaskRun, SegmentRun
+from codegen.plan.kernel import Block, BlockGradient, MaskRun
 from codegen.plan.logits import Logits
 from codegen.plan.lower import Lowering
 from codegen.plan.statements import Assign
@@ -83,17 +83,12 @@ class KernelBuilder:
                 for t, code, (offset, pair_offset) in zip(terms, local_codes, offsets, strict=True)
             ],
             run=run,
-            in_runs=self.in_runs(keep_code, same_code) if partial else None,
         )
 
     def masks(self) -> tuple[Expr | None, Expr | None, Limits]:
         """The mask in the parts that the kernel evaluates apart: which pairs it keeps, whether their segments are equal
         or else the limits of a run of positions. Here it is one part."""
         return unless_true(self.variant.mask), None, Limits()
-
-    def in_runs(self, _keep: Code | None, _same: Code | None) -> SegmentRun | None:
-        """The mask of tokens whose segments are runs, where the kernel distinguishes them. Here it does not."""
-        return None
 
     def _run(self, limits: Limits) -> MaskRun | None:
         if not limits.found:

@@ -32,7 +32,6 @@ SHAPES = {
     "q_positions": "[B, Sq]  int32, or None: by row",
     "kv_positions": "[B, Skv]  int32, or None: by row",
     "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
-    "runs": "[B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are whole",
     "ranges": "[B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }
 

@@ -70,7 +70,6 @@ _WORDS = """
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
     at_columns columns_before run_bits run_end run_first
-    are_runs runs segment_end segment_first segment_run segment_runs
 
     WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block

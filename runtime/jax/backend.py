@@ -9,7 +9,6 @@ from .kernels import multiprocessors as multiprocessors
 from .kernels import overlaps as overlaps
 from .schedule import block_sequences as block_sequences
 from .schedule import list_blocks as list_blocks
-from .schedule import segment_runs as segment_runs
 from .schedule import work_counter as work_counter
 from .tensor import FP32 as FP32
 from .tensor import INT32 as INT32

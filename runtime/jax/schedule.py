@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from ..core.checks import fail
 from ..core.configs import INTERPRETER, next_power_of_2
-from ..core.launches import row_stride
 from ..core.schedules import Schedule
 from .kernels import INTERPRET, device_arch, launch
 from .sequences import Tokens
@@ -106,26 +105,6 @@ def block_sequences(
         CHUNK=min(1024, next_power_of_2(max(num_seqs, 16))),
     )
     return block_seqs
-
-
-def segment_runs(ids: Tensor, other_ids: Tensor, batch: int, padding_id: int) -> Tensor:
-    """The run of tokens along the other axis of each token's segment: int32 `[B, records, 3, 64]`."""
-    # A kernel: imported by the first segmented call.
-    from ..core.segment_runs import SPARE, TOKENS
-    from ..core.segment_runs import segment_runs as find_runs
-
-    length, other_length = ids.shape[1], other_ids.shape[1]
-    num_records = -(-length // TOKENS) + SPARE
-    runs = ids.new_empty((batch, num_records, 3, TOKENS))
-    launch(
-        find_runs,
-        (batch * num_records,),
-        (ids, other_ids, runs),
-        (row_stride(ids), ids.stride(1), row_stride(other_ids), other_ids.stride(1)),
-        (length, other_length, padding_id),
-        CHUNK=min(2048, next_power_of_2(max(other_length, 16))),
-    )
-    return runs
 
 
 def work_counter(like: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from .replay import launch as launch
 from .replay import launch_hopper as launch_hopper
 from .schedule import block_sequences as block_sequences
 from .schedule import list_blocks as list_blocks
-from .schedule import segment_runs as segment_runs
 from .schedule import work_counter as work_counter
 from .support import FP32 as FP32
 from .support import aligned as aligned

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 2a472ed4c1826608
+# hash: 367ab3f4e408b53a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -10,8 +10,6 @@
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
     score           score + slope[h] * (kv_idx - q_idx)
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -40,16 +38,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import (
-    LN2,
-    HeadRows,
-    at_columns,
-    columns_before,
-    describe_rows,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -67,7 +56,6 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -187,9 +175,7 @@ def consume(
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
-    runs_ptr, slope_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = (
-        pointers
-    )
+    slope_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
         stride_oh,
@@ -239,7 +225,6 @@ def consume(
             + b * stride_q_segment_ids_0
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, q_len, start_m + PART * ROWS, ROW)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -269,27 +254,17 @@ def consume(
                 logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * (
                     kv_idx.to(gl.float32)[None, :] - q_idx.to(gl.float32)[:, None]
                 )
-                if POSITIONS or not are_runs:
-                    keep = q_idx[:, None] >= kv_idx[None, :]
-                    if RAGGED:
-                        keep = keep & (cols < kv_len)[None, :]
-                    logit = gl.where(keep, logit, float("-inf"))
-                    kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                    logit = gl.where(
-                        (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                        & (kv_segment_ids_kv != padding_id)[None, :],
-                        logit,
-                        float("-inf"),
-                    )
-                else:
-                    run_first = segment_first
-                    run_end = gl.minimum(segment_end, q_idx + 1)
-                    run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
-                        run_first - start_n, KEY, BLOCK_N
-                    )
-                    keep = at_columns(run_bits, KEY, BLOCK_N)
-
-                    logit = gl.where(keep, logit, float("-inf"))
+                keep = q_idx[:, None] >= kv_idx[None, :]
+                if RAGGED:
+                    keep = keep & (cols < kv_len)[None, :]
+                logit = gl.where(keep, logit, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                logit = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    logit,
+                    float("-inf"),
+                )
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -363,7 +338,6 @@ def consume(
     ]
 )
 def alibi_segmented_hopper_fwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -431,7 +405,7 @@ def alibi_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        (runs_ptr, slope_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
+        (slope_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
         (
             stride_ob,
             stride_oh,

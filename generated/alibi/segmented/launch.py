@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 266130df3b035d4a
+# hash: 90d872bac877d542
 """The launches of `alibi`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -152,7 +152,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.alibi_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 3fdbc23be1abea13
+# hash: cd8a6f250a5534ee
 """The launches of `band`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -164,7 +164,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.band_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: eb8e3aa624ccb5b0
+# hash: 8ad791abe70dd77d
 """The launches of `band_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -166,7 +166,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.band_bias_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 14a12ee8423fb0d8
+# hash: 3fcb440706e30ccd
 """The launches of `band_images`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -173,7 +173,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.band_images_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -4,15 +4,13 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: bde9c08e8d6ccbcd
+# hash: c26c02490e7b3005
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_mask`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_row, cols] and
                     q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -41,17 +39,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import (
-    LN2,
-    LOG2E,
-    HeadRows,
-    at_columns,
-    columns_before,
-    describe_rows,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -69,7 +57,6 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -203,9 +190,7 @@ def consume(
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
-    runs_ptr, own_keep_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = (
-        pointers
-    )
+    own_keep_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
         stride_oh,
@@ -271,7 +256,6 @@ def consume(
             + b * stride_q_segment_ids_0
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, q_len, start_m + PART * ROWS, ROW)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -304,37 +288,22 @@ def consume(
                     + clamp_index(cols[None, :], own_keep_size_3).to(gl.int64) * stride_own_keep_3,
                     PTX,
                 )
-                if not are_runs:
-                    kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
-                    keep = (
-                        (q_idx[:, None] - kv_idx[None, :] <= before)
-                        & (kv_idx[None, :] - q_idx[:, None] <= after)
-                        & own_keep_qk
-                    )
-                    if RAGGED:
-                        keep = keep & (cols < kv_len)[None, :]
-                    qk = gl.where(keep, qk, float("-inf"))
-                    kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                    qk = gl.where(
-                        (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                        & (kv_segment_ids_kv != padding_id)[None, :],
-                        qk,
-                        float("-inf"),
-                    )
-                else:
-                    kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
-                    run_first = segment_first
-                    run_end = segment_end
-                    run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
-                        run_first - start_n, KEY, BLOCK_N
-                    )
-                    keep = at_columns(run_bits, KEY, BLOCK_N) & (
-                        (q_idx[:, None] - kv_idx[None, :] <= before)
-                        & (kv_idx[None, :] - q_idx[:, None] <= after)
-                        & own_keep_qk
-                    )
-
-                    qk = gl.where(keep, qk, float("-inf"))
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
+                keep = (
+                    (q_idx[:, None] - kv_idx[None, :] <= before)
+                    & (kv_idx[None, :] - q_idx[:, None] <= after)
+                    & own_keep_qk
+                )
+                if RAGGED:
+                    keep = keep & (cols < kv_len)[None, :]
+                qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                qk = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    qk,
+                    float("-inf"),
+                )
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -399,7 +368,6 @@ def consume(
     ]
 )
 def band_mask_segmented_hopper_fwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -479,16 +447,7 @@ def band_mask_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        (
-            runs_ptr,
-            own_keep_ptr,
-            q_segment_ids_ptr,
-            kv_segment_ids_ptr,
-            q_positions_ptr,
-            kv_positions_ptr,
-            o_ptr,
-            lse_ptr,
-        ),
+        (own_keep_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
         (
             stride_ob,
             stride_oh,

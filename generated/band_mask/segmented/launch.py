@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 3aa484bde7f25f39
+# hash: dee314eb59c697f0
 """The launches of `band_mask`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -168,7 +168,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.band_mask_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

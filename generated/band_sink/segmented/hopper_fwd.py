@@ -3,15 +3,13 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 3c1a56319723953d
+# hash: b020ff32eddd4998
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_sink`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
                     cols] and kv_segment_ids[b, cols] != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -40,17 +38,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import (
-    LN2,
-    LOG2E,
-    HeadRows,
-    at_columns,
-    columns_before,
-    describe_rows,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -68,7 +56,6 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -186,9 +173,7 @@ def consume(
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
-    runs_ptr, sink_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = (
-        pointers
-    )
+    sink_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
         stride_oh,
@@ -237,7 +222,6 @@ def consume(
             + b * stride_q_segment_ids_0
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, q_len, start_m + PART * ROWS, ROW)
 
         # The sink is a key of its own, met first: a logit in the denominator without a value.
         sink = gl.load(sink_ptr + h) * LOG2E
@@ -264,28 +248,18 @@ def consume(
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                if POSITIONS or not are_runs:
-                    kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
-                    keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
-                    if RAGGED:
-                        keep = keep & (cols < kv_len)[None, :]
-                    qk = gl.where(keep, qk, float("-inf"))
-                    kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                    qk = gl.where(
-                        (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                        & (kv_segment_ids_kv != padding_id)[None, :],
-                        qk,
-                        float("-inf"),
-                    )
-                else:
-                    run_first = gl.maximum(segment_first, q_idx - before)
-                    run_end = gl.minimum(segment_end, after + q_idx + 1)
-                    run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
-                        run_first - start_n, KEY, BLOCK_N
-                    )
-                    keep = at_columns(run_bits, KEY, BLOCK_N)
-
-                    qk = gl.where(keep, qk, float("-inf"))
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
+                keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+                if RAGGED:
+                    keep = keep & (cols < kv_len)[None, :]
+                qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                qk = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    qk,
+                    float("-inf"),
+                )
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -348,7 +322,6 @@ def consume(
     ]
 )
 def band_sink_segmented_hopper_fwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -420,7 +393,7 @@ def band_sink_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        (runs_ptr, sink_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
+        (sink_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
         (
             stride_ob,
             stride_oh,

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 5436ad38966dd262
+# hash: 6b0260ffc63cb256
 """The launches of `band_sink`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -165,7 +165,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.band_sink_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 71ec3088bd5cb368
+# hash: 158b5857062f9c6d
 """The launches of `band_softcap`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -168,7 +168,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.band_softcap_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

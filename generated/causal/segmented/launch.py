@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: f02e702a1a727699
+# hash: ba9c5ca63b237b8c
 """The launches of `causal`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -151,7 +151,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.causal_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

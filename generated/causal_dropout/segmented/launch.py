@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 04a3b117c71458d6
+# hash: f7460bf30d76594c
 """The launches of `causal_dropout`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -165,7 +165,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.causal_dropout_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -2,15 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 7e5b7a9516dde762
+# hash: bc3e19fcaa991d8b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `chunked`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_idx >= kv_idx and q_idx // size == kv_idx // size and q_segment_ids[b, rows] == kv_segment_ids[b,
                     cols] and kv_segment_ids[b, cols] != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -38,17 +36,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import (
-    LN2,
-    LOG2E,
-    HeadRows,
-    at_columns,
-    columns_before,
-    describe_rows,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -66,7 +54,6 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index, floor_div
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -184,7 +171,7 @@ def consume(
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
-    runs_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
+    q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
         stride_oh,
@@ -233,7 +220,6 @@ def consume(
             + b * stride_q_segment_ids_0
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, q_len, start_m + PART * ROWS, ROW)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -258,34 +244,20 @@ def consume(
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                if not are_runs:
-                    kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
-                    keep = (q_idx[:, None] >= kv_idx[None, :]) & (
-                        floor_div(q_idx, size)[:, None] == floor_div(kv_idx, size)[None, :]
-                    )
-                    if RAGGED:
-                        keep = keep & (cols < kv_len)[None, :]
-                    qk = gl.where(keep, qk, float("-inf"))
-                    kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                    qk = gl.where(
-                        (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                        & (kv_segment_ids_kv != padding_id)[None, :],
-                        qk,
-                        float("-inf"),
-                    )
-                else:
-                    kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
-                    run_first = segment_first
-                    run_end = segment_end
-                    run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
-                        run_first - start_n, KEY, BLOCK_N
-                    )
-                    keep = at_columns(run_bits, KEY, BLOCK_N) & (
-                        (q_idx[:, None] >= kv_idx[None, :])
-                        & (floor_div(q_idx, size)[:, None] == floor_div(kv_idx, size)[None, :])
-                    )
-
-                    qk = gl.where(keep, qk, float("-inf"))
+                kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
+                keep = (q_idx[:, None] >= kv_idx[None, :]) & (
+                    floor_div(q_idx, size)[:, None] == floor_div(kv_idx, size)[None, :]
+                )
+                if RAGGED:
+                    keep = keep & (cols < kv_len)[None, :]
+                qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                qk = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    qk,
+                    float("-inf"),
+                )
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -346,7 +318,6 @@ def consume(
     ]
 )
 def chunked_segmented_hopper_fwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -415,7 +386,7 @@ def chunked_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        (runs_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
+        (q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
         (
             stride_ob,
             stride_oh,

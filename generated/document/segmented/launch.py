@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 65f0566195092c27
+# hash: 4f585652d80cb6b3
 """The launches of `document`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -155,7 +155,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.document_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true}
 # template: host/launch.py.jinja
-# hash: 7af2feb24c381d77
+# hash: 9c1f8e3c9fbaa611
 """The launches of `forgetting`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -165,7 +165,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.forgetting_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

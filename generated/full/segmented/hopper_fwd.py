@@ -2,14 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 6e912fd4b6ee0d25
+# hash: 6fc67680a13fba1c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, with segment ids on Hopper: `o = softmax(score) v`.
 
     keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -35,17 +33,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import (
-    LN2,
-    LOG2E,
-    HeadRows,
-    at_columns,
-    columns_before,
-    describe_rows,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -63,7 +51,6 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -176,7 +163,7 @@ def consume(
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
-    runs_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, o_ptr, lse_ptr = pointers
+    q_segment_ids_ptr, kv_segment_ids_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
         stride_oh,
@@ -217,7 +204,6 @@ def consume(
             + b * stride_q_segment_ids_0
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, q_len, start_m + PART * ROWS, ROW)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -237,23 +223,13 @@ def consume(
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                if not are_runs:
-                    kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                    keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[
-                        None, :
-                    ]
-                    if RAGGED:
-                        keep = keep & (cols < kv_len)[None, :]
-                    qk = gl.where(keep, qk, float("-inf"))
-                else:
-                    run_first = segment_first
-                    run_end = segment_end
-                    run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
-                        run_first - start_n, KEY, BLOCK_N
-                    )
-                    keep = at_columns(run_bits, KEY, BLOCK_N)
-
-                    qk = gl.where(keep, qk, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[
+                    None, :
+                ]
+                if RAGGED:
+                    keep = keep & (cols < kv_len)[None, :]
+                qk = gl.where(keep, qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -312,7 +288,6 @@ def consume(
     ]
 )
 def full_segmented_hopper_fwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -371,7 +346,7 @@ def full_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        (runs_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, o_ptr, lse_ptr),
+        (q_segment_ids_ptr, kv_segment_ids_ptr, o_ptr, lse_ptr),
         (
             stride_ob,
             stride_oh,

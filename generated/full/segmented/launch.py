@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 534ebcabcf673ceb
+# hash: 64da72a1ef6b9a18
 """The launches of `full`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -118,7 +118,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.full_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

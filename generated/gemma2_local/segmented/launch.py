@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: e68c7f5801181aa8
+# hash: 24f42d2089df01af
 """The launches of `gemma2_local`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -157,7 +157,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.gemma2_local_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

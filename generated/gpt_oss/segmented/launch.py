@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 081c774a71a4d082
+# hash: 9376640e26c6f9be
 """The launches of `gpt_oss`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -152,7 +152,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.gpt_oss_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

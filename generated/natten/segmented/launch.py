@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: 8fe9168e278192e3
+# hash: e4f4c155f9dc9073
 """The launches of `natten`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -157,7 +157,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.natten_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 6e40068cb218fa51
+# hash: 8a243d27ed10251f
 """The launches of `padding`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -130,7 +130,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.padding_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: ebdab54f545922c7
+# hash: d8a20064ab2dfc5e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -11,8 +11,6 @@
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
     score           score + bias[h, q_idx - kv_idx]
-    runs            [B, records, 3, 64]  int32, first token and end of each token's run of its segment; whether all are
-                    whole
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -41,16 +39,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import (
-    LN2,
-    HeadRows,
-    at_columns,
-    columns_before,
-    describe_rows,
-    make_ring,
-    make_work_ring,
-    product_layout,
-)
+from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -68,7 +57,6 @@ from ..._runtime.device.gl_forward import (
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
-from ..._runtime.device.gl_segments import segment_run
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -189,9 +177,7 @@ def consume(
 ):
     """The rows of warpgroup PART, of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
-    runs_ptr, bias_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = (
-        pointers
-    )
+    bias_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr = pointers
     (
         stride_ob,
         stride_oh,
@@ -241,7 +227,6 @@ def consume(
             + b * stride_q_segment_ids_0
             + clamp_index(rows, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
         )
-        segment_first, segment_end, are_runs = segment_run(runs_ptr, b, q_len, start_m + PART * ROWS, ROW)
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
@@ -279,27 +264,17 @@ def consume(
                     bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                 )
                 logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-                if POSITIONS or not are_runs:
-                    keep = q_idx[:, None] >= kv_idx[None, :]
-                    if RAGGED:
-                        keep = keep & (cols < kv_len)[None, :]
-                    logit = gl.where(keep, logit, float("-inf"))
-                    kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
-                    logit = gl.where(
-                        (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-                        & (kv_segment_ids_kv != padding_id)[None, :],
-                        logit,
-                        float("-inf"),
-                    )
-                else:
-                    run_first = segment_first
-                    run_end = gl.minimum(segment_end, q_idx + 1)
-                    run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
-                        run_first - start_n, KEY, BLOCK_N
-                    )
-                    keep = at_columns(run_bits, KEY, BLOCK_N)
-
-                    logit = gl.where(keep, logit, float("-inf"))
+                keep = q_idx[:, None] >= kv_idx[None, :]
+                if RAGGED:
+                    keep = keep & (cols < kv_len)[None, :]
+                logit = gl.where(keep, logit, float("-inf"))
+                kv_segment_ids_kv = gl.convert_layout(own_segment, KEY)
+                logit = gl.where(
+                    (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
+                    & (kv_segment_ids_kv != padding_id)[None, :],
+                    logit,
+                    float("-inf"),
+                )
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
@@ -382,7 +357,6 @@ def consume(
     ]
 )
 def relative_bias_segmented_hopper_fwd(
-    runs_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -453,7 +427,7 @@ def relative_bias_segmented_hopper_fwd(
         q_ring,
         kv_ring,
         work_ring,
-        (runs_ptr, bias_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
+        (bias_ptr, q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, o_ptr, lse_ptr),
         (
             stride_ob,
             stride_oh,

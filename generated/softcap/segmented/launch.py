@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 68f666b585a51112
+# hash: 58c4aad08484afb0
 """The launches of `softcap`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -155,7 +155,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.softcap_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: c4e105b5db1846ae
+# hash: 619ca25175468e01
 """The launches of `window`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -159,7 +159,6 @@ def forward(
         backend.launch_hopper(
             kernels.hopper_fwd.window_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
-            (backend.segment_runs(q_segment_ids, kv_segment_ids, batch, padding_id),),
             *arguments,
             (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,

@@ -46,10 +46,6 @@ CALLS = {
         tokens={"q_segment_ids": [runs((1, 100), (PADDING, 20), (2, 20))], "kv_segment_ids": [OTHERS]},
         q_offset="end",
     ),
-    "a segment in two parts": Call(
-        shape=Shape(q_len=300, batch=2),
-        tokens={"q_segment_ids": [runs((2, 90), (6, 120), (2, 90)), runs((5, 100), (3, 200))]},
-    ),
     "padding": Call(
         shape=Shape(q_len=300, batch=2),
         tokens={"q_segment_ids": [runs((PADDING, 140), (0, 160)), runs((PADDING, 300))]},
@@ -169,7 +165,7 @@ MUTATIONS = {
         new="kv_segment_ids_kv != padding_id - 1",
         error=AssertionError,
         message="lse",
-        call="restarting positions",
+        call="padding",
     ),
     "positions of keys taken for places": Mutation(
         old="gl.convert_layout(own_key, KEY) if POSITIONS else cols",
@@ -198,21 +194,7 @@ MUTATIONS = {
         new="kv_segment_ids_kv = own_segment",
         error=EmulationError,
         message="an axis is added",
-        call="a segment in two parts",
-    ),
-    "keys ahead of a run": Mutation(
-        old="run_first = segment_first",
-        new="run_first = segment_first * 0",
-        error=AssertionError,
-        message="lse",
         call="documents",
-    ),
-    "runs that nobody proved": Mutation(
-        old="POSITIONS or not are_runs",
-        new="POSITIONS",
-        error=AssertionError,
-        message="lse",
-        call="a segment in two parts",
     ),
 }
 BACKWARD_MUTATIONS = {
@@ -228,7 +210,7 @@ BACKWARD_MUTATIONS = {
         new="clamp_index(own_row - 1, q_segment_ids_size_1)",
         error=AssertionError,
         message="d[qkv]",
-        call="a segment in two parts",
+        call="documents",
     ),
     "sums of keys by position": Mutation(
         old="* kv_len + cols, ddecay_cols, mask=cols < kv_len",
