@@ -177,7 +177,7 @@ def _packed(options: argparse.Namespace, results: Results, keep: Keep, clock: Cl
     from bench.peers.installed import missing
     from bench.runs import packed
 
-    gone = missing(peer for peer in ("fla",) if options.peers is None or peer in options.peers)
+    gone = missing(peer for peer in ("fa4", "fla") if options.peers is None or peer in options.peers)
     _say_missing(results, gone)
     every = cases() if "packed" in options.suite else front_cases()
     if {"packed", "front"} <= set(options.suite):

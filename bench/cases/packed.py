@@ -74,7 +74,9 @@ def cases() -> list[PackedCase]:
     rows = {seq: (random_lengths(seq, DOCUMENTS),) * (TOKENS // seq) for seq in SEQS}
     documents = [
         PackedCase(
-            name=f"documents B{TOKENS // seq} S{seq}", rows=rows[seq], implementations=("packed", "segments", "flex")
+            name=f"documents B{TOKENS // seq} S{seq}",
+            rows=rows[seq],
+            implementations=("packed", "segments", "fa4", "flex"),
         )
         for seq in SEQS
     ]
@@ -87,21 +89,24 @@ def cases() -> list[PackedCase]:
         )
         for seq in SEQS
     ]
-    dense = PackedCase(
-        name=f"dense B{TOKENS // DENSE_SEQ} S{DENSE_SEQ}",
-        rows=((DENSE_SEQ,),) * (TOKENS // DENSE_SEQ),
-        implementations=("dense",),
-    )
+    dense = [
+        PackedCase(name=f"dense B{TOKENS // seq} S{seq}", rows=((seq,),) * (TOKENS // seq), implementations=("dense",))
+        for seq in (DENSE_SEQ, LONG)
+    ]
     uniform = [
-        PackedCase(name=f"uniform {length}", rows=((length,) * (TOKENS // length),), implementations=("packed",))
+        PackedCase(name=f"uniform {length}", rows=((length,) * (TOKENS // length),), implementations=("packed", "fa4"))
         for length in (1024, 2048, 4096)
     ]
     short = (SHORT,) * ((TOKENS - LONG) // SHORT)
     long = [
-        PackedCase(name=f"{LONG} then {len(short)} x {SHORT}", rows=((LONG, *short),), implementations=("packed",)),
-        PackedCase(name=f"{len(short)} x {SHORT} then {LONG}", rows=((*short, LONG),), implementations=("packed",)),
+        PackedCase(
+            name=f"{LONG} then {len(short)} x {SHORT}", rows=((LONG, *short),), implementations=("packed", "fa4")
+        ),
+        PackedCase(
+            name=f"{len(short)} x {SHORT} then {LONG}", rows=((*short, LONG),), implementations=("packed", "fa4")
+        ),
     ]
-    return [*documents, *forgetting, dense, *uniform, *long]
+    return [*documents, *forgetting, *dense, *uniform, *long]
 
 
 FRONT_ROW = 8192
@@ -109,17 +114,18 @@ SHORT_LENGTHS = (64, 1024)
 
 
 def front_cases() -> list[PackedCase]:
-    """Those of the suite `front`: 12 documents in a row, many short ones, and one long among short ones."""
+    """Those of the suite `front`: 12 documents in a row, many short ones, one long alone and among short ones."""
     known = cases()
     documents = [case for case in known if case.name.startswith("documents")]
     uneven = [case for case in known if len(case.rows) == 1 and len(set(case.rows[0])) > 1]
+    dense = [case for case in known if case.name.startswith("dense") and case.shape.seq == LONG]
     rng = random.Random(0)
     short = PackedCase(
         name=f"short documents B{TOKENS // FRONT_ROW} S{FRONT_ROW}",
         rows=tuple(_short_lengths(FRONT_ROW, rng) for _ in range(TOKENS // FRONT_ROW)),
-        implementations=("packed", "segments", "flex"),
+        implementations=("packed", "segments", "fa4", "flex"),
     )
-    return [*documents, short, *uneven]
+    return [*documents, short, *dense, *uneven]
 
 
 def _short_lengths(total: int, rng: random.Random) -> tuple[int, ...]:

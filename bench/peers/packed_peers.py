@@ -1,9 +1,10 @@
-"""The implementations of the packed suite: our packed, segmented and dense calls, FlexAttention and FLA."""
+"""The implementations of the packed suite: ours, packed, segmented and dense, FlexAttention, FLA, FlashAttention-4."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -129,11 +130,44 @@ def _fla(case: PackedCase, inputs: Inputs) -> Built:
     )
 
 
+def _fa4(case: PackedCase, inputs: Inputs) -> Built:
+    # Shares compiled kernels between processes. The module reads this when it is imported.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    from flash_attn.cute import flash_attn_varlen_func  # optional
+
+    batch = len(case.rows)
+    one = packed(golden.load_manifest()[case.variant], inputs)
+    # An empty document has no token: without it the others are the same.
+    ends = torch.unique_consecutive(cu_seqlens(case, inputs.q.device))
+    longest = max(length for row in case.rows for length in row)
+
+    def forward() -> Tensor:
+        found = flash_attn_varlen_func(
+            one.q,
+            one.k,
+            one.v,
+            cu_seqlens_q=ends,
+            cu_seqlens_k=ends,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            causal=True,
+        )
+        # Most versions return the lse too, asked for or not.
+        o: Tensor = found[0] if isinstance(found, tuple) else found
+        return o
+
+    return Built(
+        runner=Runner(forward=forward, do=one.do, leaves=one.leaves()),
+        dense=lambda x: x.unflatten(0, (batch, -1)).transpose(1, 2),
+    )
+
+
 BUILDERS: dict[str, Callable[[PackedCase, Inputs], Built]] = {
     "packed": _packed,
     "segments": _segments,
     "dense": _dense,
     "flex": _flex,
+    "fa4": _fa4,
     "fla": _fla,
 }
 

@@ -49,7 +49,8 @@ class HopperFamily:
         wide_keys: `block_n` of the backward kernel for more than 128 columns, where both warpgroups hold all keys.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         narrow_forward_from_if_alike: the same if all rows attend to the same keys.
-        packed_from: average length from which on packed calls are the faster ones.
+        packed_forward_from: average length from which on the forward of packed calls is the faster one.
+        packed_backward_from: the same of the backward, which clears and converts its sum of dq whatever the length.
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
             Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones,
@@ -68,7 +69,8 @@ class HopperFamily:
     wide_keys: int
     narrow_forward_from: int
     narrow_forward_from_if_alike: int
-    packed_from: int
+    packed_forward_from: Mapping[int, int]
+    packed_backward_from: int
     fused_backward_from: Mapping[int, int]
     slow_backward_head_dims: tuple[int, int]
 
@@ -97,7 +99,8 @@ FAMILY = HopperFamily(
     wide_keys=64,
     narrow_forward_from=1024,
     narrow_forward_from_if_alike=512,
-    packed_from=1024,
+    packed_forward_from={64: 1024, 128: 64, 256: 1024},
+    packed_backward_from=1024,
     fused_backward_from={64: 2048, 128: 1024, 256: 1024},
     slow_backward_head_dims=(129, 192),
 )

@@ -100,7 +100,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
     add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: the spec's 16-bit ones)")
     add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: the spec's)")
     add("--seqs", type=_numbers, default=[], metavar="LIST", help="lengths to time (default: 512 to 16384)")
-    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed (default: dense)")
+    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed,segmented (default: dense)")
     add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help="for all of it: fewer tiles are tried")
     add("--jobs", type=_at_least(1), metavar="N", help="processes that compile (default: the cores but one)")
     add("--families", action="store_true", help="no tiles: with those there are, time the families of kernels alone")

@@ -87,7 +87,7 @@ class Fp8ForwardPlan(ForwardPlan):
     @cached_property
     def keys(self) -> Role:
         reads = super().keys.reads | ({"b"} if self.kernel.packed else set())
-        own = "kv_len v_columns BLOCK_N"
+        own = "kv_len BLOCK_N" if self.kernel.packed else "kv_len v_columns BLOCK_N"
         return self._producer(reads, own if self.kernel.shares_work else f"{own} batch")
 
     @cached_property

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -30,6 +32,10 @@ BOUND = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 sums of the backward start from are rounded too, and those errors average out over the keys. float32: 170 eps, for sums
 of some hundred terms and an exp2 of scores around 10. A wrong mask, scale or sign moves the result by 1e-1 and more.
 """
+
+
+SEGMENTS = 8
+"""Segments of a batch row in a segmented call: as many as the package takes a row to hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,11 +280,35 @@ def draw_call(
     group: int = 2,
     package: str = PACKAGE,
 ) -> tuple[Inputs, dict[str, Any]]:
-    """Arguments of a call in a mode, and those of them that say what its sequences are: `batch` of `seq` positions."""
+    """Arguments of a call in a mode, and those of them that say what its sequences are.
+
+    `batch` sequences of `seq` positions: of a packed call on average, between half of that and one and a half. Of a
+    segmented call each batch row has `seq` positions in SEGMENTS segments, of lengths that differ as much.
+    """
     entry = load_manifest(package)[variant]
     shape = Shape(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq=seq, dim=head_dim)
     inputs = draw_inputs(entry, shape, dtype=getattr(torch, dtype), device=device)
     if mode == "dense":
         return inputs, {}
-    ends = torch.arange(0, (batch + 1) * seq, seq, dtype=torch.int32, device=device)
-    return packed(entry, inputs), {"cu_seqlens_q": ends}
+    if mode == "segmented":
+        numbers = torch.arange(SEGMENTS).repeat(batch)
+        lengths = torch.tensor([n for row in range(batch) for n in uneven_lengths(seq, SEGMENTS, row)])
+        ids = torch.repeat_interleave(numbers, lengths).view(batch, seq)
+        return inputs, {"q_segment_ids": ids.to(device, torch.int32)}
+    ends = [0, *itertools.accumulate(uneven_lengths(batch * seq, batch, 0))]
+    return packed(entry, inputs), {"cu_seqlens_q": torch.tensor(ends, dtype=torch.int32, device=device)}
+
+
+def uneven_lengths(total: int, parts: int, seed: int) -> list[int]:
+    """`parts` lengths that sum to `total`, each at least half of the mean and at most one and a half but for rounding.
+
+    >>> uneven_lengths(1024, 1, 0), sum(uneven_lengths(1000, 8, 0))
+    ([1024], 1000)
+    """
+    random = Random(seed)
+    shares = [random.uniform(-1, 1) for _ in range(parts)]
+    mean = sum(shares) / parts
+    most = max((abs(share - mean) for share in shares), default=0) or 1
+    ends = list(itertools.accumulate(1 + (share - mean) / most / 2 for share in shares))
+    places = [0, *(round(end / parts * total) for end in ends[:-1]), total]
+    return [end - begin for begin, end in itertools.pairwise(places)]

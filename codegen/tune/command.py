@@ -34,7 +34,7 @@ GROUPED_SEQS = (2048, 16384)
 """Lengths timed with a key head per query head, and with one for GROUP of them."""
 
 GROUP = 4
-MODES = ("dense", "packed")
+MODES = ("dense", "packed", "segmented")
 
 
 @dataclass(frozen=True, kw_only=True)

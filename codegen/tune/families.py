@@ -78,7 +78,7 @@ class Families:
     def contenders(self, comparison: Comparison, workload: Workload) -> list[Contender]:
         """The contenders of a workload: two for a forward, up to three for a backward."""
         own, portable = (self._tiles(comparison, workload.seq, workload.group, family) for family in (FAMILY, PORTABLE))
-        heads = SMALL_HEADS if comparison.mode == "dense" else timed_heads(comparison.head_dim, workload)
+        heads = timed_heads(comparison.head_dim, workload) if comparison.mode == "packed" else SMALL_HEADS
 
         def contender(name: str, tiles: PassTiles, own: TileConfig | None = None, seq: int = WHOLE_SEQ) -> Contender:
             family = PORTABLE if own is None else FAMILY

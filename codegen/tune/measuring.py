@@ -15,13 +15,16 @@ from torch import Tensor
 from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package
 from codegen.spec.model import KERNEL_ENDINGS, Pass
-from codegen.testing.calls import BOUND, Inputs, draw_call, load_op, load_reference, relative_errors
+from codegen.testing.calls import BOUND, SEGMENTS, Inputs, draw_call, load_op, load_reference, relative_errors
 from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
 from codegen.tune.record import Comparison, Group, Workload, config_of
 from codegen.tune.timing import in_turn
 
 TOKENS = 16_384
 """Tokens of a timed call, all its sequences together."""
+
+DOCUMENTS = 4
+"""Sequences of a timed packed call at least: of one alone nothing is learned about calls of several."""
 
 WIDTH = 2_048
 """Query heads times head_dim of a timed call: with TOKENS, the sizes of the FlashAttention papers' benchmarks."""
@@ -280,9 +283,10 @@ def golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, dic
 
 @lru_cache(maxsize=14)
 def timed_call(package: Package, group: Group, workload: Workload) -> tuple[Inputs, dict[str, Any]]:
-    """The call that is timed for a workload, on the GPU."""
-    batch = max(1, TOKENS // workload.seq)
-    return _drawn(package, group, workload.seq, timed_heads(group.head_dim, workload), batch)
+    """The call that is timed for a workload, on the GPU. A segmented one has rows of SEGMENTS times its length."""
+    seq = workload.seq * SEGMENTS if group.mode == "segmented" else workload.seq
+    batch = max(DOCUMENTS if group.mode == "packed" else 1, TOKENS // seq)
+    return _drawn(package, group, seq, timed_heads(group.head_dim, workload), batch)
 
 
 def _drawn(

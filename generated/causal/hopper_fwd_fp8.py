@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: f4510c0a5ba2e16e
+# hash: 6b4a4b3300073c42
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal` on Hopper: `o = softmax(score) v`.
@@ -25,9 +25,9 @@ its successor's first block of keys. This is the online softmax of arXiv:2205.14
 so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
 so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
 
-q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, fp32, one number for each head. v comes as
-`columns_ptr`, transposed, its keys in the order of weights, as `_runtime/device/gl_fp8.py` explains. Weights are rounded
-to float8_e4m3fn as well, and `row_max` is from 4 above the largest score so far to 8 below it.
+q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, one number for each head. v comes transposed, as
+`columns`, its keys in the order of weights: `_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn
+as well, and `row_max` is 4 to 8 below the largest score so far.
 """
 
 from triton.experimental import gluon

@@ -88,7 +88,8 @@ class HopperFamily:
         scored_rows: most rows of a backward tile if the score is more than the scaled product.
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
-        packed_from: average length from which on packed calls are the faster ones.
+        packed_forward_from: average length from which on the forward of packed calls is the faster one.
+        packed_backward_from: the same of the backward, which clears and converts its sum of dq whatever the length.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones.
     """
@@ -106,7 +107,8 @@ class HopperFamily:
     wide_keys: int
     narrow_forward_from: int
     narrow_forward_from_if_alike: int
-    packed_from: int
+    packed_forward_from: Mapping[int, int]
+    packed_backward_from: int
     fused_backward_from: Mapping[int, int]
     slow_backward_head_dims: tuple[int, int]
 

@@ -100,7 +100,8 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     if mode == "dense" and not is_narrow:
         return traits.keys_are_runs
     narrow_from = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
-    return _has_long_ranges(op, mode, length) and (not is_narrow or (traits.score_is_cheap and length >= narrow_from))
+    has_ranges = _has_long_ranges(op, mode, length, family.packed_forward_from[_widest(head_dims)])
+    return has_ranges and (not is_narrow or (traits.score_is_cheap and length >= narrow_from))
 
 
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
@@ -109,14 +110,15 @@ def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: i
     They are with long key ranges, and in dense and segmented calls with wide bands too.
     """
     traits, (slow_from, slow_to) = TRAITS[op], HOPPER_FAMILY.slow_backward_head_dims
-    has_ranges = _has_long_ranges(op, mode, length) or (mode != "packed" and traits.keys_are_wide_bands)
+    packed_from = HOPPER_FAMILY.packed_backward_from
+    has_ranges = _has_long_ranges(op, mode, length, packed_from) or (mode != "packed" and traits.keys_are_wide_bands)
     if mode == "segmented":
         has_ranges = has_ranges and traits.segmented_keys_are_runs
     return has_ranges and not slow_from <= max(head_dims) <= slow_to
 
 
-def _has_long_ranges(op: str, mode: str, length: int) -> bool:
-    return TRAITS[op].keys_start_at_zero and (mode != "packed" or length >= HOPPER_FAMILY.packed_from)
+def _has_long_ranges(op: str, mode: str, length: int, packed_from: int) -> bool:
+    return TRAITS[op].keys_start_at_zero and (mode != "packed" or length >= packed_from)
 
 
 def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 25b8707e9f172ab5
+# hash: e61a4f07b388c83c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -33,9 +33,9 @@ so that each exponential is one `exp2`. `templates/hopper/README.md` has a pictu
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
 
-q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, fp32, one number for each head. v comes as
-`columns_ptr`, transposed, its keys in the order of weights, as `_runtime/device/gl_fp8.py` explains. Weights are rounded
-to float8_e4m3fn as well, and `row_max` is from 4 above the largest score so far to 8 below it.
+q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, one number for each head. v comes transposed, as
+`columns`, its keys in the order of weights: `_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn
+as well, and `row_max` is 4 to 8 below the largest score so far.
 """
 
 from triton.experimental import gluon
@@ -145,7 +145,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
 @gluon.jit
 def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Copy the keys and values of each block that the rows of a work item visit."""
-    k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, ranges_ptr, v_columns, num_heads, group_size = arguments
+    k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, ranges_ptr, num_heads, group_size = arguments
     kv_turn = 0
     # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
     v_rows, v_start = SequenceColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32), gl.cast(0, gl.int32)), 0
@@ -373,7 +373,7 @@ def document_packed_hopper_fwd_fp8(
     )
     CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, ranges_ptr, q_offset, num_heads, work_counter_ptr)
-    keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, ranges_ptr, v_columns, num_heads, group_size)
+    keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, ranges_ptr, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     gl.warp_specialize(
         [

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: dd050d9573b89141
+# hash: bcdde761d7b457a2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gpt_oss`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -35,9 +35,9 @@ so that each exponential is one `exp2`. `templates/hopper/README.md` has a pictu
 Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
 
-q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, fp32, one number for each head. v comes as
-`columns_ptr`, transposed, its keys in the order of weights, as `_runtime/device/gl_fp8.py` explains. Weights are rounded
-to float8_e4m3fn as well, and `row_max` is from 4 above the largest score so far to 8 below it.
+q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, one number for each head. v comes transposed, as
+`columns`, its keys in the order of weights: `_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn
+as well, and `row_max` is 4 to 8 below the largest score so far.
 """
 
 from triton.experimental import gluon

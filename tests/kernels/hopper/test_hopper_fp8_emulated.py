@@ -51,7 +51,11 @@ def test_dense_call_agrees_with_reference(monkeypatch: pytest.MonkeyPatch, varia
     batch, heads, kv_heads, dim = 1, 4, 2, 64
     q, k, v = (torch.randn(batch, h, n, dim) for h, n in ((heads, 150), (kv_heads, 300), (kv_heads, 300)))
     q, k, v = (x.to(FP8) for x in (q, k, v))
-    scales = {"q_scale": torch.rand(heads) + 0.5, "k_scale": 0.7, "v_scale": torch.rand(batch, kv_heads) + 0.5}
+    scales: dict[str, Any] = {
+        "q_scale": torch.rand(heads) + 0.5,
+        "k_scale": 0.7,
+        "v_scale": torch.rand(batch, kv_heads) + 0.5,
+    }
     op, reference = golden.load_op(variant, PACKAGE), golden.load_reference(variant, package=PACKAGE)
     kernel = emulate(monkeypatch, variant, timing)
     o, lse = op(q, k, v, **scales, **OWN[variant], q_offset="end", return_lse=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="the benchmark needs torch")
 
+from torch import Tensor
+
 from bench.cases import packed as cases
 from bench.peers import packed_peers as peers
 from bench.runs import packed
 from bench.timing.clock import Clock
+from codegen.testing import golden
 
 CASES = {case.name: case for case in cases.cases()}
 
@@ -29,6 +34,7 @@ def test_front_has_documents_of_all_sizes() -> None:
     assert set(front) == {
         *(f"documents B{batch} S{seq}" for batch, seq in ((32, 4096), (8, 16384), (2, 65536))),
         "short documents B16 S8192",
+        "dense B2 S65536",
         "65536 then 1024 x 64",
         "1024 x 64 then 65536",
     }
@@ -36,7 +42,7 @@ def test_front_has_documents_of_all_sizes() -> None:
     assert len(set(short.rows)) == 16
     assert {sum(row) for row in short.rows} == {8192}
     assert 64 <= min(map(min, short.rows)) < 200 < 900 < max(map(max, short.rows)) <= 1024
-    assert short.implementations == ("packed", "segments", "flex")
+    assert short.implementations == ("packed", "segments", "fa4", "flex")
 
 
 def test_work_is_that_of_unmasked_scores() -> None:
@@ -66,7 +72,25 @@ def test_peers_can_be_chosen_and_be_absent() -> None:
     case = CASES["documents B2 S65536"]
     assert cases.with_peers(case, None, []) == case
     assert cases.with_peers(case, ("fla",), []).implementations == ("packed", "segments")
-    assert cases.with_peers(case, None, ["flex"]).implementations == ("packed", "segments")
+    assert cases.with_peers(case, None, ["flex"]).implementations == ("packed", "segments", "fa4")
+
+
+def test_fa4_is_called_with_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    op = golden.load_op("causal")
+
+    def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, **options: object) -> object:
+        asked.append({"ends": cu_seqlens_q.tolist(), **options})
+        return op(q, k, v, cu_seqlens_q=cu_seqlens_q), None
+
+    module = SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", module)
+    rows = ((3, 0, 5), (1, 7, 0))
+    small = cases.PackedCase(name="", rows=rows, implementations=(), heads=(4, 2), dim=16)
+    assert peers.fault(small, "fa4", "cpu") == ""
+    (call,) = asked
+    assert call["ends"] == [0, 3, 8, 9, 16]
+    assert (call["max_seqlen_q"], call["max_seqlen_k"], call["causal"]) == (7, 7, True)
 
 
 def test_every_case_is_kept_until_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +105,22 @@ def test_every_case_is_kept_until_time_is_over(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(packed, "measure", measure)
     assert packed.run(10, 0, list(CASES.values())[:3], lambda found: kept.append(len(found)), clock)
     assert kept == [1, 2]
+
+
+def test_shares_are_of_the_dense_rate_at_the_length() -> None:
+    rates = {
+        ("dense B8 S16384", "dense"): 400.0,
+        ("dense B2 S65536", "dense"): 500.0,
+        ("uniform 1024", "packed"): 300.0,
+        ("uniform 1024", "fa4"): 100.0,
+        ("65536 then 1024 x 64", "packed"): 475.0,
+        ("documents B2 S65536", "packed"): 450.0,
+    }
+    measured = [
+        packed.PackedMeasurement(case=case, implementation=name, tflops={"fwd": rate})
+        for (case, name), rate in rates.items()
+    ]
+    assert list(packed.dense_shares(measured)) == [
+        ("uniform 1024", "fwd", 0.75, packed.DENSE_SHARE),
+        ("65536 then 1024 x 64", "fwd", 0.95, packed.LONG_SHARE),
+    ]

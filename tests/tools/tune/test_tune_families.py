@@ -207,7 +207,7 @@ def test_each_tile_of_hoppers_is_checked_at_a_length_that_has_it(folder: Path) -
 def test_packed_calls_are_compiled_for_their_heads(folder: Path) -> None:
     """The rows of a head are all heads of a token apart there, which a kernel is compiled for."""
     compared = families_of(folder)
-    for mode, heads in (("dense", [(2, 2), (2, 2)]), ("packed", [(16, 1), (4, 4)])):
+    for mode, heads in (("dense", [(2, 2)] * 2), ("packed", [(16, 1), (4, 4)]), ("segmented", [(2, 2)] * 2)):
         of = Comparison(variant="causal", mode=mode, dtype="bfloat16", head_dim=128, pass_="bwd")
         workloads = (MIDDLE, Workload(seq=2048, group=4))
         assert [compared.contenders(of, workload)[0].heads for workload in workloads] == heads
@@ -479,6 +479,41 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "WIDTH", 32)
     measuring.golden_call.cache_clear()
     measuring.timed_call.cache_clear()
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("mode", ["packed", "segmented"])
+def test_contenders_are_held_against_float64_by_mode(mode: str) -> None:
+    of = Comparison(variant="causal", mode=mode, dtype="bfloat16", head_dim=16, pass_="bwd")
+    bench = FamilyBench(PACKAGE, of)
+    contender = Contender(name="portable", family="portable", tiles=())
+    assert bench.check(contender) == ""
+    op = bench.op
+    bench.op = lambda *args, **options: op(*args, **options | ({"q_segment_ids": None} if mode == "segmented" else {}))
+    assert ("off by" in bench.check(contender)) is (mode == "segmented")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_timed_calls_have_several_uneven_sequences() -> None:
+    found = {
+        mode: measuring.timed_call(
+            PACKAGE,
+            Comparison(variant="causal", mode=mode, dtype="bfloat16", head_dim=16, pass_="fwd").group(Pass.FWD),
+            Workload(seq=32, group=1),
+        )
+        for mode in ("packed", "segmented")
+    }
+    inputs, sequences = found["packed"]
+    lengths = sequences["cu_seqlens_q"].diff().tolist()
+    assert sum(lengths) == inputs.q.shape[0] == measuring.DOCUMENTS * 32
+    assert 16 <= min(lengths) < 32 < max(lengths) <= 48
+    inputs, sequences = found["segmented"]
+    (ids,) = sequences["q_segment_ids"]
+    assert len(ids) == inputs.q.shape[2] == 8 * 32
+    lengths = ids.bincount().tolist()
+    assert len(lengths) == 8
+    assert 15 <= min(lengths) < 32 < max(lengths) <= 49
+    assert ids.diff().min() >= 0
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -67,7 +67,7 @@ WIDTHS = tuple(FAMILY.forward_tiles)
 BOUNDARIES = {
     *(FAMILY.long_forward_from, FAMILY.long_forward_from_if_alike),
     *(FAMILY.narrow_forward_from, FAMILY.narrow_forward_from_if_alike),
-    *(FAMILY.packed_from, *FAMILY.fused_backward_from.values()),
+    *(FAMILY.packed_backward_from, *FAMILY.packed_forward_from.values(), *FAMILY.fused_backward_from.values()),
 }
 LENGTHS = sorted({1, LENGTH, 2 * max(BOUNDARIES)} | {n - below for n in BOUNDARIES for below in (0, 1)})
 """Both sides of every length that the table names."""
@@ -245,10 +245,13 @@ def test_rows_under_a_mask_are_not_alike() -> None:
 def test_packed_calls_run_on_hopper() -> None:
     assert forward(mode="packed") == FAMILY.forward_tiles[128]
     assert families(mode="packed") == ["hopper", "hopper"]
-    short = FAMILY.packed_from - 1
-    assert forward(mode="packed", length=short).family == "portable"
+    short = FAMILY.packed_backward_from - 1
+    assert forward(mode="packed", length=short) == FAMILY.forward_tiles[128]
+    shortest = FAMILY.packed_forward_from[128] - 1
+    assert forward(mode="packed", length=shortest).family == "portable"
+    assert families(mode="packed", length=shortest) == ["portable", "portable"]
     assert families(mode="packed", length=short) == ["portable", "portable"]
-    assert forward(mode="packed", length=short, family="hopper") == FAMILY.forward_tiles[128]
+    assert forward(mode="packed", length=shortest, family="hopper") == FAMILY.forward_tiles[128]
     assert forward("window", "packed", family="hopper").family == "hopper"
     assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
     assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]
