@@ -12,7 +12,7 @@ from codegen.plan.hopper_roles import Role, role, sorted_names
 from codegen.plan.host_code import host
 from codegen.plan.kernel import ArgGroup, Block, KernelPlan, pointers
 from codegen.plan.signature import Signatures
-from codegen.plan.statements import rewritten
+from codegen.plan.statements import rewritten, uses
 
 _OWN = ("begin_block", "begin_pv", "product_layout", "raise_maximum")
 """What the kernel takes of its own module in the place of what has the same name in those of 16 bits."""
@@ -86,8 +86,12 @@ class Fp8ForwardPlan(ForwardPlan):
 
     @cached_property
     def keys(self) -> Role:
-        reads = super().keys.reads | ({"b"} if self.kernel.packed else set())
-        own = "kv_len BLOCK_N" if self.kernel.packed else "kv_len v_columns BLOCK_N"
+        reads = super().keys.reads | (uses(self._block_starts) & {"kv_len"})
+        own = "BLOCK_N"
+        if self.kernel.packed:
+            reads, own = reads | {"b"}, f"{own} kv_len"
+        else:
+            own += " v_columns"
         return self._producer(reads, own if self.kernel.shares_work else f"{own} batch")
 
     @cached_property

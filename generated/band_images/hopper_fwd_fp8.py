@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 8fcc9578811d441b
+# hash: 74593361e0cdc266
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images` on Hopper: `o = softmax(score) v`.
@@ -140,7 +140,6 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,
@@ -403,7 +402,6 @@ def band_images_hopper_fwd_fp8(
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 3a9e8751d0459b6b
+# hash: 7ac37a672bba6605
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
@@ -146,7 +146,6 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,
@@ -388,7 +387,6 @@ def natten_hopper_fwd_fp8(
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 49147121365b629a
+# hash: d4774cbf26b61b60
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -145,7 +145,6 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,
@@ -522,7 +521,6 @@ def band_images_segmented_hopper_fwd_fp8(
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,

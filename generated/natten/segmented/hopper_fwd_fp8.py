@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 20f913dc02286313
+# hash: c64ce1f436757cea
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `natten`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -142,7 +142,6 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,
@@ -477,7 +476,6 @@ def natten_segmented_hopper_fwd_fp8(
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,

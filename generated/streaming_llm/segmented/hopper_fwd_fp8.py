@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: c64a309851df6fcc
+# hash: c0663159b1693d3c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `streaming_llm`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -142,7 +142,6 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,
@@ -498,7 +497,6 @@ def streaming_llm_segmented_hopper_fwd_fp8(
         block_list_ptr,
         stride_spans_b,
         q_len,
-        kv_len,
         v_columns,
         num_heads,
         group_size,
