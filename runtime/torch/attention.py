@@ -1,6 +1,7 @@
 """The kernels of an op in one mode of calls, as PyTorch knows them: an autograd function, and two custom operators."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..core.options import CallOptions
 from . import backend
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
+from .plans import Step
 from .replay import apply, replayed
 from .support import FP32, batch_row, empty_like_layout, launches_directly, packed_rows
 from .transforms import batched, differentiates_backward, folded_axes, refuse_gradient_of, refuse_second_derivative
@@ -259,6 +261,21 @@ def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: 
     return run(do, dlse, q, *args)
 
 
+def _gradients(
+    name: str, order: Sequence[int], flags: Sequence[int], wanted: Sequence[bool], arguments: Sequence[Any]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of all parameters, from the arguments of a backward."""
+    if differentiates_backward():
+        found = apply(_KERNELS.of(name).gradient_function, *arguments)
+    else:
+        found = _run_backward(name, *arguments)
+    gradients: list[Tensor | None] = [*found, None]
+    for place, is_wanted in zip(flags, wanted, strict=True):
+        if not is_wanted:
+            gradients[order[place]] = None
+    return tuple([gradients[place] for place in order])
+
+
 def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
     """The autograd function of kernels, and the function of its gradients."""
     num_tensors, has_tables, results = kernels.num_tensors, kernels.has_tables, kernels.results
@@ -273,6 +290,8 @@ def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
         """o and lse, with the gradient of every tensor that has one."""
 
         kernels = name
+        again: Any = None
+        """The autograd function whose calls are those that are replayed."""
 
         @staticmethod
         def forward(*args: Any) -> tuple[Tensor, ...]:
@@ -293,16 +312,9 @@ def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
             tables = [list(saved[num_saved:])] if has_tables else []
             do = torch.zeros_like(saved[num_tensors]) if do is None else do
             wanted = [ctx.needs_input_grad[place] for place in flags]
-            arguments = (do, dlse, *saved[:num_saved], *ctx.numbers, *tables, *wanted)
-            if differentiates_backward():
-                found = apply(_KERNELS.of(name).gradient_function, *arguments)
-            else:
-                found = _run_backward(name, *arguments)
-            gradients: list[Tensor | None] = [*found, None]
-            for place, is_wanted in zip(flags, wanted, strict=True):
-                if not is_wanted:
-                    gradients[order[place]] = None
-            return tuple([gradients[place] for place in order])
+            return _gradients(
+                name, order, flags, wanted, (do, dlse, *saved[:num_saved], *ctx.numbers, *tables, *wanted)
+            )
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -333,4 +345,56 @@ def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
     # torch.compile counts the parameters of a forward to know whether it takes a context.
     for function, parameters in ((Attention, kernels.parameters), (AttentionGradients, kernels.backward_parameters)):
         function.forward.__dict__["__signature__"] = _signature(parameters)
+    Attention.again = _replayed_function(kernels, name, order, flags)
     return Attention, AttentionGradients
+
+
+def _replayed_function(kernels: Kernels, name: str, order: Sequence[int], flags: Sequence[int]) -> Any:
+    """The autograd function of a `Step` of kernels: no transform sees it."""
+    num_tensors, has_tables, num_results = kernels.num_tensors, kernels.has_tables, len(kernels.results)
+    end_numbers = len(kernels.parameters) - has_tables
+
+    class Attention(torch.autograd.Function):
+        """o and lse of the tensors of a step, its tables last."""
+
+        @staticmethod
+        def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> tuple[Tensor, ...]:
+            outputs: tuple[Tensor, ...] = step.forward(given, pointers)
+            count = step.count
+            ctx.save_for_backward(*given[:count], *outputs, *given[count:])
+            ctx.step = step
+            if num_results > 2:
+                ctx.mark_non_differentiable(outputs[2])
+            ctx.set_materialize_grads(False)
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+            step, saved = ctx.step, ctx.saved_tensors
+            do = torch.zeros_like(saved[step.count]) if do is None else do
+            given = (do, *saved) if dlse is None else (do, dlse, *saved)
+            found = step.gradients(given)
+            if found is not None:
+                every = (*found, None)
+                return (None, None, *[every[i] for i in step.returned])
+            places, end = step.places, step.count + num_results
+            tensors: list[Tensor | None] = [None] * num_tensors
+            for place, x in zip(places, saved, strict=False):
+                tensors[place] = x
+            tables = [list(saved[end:])] if has_tables else []
+            wanted = [place not in places or ctx.needs_input_grad[2 + places.index(place)] for place in flags]
+            numbers = step.numbers[num_tensors:end_numbers]
+            arguments = (do, dlse, *tensors, *saved[step.count : end], *numbers, *tables, *wanted)
+            gradients = _gradients(name, order, flags, wanted, arguments)
+            if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+                unwanted = [place for place, is_wanted in zip(flags, wanted, strict=True) if not is_wanted]
+                returned = [-1 if place in unwanted else order[place] for place in places]
+                step.learn(given, [*returned, *[-1] * len(saved[end:])], partial(_known_backward, name, arguments))
+            return (None, None, *[gradients[place] for place in places], *[None] * len(saved[end:]))
+
+    return Attention
+
+
+def _known_backward(name: str, arguments: Sequence[Any]) -> Any:
+    """What is known of a backward with such arguments."""
+    return _KERNELS.of(name).backward.__dict__["plan_of"](arguments)

@@ -29,7 +29,7 @@ from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
 from ..kernels import TRAITS
-from .replay import is_recording
+from .launching import is_recording
 from .transforms import refuse_gradient_of, refuse_tangents
 
 FP32 = torch.float32
