@@ -1,7 +1,7 @@
 """Launches of kernels: by Triton, with memory to work in, and what must be known to launch a compiled one again."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -37,6 +37,8 @@ class Active(threading.local):
 
     recording: Any = None
     """What notes the call that is made, a `Recording`."""
+    compiles: Callable[[Any, tuple[int], Sequence[Any], dict[str, Any]], None] | None = None
+    """Takes a launch's kernel, grid, arguments and constants in the place of the GPU."""
 
 
 active = Active()
@@ -72,6 +74,9 @@ def launch_hopper(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **con
 def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None:
     """`kernel[grid](*args, **constants)` on the device of the tensors; `args` are those of all groups."""
     args = tuple([x for group in groups for x in group])
+    if active.compiles is not None:
+        active.compiles(kernel, grid, args, constants)
+        return
     device = next(x.device for x in args if isinstance(x, Tensor))
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         compiled = kernel[grid](*args, **constants)

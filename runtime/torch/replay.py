@@ -62,10 +62,17 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, 
         return results
     # What `function.apply` does without transforms, but for the signature of its forward, which it looks up each time.
     unwrapped = [torch._C._functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args]
+    compile_ahead = getattr(function, "compile_ahead", None)
+    if compile_ahead is not None and torch.is_grad_enabled() and any(_requires_grad(x) for x in unwrapped):
+        compile_ahead(unwrapped)
     results = bare_apply(function)(*unwrapped)
     if active.recording is not None:
         active.recording.applied.append((function, unwrapped, results))
     return results
+
+
+def _requires_grad(x: object) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
 
 
 def replayed_op(*integers: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
