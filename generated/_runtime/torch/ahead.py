@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles what the backward of a call launches while its forward is compiled: in a process that compiled neither, a
-step then takes as long as the longer of the two.
+step then takes hardly longer than the longer of the two.
 
 Threads do that, for Triton's compiler runs without Python's lock but for its first part. They launch nothing and change
 nothing on the device. Where one fails, the call compiles the kernel itself, and raises what there is to raise.
@@ -9,6 +9,8 @@ nothing on the device. Where one fails, the call compiles the kernel itself, and
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from ..core.settings import HAS_TRITON, INTERPRET
 from .launching import active, is_seen_by_others
 
 if HAS_TRITON:
-    from triton.runtime import driver
+    from triton.runtime import cache, driver
 
 ENABLED = HAS_TRITON and not INTERPRET
 
@@ -27,36 +29,42 @@ _IGNORED = [("ignore", None, kind, None, 0) for kind in (DeprecationWarning, Pen
 
 
 class Ahead:
-    """The kernels that a function launches are compiled, while the caller does something else."""
+    """What a call and its backward launch is compiled in threads, but for the kernels of the call itself."""
 
-    def __init__(self, launch: Callable[[], object], device: int) -> None:
-        """`launch` launches them; every launch of its thread is a compilation. `device`: for which GPU."""
-        self._launch, self._device = launch, device
+    def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
+        """`forward` and `backward` launch kernels, which in these threads compiles them. `device`: for which GPU."""
+        self._device = device
         self._filters = warnings.filters
         self._others: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._collect, name="compile ahead")
+        self._thread = threading.Thread(target=self._collect, args=(forward, backward), name="compile ahead")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until all of them are compiled."""
+        """Until all is compiled."""
         # `_others` grows until the first thread has ended.
         self._thread.join()
         for thread in self._others:
             thread.join()
         restore_filters(self._filters)
 
-    def _collect(self) -> None:
-        active.compiles = self._compile
+    def _collect(self, forward: Callable[[], object], backward: Callable[[], object]) -> None:
+        # Triton hashes itself once, which takes a while.
+        self._quietly(getattr(cache, "triton_key", int))
         # What is computed beside launches may fail on tensors without values.
-        self._quietly(self._launch)
+        active.compiles = self._compile_launcher
+        self._quietly(forward)
+        active.compiles = self._compile
+        self._quietly(backward)
 
     def _compile(self, kernel: Any, grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
-        def compiled() -> None:
-            result = kernel.warmup(*args, grid=grid, **constants)
-            # The C code that launches it is compiled once for all processes, like the kernel.
-            driver.active.launcher_cls(result.src, result.metadata)
+        self._begin(partial(kernel.warmup, *args, grid=grid, **constants))
+        self._compile_launcher(kernel, grid, args, constants)
 
-        thread = threading.Thread(target=self._quietly, args=(compiled,), name=f"compile {kernel.__name__}")
+    def _compile_launcher(self, kernel: Any, _grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
+        self._begin(partial(compile_launcher, kernel, args, constants))
+
+    def _begin(self, work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=self._quietly, args=(work,), name="compile ahead")
         self._others.append(thread)
         thread.start()
 
@@ -68,6 +76,18 @@ class Ahead:
                     work()
         except Exception:  # the call does it again, and raises what there is to raise
             pass
+
+
+def compile_launcher(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> None:
+    """Compile the C code that launches a kernel, into Triton's cache on disk: it depends on the types of arguments
+    alone, so that a compiler of C need not wait for the kernel."""
+    *_, backend, binder = kernel.create_binder()
+    asked = constants | {"debug": False, "instrumentation_mode": ""}
+    bound, specialization, options = binder(*args, **asked)
+    options, signature, constexprs, attrs = kernel._pack_args(backend, asked, bound, specialization, options)
+    unknown = dict.fromkeys(("global_scratch_size", "global_scratch_align", "profile_scratch_size"), 0)
+    metadata = SimpleNamespace(**vars(options) | unknown, profile_scratch_align=1, tensordesc_meta=None)
+    driver.active.launcher_cls(kernel.ASTSource(kernel, signature, constexprs, attrs), metadata)
 
 
 def restore_filters(before: Any) -> None:
@@ -109,15 +129,17 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
         return
     kernels.compiled.add(kind)
 
-    def launch() -> None:
+    def forward() -> None:
+        kernels.forward_kernels(*(without_values(x) for x in args))
+
+    def backward() -> None:
         found = {name: without_values(x) for name, x in given.items()}
         results = dict(zip(kernels.results, kernels.fake_forward(*found.values()), strict=True))
-        o = results["o"]
-        found |= results | {"do": torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta"), "dlse": None}
+        found |= results | {"do": without_values(results["o"]), "dlse": None}
         found |= dict(zip(kernels.flags.values(), wanted, strict=True))
         kernels.backward_kernels(*(found[name] for name in kernels.backward_parameters))
 
-    kernels.ahead.append(Ahead(launch, q.get_device()))
+    kernels.ahead.append(Ahead(forward, backward, q.get_device()))
 
 
 def _runs_on_gpu(q: Tensor) -> bool:

@@ -91,7 +91,8 @@ class Kernels:
         self.backward_parameters = ("do", "dlse", *tensors, *self.results, *numbers, *self.flags.values())
         self.folded_axes = folded_axes(mode, tensors, self.results, dims or {}) if splits_batch else {}
         self.forward, self.backward = replayed(self._forward), replayed(self._backward)
-        self.backward_kernels, self.compiled, self.ahead = self._backward, set[Any](), list[Ahead]()
+        self.forward_kernels, self.backward_kernels = self._forward, self._backward
+        self.compiled, self.ahead = set[Any](), list[Ahead]()
         name = f"{NAMESPACE}::{op}" if mode == "dense" else f"{NAMESPACE}::{op}_{mode}"
         setattr(KERNELS, name, self)
         types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)

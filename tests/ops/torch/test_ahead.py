@@ -32,11 +32,14 @@ FORWARD, BACKWARD = {"causal_fwd"}, {"causal_bwd_dq", "causal_bwd_dkdv"}
 
 
 class Compilations:
-    """The names of kernels by the thread that compiled them: the one that calls, and all others."""
+    """The names of kernels by the thread that compiled them: the one that calls, and all others. For each kernel that
+    is launched the types and constants that its launcher is compiled for, and for each launcher compiled ahead."""
 
     def __init__(self) -> None:
         self.here: set[str] = set()
         self.ahead: set[str] = set()
+        self.launched: dict[str, Any] = {}
+        self.launchers: dict[str, Any] = {}
 
     def note(self, *, metadata: Any, **_: Any) -> None:
         """What Triton tells of each."""
@@ -51,6 +54,10 @@ def compiled(tmp_path: Path) -> Iterator[Compilations]:
 
     def load(kernel: Any) -> None:
         kernel.module, kernel.function, kernel._run = 1, 1, lambda *_: None
+        noted.launched[kernel.name] = kernel.src.signature, kernel.src.constants
+
+    def launcher(src: Any, _metadata: Any) -> None:
+        noted.launchers[src.fn.__name__] = src.signature, src.constants
 
     with ExitStack() as patches:
 
@@ -64,6 +71,7 @@ def compiled(tmp_path: Path) -> Iterator[Compilations]:
         patch(support, "gpu_of", lambda _x: "")
         patch(driver, "_active", AbsentGPU.__new__(AbsentGPU))
         AbsentGPU.__init__(driver._active, ARCH)  # another number each time: a kernel remembers what it compiled by it
+        driver._active.launcher_cls = launcher
         patch(CompiledKernel, "_init_handles", load)
         patch(torch_replay, "_is_current", lambda _x: True)
         patch(plans, "current_stream", lambda _device: 0)
@@ -85,6 +93,8 @@ def test_a_backward_is_compiled_beside_its_forward(compiled: Compilations) -> No
     _step(80)
     assert compiled.here == FORWARD
     assert compiled.ahead == BACKWARD
+    assert set(compiled.launched) == FORWARD | BACKWARD
+    assert compiled.launchers == compiled.launched
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("compile")]
 
 
@@ -134,8 +144,8 @@ def test_what_compiles_side_by_side_leaves_no_filters() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         two.__enter__()
         warnings.simplefilter("ignore", PendingDeprecationWarning)
-        one.__exit__()
-        two.__exit__()
+        one.__exit__(None, None, None)
+        two.__exit__(None, None, None)
         assert list(warnings.filters) != list(mine)
         ahead.restore_filters(mine)
         assert warnings.filters is mine
