@@ -9,6 +9,7 @@ nothing on the device. Where one fails, the call compiles the kernel itself, and
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +66,8 @@ class Ahead:
 
     def _begin(self, work: Callable[[], object]) -> None:
         thread = threading.Thread(target=self._quietly, args=(work,), name="compile ahead")
-        self._others.append(thread)
         thread.start()
+        self._others.append(thread)
 
     def _quietly(self, work: Callable[[], object]) -> None:
         try:
@@ -123,23 +124,26 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
     q, v, options = given["q"], given["v"], given["options"]
     if not ENABLED or not _runs_on_gpu(q) or options.plain:
         return
-    wanted = [given[name].requires_grad for name in kernels.flags]
+    wanted = [getattr(given[name], "requires_grad", False) for name in kernels.flags]
     kind = q.get_device(), q.dtype, q.shape[-1], v.shape[-1], options.key, *wanted
     if kind in kernels.compiled:
         return
     kernels.compiled.add(kind)
+    # Threads keep no tensor of the call.
+    found = {name: without_values(x) for name, x in given.items()}
 
     def forward() -> None:
-        kernels.forward_kernels(*(without_values(x) for x in args))
+        kernels.forward_kernels(*found.values())
 
     def backward() -> None:
-        found = {name: without_values(x) for name, x in given.items()}
         results = dict(zip(kernels.results, kernels.fake_forward(*found.values()), strict=True))
-        found |= results | {"do": without_values(results["o"]), "dlse": None}
-        found |= dict(zip(kernels.flags.values(), wanted, strict=True))
-        kernels.backward_kernels(*(found[name] for name in kernels.backward_parameters))
+        every = found | results | {"do": without_values(results["o"]), "dlse": None}
+        every |= dict(zip(kernels.flags.values(), wanted, strict=True))
+        kernels.backward_kernels(*(every[name] for name in kernels.backward_parameters))
 
-    kernels.ahead.append(Ahead(forward, backward, q.get_device()))
+    # A system may refuse a thread.
+    with suppress(RuntimeError):
+        kernels.ahead.append(Ahead(forward, backward, q.get_device()))
 
 
 def _runs_on_gpu(q: Tensor) -> bool:

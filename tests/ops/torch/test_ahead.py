@@ -127,6 +127,12 @@ def test_a_failure_is_left_to_the_call(compiled: Compilations) -> None:
     assert compiled.here == FORWARD | BACKWARD
 
 
+def test_a_system_without_threads(compiled: Compilations) -> None:
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        _step(86)
+    assert compiled.here == FORWARD | BACKWARD
+
+
 @pytest.mark.usefixtures("compiled")
 def test_an_error_is_raised_by_the_call() -> None:
     with mock.patch.object(JITFunction, "run", side_effect=RuntimeError("it does not compile")):
