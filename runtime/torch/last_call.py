@@ -6,7 +6,9 @@ wanted, and the modes that decide what an operator does. Everything else is comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 from weakref import ref
 
@@ -26,7 +28,7 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN = (int, float, str)
 
 
-def _modes() -> tuple[Any, ...]:
+def modes_of_forward() -> tuple[Any, ...]:
     """What a call depends on beside its arguments."""
     return (
         torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None,
@@ -35,6 +37,11 @@ def _modes() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         forward_ad._current_level,
     )
+
+
+def modes_of_backward() -> tuple[Any, ...]:
+    """What a backward depends on beside its arguments."""
+    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None, torch.is_grad_enabled()
 
 
 def _is_equal(x: object, known: object) -> bool:
@@ -49,12 +56,12 @@ def _is_equal(x: object, known: object) -> bool:
 class Alike:
     """What some tensors look like, and the modes they came in."""
 
-    __slots__ = ("_check", "_count", "_modes")
+    __slots__ = ("_check", "_count", "_find", "_modes")
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], modes: Callable[[], tuple[Any, ...]] = modes_of_forward) -> None:
         """Raises `TypeError` for tensors that cannot be compared, `AttributeError` where torch has no such guards."""
         compared: Any = getattr(guards, "TensorGuards")  # noqa: B009  # an AttributeError where torch has none
-        self._modes, self._count = _modes(), len(tensors)
+        self._find, self._modes, self._count = modes, modes(), len(tensors)
         self._check = compared(
             *tensors,
             dynamic_dims_sizes=[list(x.shape) for x in tensors],
@@ -66,17 +73,18 @@ class Alike:
     def pointers(self, tensors: Sequence[Tensor]) -> list[int] | None:
         """Where tensors lie that look the same; None if they do not, or lie at places that decide which kernels are
         compiled."""
-        if len(tensors) != self._count or _modes() != self._modes or not self._check(*tensors):
+        if len(tensors) != self._count or self._find() != self._modes or not self._check(*tensors):
             return None
         return plain_places([x.data_ptr() for x in tensors])
 
 
 def plain_places(pointers: list[int]) -> list[int] | None:
     """Pointers; None if one is no multiple of 16, or is there twice, or points nowhere."""
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
-    return pointers if bits % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers) else None
+    return (
+        pointers
+        if reduce(or_, pointers, 0) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
+        else None
+    )
 
 
 class LastCall:

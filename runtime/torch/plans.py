@@ -5,36 +5,16 @@ gradients are wanted: a call of an autograd function that does the plan and, whe
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .last_call import Alike, guards
+from .last_call import Alike, guards, modes_of_backward
 from .launching import current_stream, giving_scratch, is_seen_by_others, launches_are_watched
-
-_STREAM = 3
-"""The place of the stream among the arguments of a launch."""
-
-SCRATCH = 7
-"""The place of the memory that a kernel works in, among the arguments of `CudaLauncher.launch`."""
 
 _MOST_TRIES = 4
 """So many times a step looks whether what its backward does is known."""
-
-
-_NOTHING = nullcontext()
-
-
-class Launch(NamedTuple):
-    """A launch: `arguments` are all that `run` takes, once the stream and pointers are at their places."""
-
-    compiled: Any  # Kept alive: with it its machine code would go.
-    run: Callable[..., object]
-    arguments: list[Any]
-    pointers: list[tuple[int, int]]  # (place, number of the pointer)
-    scratch: int  # Bytes of memory to work in that the arguments have a place for.
 
 
 class Plan(NamedTuple):
@@ -45,6 +25,8 @@ class Plan(NamedTuple):
         make: makes a tensor of a shape, strides and dtype. allocations: what it is given.
         zeroed: which of these are filled with zeros. room: what the room is allocated as, its number of floats.
         zeroes_room: whether the room is filled with zeros. results: which of the allocations are returned.
+        launches: what runs each kernel, and what picks its arguments from pointers, the stream and `constants`.
+        kernels: kept alive: with them their machine code would go.
         takes_scratch: whether a launch asks Triton's allocator for memory.
     """
 
@@ -55,13 +37,15 @@ class Plan(NamedTuple):
     offsets: list[int]
     room: int
     zeroes_room: bool
-    launches: list[Launch]
+    launches: list[tuple[Callable[..., object], Callable[[Sequence[Any]], tuple[Any, ...]]]]
+    constants: list[Any]
+    kernels: list[Any]
     results: list[int]
     returns_tuple: bool
     takes_scratch: bool
 
     def __call__(self, _given: Sequence[Tensor], pointers: list[int]) -> Any:
-        device, make, allocations, zeroed, offsets, room, zeroes_room, launches, results, is_tuple, takes_scratch = self
+        device, make, allocations, zeroed, offsets, room, zeroes_room, launches, constants, _, results, *flags = self
         made = [make(shape, stride, dtype) for shape, stride, dtype in allocations]
         for i in zeroed:
             made[i].zero_()
@@ -73,15 +57,16 @@ class Plan(NamedTuple):
                 work.zero_()
             base = work.data_ptr()
             pointers += [base + offset for offset in offsets]
-        stream = current_stream(device)
-        with giving_scratch() if takes_scratch else _NOTHING:
-            for _, run, arguments, places, _ in launches:
-                arguments = arguments.copy()
-                arguments[_STREAM] = stream
-                for place, number in places:
-                    arguments[place] = pointers[number]
-                run(*arguments)
-        return tuple([made[i] for i in results]) if is_tuple else made[results[0]]
+        values = [*pointers, current_stream(device), *constants]
+        returns_tuple, takes_scratch = flags
+        if takes_scratch:
+            with giving_scratch():
+                for run, arguments in launches:
+                    run(*arguments(values))
+        else:
+            for run, arguments in launches:
+                run(*arguments(values))
+        return tuple([made[i] for i in results]) if returns_tuple else made[results[0]]
 
 
 class Step:
@@ -155,7 +140,7 @@ class Step:
         plan = find()
         if isinstance(plan, Plan):
             try:
-                self.returned, self._backward = returned, (Alike(given), plan)
+                self.returned, self._backward = returned, (Alike(given, modes_of_backward), plan)
             except (AttributeError, TypeError, RuntimeError):
                 self._tries = _MOST_TRIES
 

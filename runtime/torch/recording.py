@@ -1,7 +1,8 @@
 """What a call does on the device, noted: its allocations and launches, and what of them makes its results."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.settings import HAS_TRITON
 from .launching import launcher_of
-from .plans import SCRATCH, Launch, Plan, Step, bare_apply, maker
+from .plans import Plan, Step, bare_apply, maker
 
 if HAS_TRITON:
     from triton.compiler import CompiledKernel
@@ -22,8 +23,35 @@ _ALLOCATIONS = {
 }
 _ZEROS = {torch.ops.aten.new_zeros.default}
 
+_STREAM = 3
+"""The place of the stream among the arguments of a launch."""
+
+_SCRATCH = 7
+"""The place of the memory that a kernel works in, among the arguments of `CudaLauncher.launch`."""
+
 _LINE = 512
 """What begins in memory that launches alone see is a multiple of so many bytes, as what torch allocates is."""
+
+
+class _Launch(NamedTuple):
+    """A launch: `arguments` are all that `run` takes, once the stream and pointers are at their places."""
+
+    compiled: Any
+    run: Callable[..., object]
+    arguments: list[Any]
+    pointers: list[tuple[int, int]]  # (place, number of the pointer)
+    scratch: int  # Bytes of memory to work in that the arguments have a place for.
+
+    def picked(self, stream: int, constants: list[Any]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """What picks the arguments from pointers, the stream, whose number this is, and `constants`, here extended."""
+        places = dict(self.pointers) | {_STREAM: stream}
+        numbers = []
+        for place, value in enumerate(self.arguments):
+            if place not in places:
+                places[place] = stream + 1 + len(constants)
+                constants.append(value)
+            numbers.append(places[place])
+        return itemgetter(*numbers)
 
 
 def _is_swapped(x: Tensor, of: Tensor) -> bool | None:
@@ -50,7 +78,7 @@ class Recording(TorchDispatchMode):
             self._numbers.setdefault(pointer, number)
         self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
         self._zeroed: list[bool] = []
-        self._launches: list[Launch] = []
+        self._launches: list[_Launch] = []
         self.applied: list[tuple[Any, Sequence[Any], tuple[Tensor, ...]]] = []
         self.forwards: list[Any] = []  # What the forwards of these returned.
 
@@ -82,7 +110,7 @@ class Recording(TorchDispatchMode):
                 pointers.append((place, number or 0))
                 value = None
             arguments.append(value)
-        self._launches.append(Launch(compiled, run, arguments, pointers, scratch))
+        self._launches.append(_Launch(compiled, run, arguments, pointers, scratch))
 
     def plan(self, returned: Any) -> Plan | None:
         """What to do in the place of such a call; None where it did something else as well."""
@@ -98,7 +126,7 @@ class Recording(TorchDispatchMode):
             return None
         device = devices.pop()
         sizes = [0 if made in looks else _room_of(x.untyped_storage().nbytes()) for made, x in enumerate(self._made)]
-        zeroed = {made for made, is_zeroed in enumerate(self._zeroed) if is_zeroed}
+        zeroed = {made for made, x in enumerate(self._made) if self._zeroed[made] and x.numel() > 0}
         scratches = [_room_of(launch.scratch) for launch in self._launches]
         # Zeros are most of what launches alone see, or are tensors of their own.
         zeroes_room = 2 * sum(sizes[made] for made in zeroed) > sum(sizes) + sum(scratches)
@@ -116,10 +144,11 @@ class Recording(TorchDispatchMode):
         for launch, size in zip(self._launches, scratches, strict=True):
             pointers = [(place, numbers.get(number, number)) for place, number in launch.pointers]
             if size:
-                pointers.append((SCRATCH, after + len(offsets)))
+                pointers.append((_SCRATCH, after + len(offsets)))
                 offsets.append(room)
                 room += size
             launches.append(launch._replace(pointers=pointers))
+        constants: list[Any] = []
         return Plan(
             device=device.index or 0,
             make=maker(device),
@@ -128,7 +157,9 @@ class Recording(TorchDispatchMode):
             offsets=offsets,
             room=room // torch.float32.itemsize,
             zeroes_room=zeroes_room,
-            launches=launches,
+            launches=[(each.run, each.picked(after + len(offsets), constants)) for each in launches],
+            constants=constants,
+            kernels=[each.compiled for each in launches],
             results=[sorted(apart).index(made) for made in looks],
             returns_tuple=isinstance(returned, tuple),
             takes_scratch=any(each.scratch == 0 < each.compiled.metadata.global_scratch_size for each in launches),

@@ -161,8 +161,10 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
         @staticmethod
         def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> tuple[Tensor, ...]:
             outputs: tuple[Tensor, ...] = step.forward(given, pointers)
-            count = step.count
-            ctx.save_for_backward(*given[:count], *outputs, *given[count:])
+            if has_tables:
+                ctx.save_for_backward(*given[: step.count], *outputs, *given[step.count :])
+            else:
+                ctx.save_for_backward(*given, *outputs)
             ctx.step = step
             if num_results > 2:
                 ctx.mark_non_differentiable(outputs[2])
