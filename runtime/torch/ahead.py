@@ -1,108 +1,141 @@
 """Compiles what the backward of a call launches while its forward is compiled: in a process that compiled neither, a
 step then takes hardly longer than the longer of the two.
 
-Threads do that, for Triton's compiler runs without Python's lock but for its first part. They launch nothing and change
-nothing on the device. Where one fails, the call compiles the kernel itself, and raises what there is to raise.
+A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
+cache on disk. Where it fails, or cannot be started, the call compiles the kernels itself and raises what there is to
+raise.
 """
 
+import json
+import pickle
+import subprocess
+import sys
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..core import compiling
+from ..core.compiling import Job, Order
 from ..core.settings import HAS_TRITON, INTERPRET
 from .launching import active, is_seen_by_others
 
 if HAS_TRITON:
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
     from triton.runtime import cache, driver
+    from triton.runtime.jit import create_function_from_signature
 
-ENABLED = HAS_TRITON and not INTERPRET
+# Where `sys.executable` is another program, such as a frozen one, it is no Python to start.
+ENABLED = (
+    HAS_TRITON
+    and not INTERPRET
+    and not getattr(sys, "frozen", False)
+    and Path(sys.executable or "").name.startswith("python")
+)
 
-_IGNORED = [("ignore", None, kind, None, 0) for kind in (DeprecationWarning, PendingDeprecationWarning)]
-"""Filters of warnings that Triton sets while it compiles."""
+LIMIT_S = 120.0
+"""Seconds after which a process that compiles is killed."""
+
+_START = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); importlib.import_module(sys.argv[2]).serve()"
+)
 
 
 class Ahead:
-    """What a call and its backward launch is compiled in threads, but for the kernels of the call itself."""
+    """A process that compiles what a call and its backward launch, but for the kernels of the call itself."""
 
     def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
-        """`forward` and `backward` launch kernels, which in these threads compiles them. `device`: for which GPU."""
+        """`forward` and `backward` launch kernels, which in the thread that runs them notes what is to be compiled.
+        `device`: for which GPU."""
         self._device = device
-        self._filters = warnings.filters
-        self._others: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._collect, args=(forward, backward), name="compile ahead")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._order, args=(forward, backward), name="compile ahead")
         self._thread.start()
 
     def wait(self) -> None:
         """Until all is compiled."""
-        # `_others` grows until the first thread has ended.
         self._thread.join()
-        for thread in self._others:
-            thread.join()
-        restore_filters(self._filters)
-
-    def _collect(self, forward: Callable[[], object], backward: Callable[[], object]) -> None:
-        # Triton hashes itself once, which takes a while.
-        self._quietly(getattr(cache, "triton_key", int))
-        # What is computed beside launches may fail on tensors without values.
-        active.compiles = self._compile_launcher
-        self._quietly(forward)
-        active.compiles = self._compile
-        self._quietly(backward)
-
-    def _compile(self, kernel: Any, grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
-        self._begin(partial(kernel.warmup, *args, grid=grid, **constants))
-        self._compile_launcher(kernel, grid, args, constants)
-
-    def _compile_launcher(self, kernel: Any, _grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
-        self._begin(partial(compile_launcher, kernel, args, constants))
-
-    def _begin(self, work: Callable[[], object]) -> None:
-        thread = threading.Thread(target=self._quietly, args=(work,), name="compile ahead")
-        thread.start()
-        self._others.append(thread)
-
-    def _quietly(self, work: Callable[[], object]) -> None:
+        if self._process is None:
+            return
         try:
-            # A program that ends need not wait for what it will not launch.
-            if threading.main_thread().is_alive():
-                with torch.cuda.device(self._device):
-                    work()
-        except Exception:  # the call does it again, and raises what there is to raise
-            pass
+            self._process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdin is not None
+        # It ends where this ends, which by now is of no use to it.
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def _order(self, forward: Callable[[], object], backward: Callable[[], object]) -> None:
+        # What goes wrong here goes wrong in the call, too, which says so.
+        try:
+            with torch.cuda.device(self._device):
+                command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
+                quiet = subprocess.DEVNULL
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+                target = target_of(self._device)
+                kernels, ahead = _jobs_of(forward, target, is_launched=False)
+                others, jobs = _jobs_of(backward, target, is_launched=True)
+                assert self._process.stdin is not None
+                self._process.stdin.write(pickle.dumps(Order(ahead + jobs, target, str(knobs.cache.dir))))
+                self._process.stdin.flush()
+                # What this process has to know, too: Triton hashes itself, which takes a while, and each kernel.
+                getattr(cache, "triton_key", int)()
+                for kernel in kernels + others:
+                    _ = kernel.cache_key
+        except Exception:
+            if self._process is not None:
+                self._process.kill()
 
 
-def compile_launcher(kernel: Any, args: Sequence[Any], constants: dict[str, Any]) -> None:
-    """Compile the C code that launches a kernel, into Triton's cache on disk: it depends on the types of arguments
-    alone, so that a compiler of C need not wait for the kernel."""
-    *_, backend, binder = kernel.create_binder()
-    asked = constants | {"debug": False, "instrumentation_mode": ""}
-    bound, specialization, options = binder(*args, **asked)
-    options, signature, constexprs, attrs = kernel._pack_args(backend, asked, bound, specialization, options)
-    unknown = dict.fromkeys(("global_scratch_size", "global_scratch_align", "profile_scratch_size"), 0)
-    metadata = SimpleNamespace(**vars(options) | unknown, profile_scratch_align=1, tensordesc_meta=None)
-    driver.active.launcher_cls(kernel.ASTSource(kernel, signature, constexprs, attrs), metadata)
+def _jobs_of(launch: Callable[[], object], target: Any, *, is_launched: bool) -> tuple[list[Any], list[Job]]:
+    """The kernels that a function launches, and what is to be done for each."""
+    kernels: list[Any] = []
+    jobs: list[Job] = []
+
+    def note(kernel: Any, _grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
+        kernels.append(kernel)
+        jobs.append(job_of(kernel, args, constants, target, is_launched=is_launched))
+
+    active.compiles = note
+    # What is computed beside launches may fail on tensors without values.
+    with suppress(Exception):
+        launch()
+    return kernels, jobs
 
 
-def restore_filters(before: Any) -> None:
-    """Remove from the filters of warnings what threads that compiled at one time may have left there.
-
-    Triton ignores deprecations while it compiles, and puts back the filters that it found: those of another thread.
-    """
-    found = warnings.filters
-    if found is not before and _but_ignored(found) == _but_ignored(before):
-        warnings.filters = before
-        warnings._filters_mutated()  # type: ignore[attr-defined]
+def target_of(device: int) -> Any:
+    """What Triton compiles for. Its driver, which compiles C code of its own first, is not asked on NVIDIA's chips."""
+    if torch.version.hip is not None:
+        return driver.active.get_current_target()
+    major, minor = torch.cuda.get_device_capability(device)
+    return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-def _but_ignored(filters: Any) -> list[Any]:
-    return [each for each in filters if each not in _IGNORED]
+def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any, *, is_launched: bool) -> Job:
+    """What Triton compiles a kernel for that is launched with such arguments."""
+    backend = make_backend(target)
+    asked = constants | {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
+    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(
+        *args, **asked
+    )
+    options, signature, found, attributes = kernel._pack_args(backend, asked, bound, specialization, options)
+    return Job(
+        module=kernel.__module__,
+        name=kernel.__name__,
+        signature=signature,
+        constants=found,
+        attributes=attributes,
+        options=vars(options),
+        is_launched=is_launched,
+    )
 
 
 def without_values(x: Any) -> Any:
@@ -128,7 +161,7 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
     if kind in kernels.compiled:
         return
     kernels.compiled.add(kind)
-    # Threads keep no tensor of the call.
+    # The thread keeps no tensor of the call.
     found = {name: without_values(x) for name, x in given.items()}
 
     def forward() -> None:
@@ -146,7 +179,7 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
 
 
 def _runs_on_gpu(q: Tensor) -> bool:
-    """Whether a call launches its kernels at once. One that is captured in a graph leaves other threads alone."""
+    """Whether a call launches its kernels at once. One that is captured in a graph leaves the device alone."""
     return q.is_cuda and not is_seen_by_others() and not torch.cuda.is_current_stream_capturing()
 
 

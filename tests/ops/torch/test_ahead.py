@@ -1,10 +1,14 @@
-"""The backward's kernels are compiled in threads beside the forward's; no GPU is needed."""
+"""The backward's kernels are compiled by a process beside the forward's; no GPU is needed."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import pickle
+import signal
+import subprocess
+import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -21,8 +25,9 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from codegen.compile.offline import AbsentGPU
+from codegen.compile.offline import AbsentGPU, target_of
 from codegen.testing.golden import load_op
+from generated._runtime.core import compiling
 from generated._runtime.torch import ahead, plans
 from generated._runtime.torch import replay as torch_replay
 
@@ -32,19 +37,15 @@ FORWARD, BACKWARD = {"causal_fwd"}, {"causal_bwd_dq", "causal_bwd_dkdv"}
 
 
 class Compilations:
-    """The names of kernels by the thread that compiled them: the one that calls, and all others. For each kernel that
-    is launched the types and constants that its launcher is compiled for, and for each launcher compiled ahead."""
+    """The names of kernels that the process compiled, and of those that it found in Triton's cache."""
 
     def __init__(self) -> None:
         self.here: set[str] = set()
-        self.ahead: set[str] = set()
-        self.launched: dict[str, Any] = {}
-        self.launchers: dict[str, Any] = {}
+        self.found: set[str] = set()
 
-    def note(self, *, metadata: Any, **_: Any) -> None:
+    def note(self, *, metadata: Any, cache_hit: bool, **_: Any) -> None:
         """What Triton tells of each."""
-        is_here = threading.current_thread() is threading.main_thread()
-        (self.here if is_here else self.ahead).add(metadata["name"])
+        (self.found if cache_hit else self.here).add(metadata["name"])
 
 
 @pytest.fixture
@@ -54,10 +55,6 @@ def compiled(tmp_path: Path) -> Iterator[Compilations]:
 
     def load(kernel: Any) -> None:
         kernel.module, kernel.function, kernel._run = 1, 1, lambda *_: None
-        noted.launched[kernel.name] = kernel.src.signature, kernel.src.constants
-
-    def launcher(src: Any, _metadata: Any) -> None:
-        noted.launchers[src.fn.__name__] = src.signature, src.constants
 
     with ExitStack() as patches:
 
@@ -71,11 +68,11 @@ def compiled(tmp_path: Path) -> Iterator[Compilations]:
         patch(support, "gpu_of", lambda _x: "")
         patch(driver, "_active", AbsentGPU.__new__(AbsentGPU))
         AbsentGPU.__init__(driver._active, ARCH)  # another number each time: a kernel remembers what it compiled by it
-        driver._active.launcher_cls = launcher
         patch(CompiledKernel, "_init_handles", load)
         patch(torch_replay, "_is_current", lambda _x: True)
         patch(plans, "current_stream", lambda _device: 0)
         patch(ahead, "_runs_on_gpu", lambda _q: True)
+        patch(ahead, "target_of", lambda _device: target_of(ARCH))
         patch(torch.cuda, "device", lambda _index: nullcontext())
         patch(knobs.cache, "dir", str(tmp_path))
         patch(knobs.compilation, "listener", noted.note)
@@ -92,9 +89,7 @@ def _step(length: int) -> None:
 def test_a_backward_is_compiled_beside_its_forward(compiled: Compilations) -> None:
     _step(80)
     assert compiled.here == FORWARD
-    assert compiled.ahead == BACKWARD
-    assert set(compiled.launched) == FORWARD | BACKWARD
-    assert compiled.launchers == compiled.launched
+    assert compiled.found == BACKWARD
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("compile")]
 
 
@@ -119,12 +114,47 @@ def test_no_gradients_no_backward() -> None:
         begun.assert_not_called()
 
 
-def test_a_failure_is_left_to_the_call(compiled: Compilations) -> None:
-    """A thread that fails says nothing: the call compiles what it launches, and raises what there is to raise."""
-    with mock.patch.object(JITFunction, "warmup", side_effect=RuntimeError("of a thread")) as failed:
-        _step(84)
-    assert failed.call_count == len(BACKWARD)
+@pytest.mark.parametrize(
+    ("length", "name", "value"),
+    [
+        (88, "_START", "raise SystemExit('it cannot start')"),
+        (89, "job_of", mock.Mock(side_effect=RuntimeError("no kernel of mine"))),
+        (90, "json", mock.Mock(dumps=mock.Mock(side_effect=OSError("it cannot be told where packages are")))),
+    ],
+)
+def test_a_failure_is_left_to_the_call(length: int, name: str, value: Any, compiled: Compilations) -> None:
+    """The call compiles what it launches, and raises what there is to raise."""
+    with mock.patch.object(ahead, name, value):
+        _step(length)
     assert compiled.here == FORWARD | BACKWARD
+
+
+def test_a_process_that_hangs_is_ended(compiled: Compilations) -> None:
+    make, made = ahead.Ahead, []
+
+    def noted(*args: Any) -> ahead.Ahead:
+        made.append(make(*args))
+        return made[-1]
+
+    with (
+        mock.patch.object(ahead, "_START", "import time; time.sleep(600)"),
+        mock.patch.object(ahead, "LIMIT_S", 0.1),
+        mock.patch.object(ahead, "Ahead", noted),
+    ):
+        _step(87)
+    assert [each._process and each._process.returncode for each in made] == [-signal.SIGKILL]
+    assert compiled.here == FORWARD | BACKWARD
+
+
+def test_it_ends_with_its_caller() -> None:
+    """Its input ends when the process that started it ends, in whatever way."""
+    command = [sys.executable, "-c", ahead._START, json.dumps(sys.path), compiling.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        hangs = compiling.Job("time", "sleep", {}, {}, {}, {}, is_launched=False)
+        process.stdin.write(pickle.dumps(compiling.Order([hangs], None, "")))
+        process.stdin.close()
+        assert process.wait(30) in (0, 1)
 
 
 def test_a_system_without_threads(compiled: Compilations) -> None:
@@ -139,23 +169,3 @@ def test_an_error_is_raised_by_the_call() -> None:
         q = torch.zeros(1, 2, 85, 16, dtype=torch.float16, requires_grad=True)
         with pytest.raises(RuntimeError, match="it does not compile"):
             load_op("causal")(q, q, q)
-
-
-def test_what_compiles_side_by_side_leaves_no_filters() -> None:
-    before = warnings.filters
-    with warnings.catch_warnings():
-        mine = warnings.filters
-        one, two = warnings.catch_warnings(), warnings.catch_warnings()
-        one.__enter__()
-        warnings.simplefilter("ignore", DeprecationWarning)
-        two.__enter__()
-        warnings.simplefilter("ignore", PendingDeprecationWarning)
-        one.__exit__(None, None, None)
-        two.__exit__(None, None, None)
-        assert list(warnings.filters) != list(mine)
-        ahead.restore_filters(mine)
-        assert warnings.filters is mine
-        warnings.simplefilter("error", UserWarning)
-        changed = list(warnings.filters)
-        ahead.restore_filters(before)
-        assert list(warnings.filters) == changed
