@@ -39,7 +39,7 @@ ENABLED = (
     and Path(sys.executable or "").name.startswith("python")
 )
 
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 """Seconds after which a process that compiles is killed."""
 
 _START = (
