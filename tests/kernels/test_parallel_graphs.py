@@ -95,7 +95,9 @@ def one_process(rank: int, ranks: int, folder: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, which NCCL connects")
-def test_calls_over_gpus_are_captured(tmp_path: Path) -> None:
+def test_calls_over_gpus_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Processes find this module by its name, which pytest makes of the folders that are packages.
+    monkeypatch.syspath_prepend(Path(__file__).parents[__name__.count(".")])
     ranks = 4 if torch.cuda.device_count() >= 4 else 2
     spawn: Any = multiprocessing.spawn  # type: ignore[attr-defined]  # which torch does not name in __all__
     spawn(one_process, (ranks, str(tmp_path)), nprocs=ranks)
