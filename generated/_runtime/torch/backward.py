@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
-from .attention import kernels_of
+from .functions import kernels_of
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """What runs the kernels of a call: `apply`, or what computes gradients in its place."""
