@@ -169,11 +169,13 @@ def run() -> tuple[bool, list[HostMeasurement]]:
         figures = f"{row.forward_us:9.1f} {row.autograd_us:14.1f} {row.backward_us:13.1f}"
         print(f"  {row.case:15} {row.implementation:5} {figures} {replay}  {row.note}", flush=True)
         right = right and not (one.name == OURS and row.note)
-    plain = rows[0]
+    plain, peer = rows[0], rows[1]
     is_light = layers_of_transformers("cuda")
     fast = plain.forward_us <= FORWARD_US and plain.autograd_us <= AUTOGRAD_US
     print(f"  ours, causal: targets {FORWARD_US:.0f} and {AUTOGRAD_US:.0f}: {'OK' if fast else 'TOO SLOW'}")
-    return right and fast and is_light, rows
+    is_level = plain.backward_us <= peer.backward_us
+    print(f"  ours, causal, forward and backward: at most {peer.implementation}'s: {'OK' if is_level else 'TOO SLOW'}")
+    return right and fast and is_level and is_light, rows
 
 
 def layers_of_transformers(device: str) -> bool:

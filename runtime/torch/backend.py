@@ -2,8 +2,8 @@
 
 import torch
 
-from .replay import launch as launch
-from .replay import launch_hopper as launch_hopper
+from .launching import launch as launch
+from .launching import launch_hopper as launch_hopper
 from .schedule import block_sequences as block_sequences
 from .schedule import list_blocks as list_blocks
 from .schedule import work_counter as work_counter

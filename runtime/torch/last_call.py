@@ -6,7 +6,9 @@ wanted, and the modes that decide what an operator does. Everything else is comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 from weakref import ref
 
@@ -18,15 +20,15 @@ from ..core.options import CallOptions
 from ..core.schedules import Schedule
 
 try:
-    from torch._C._dynamo import guards as _guards
+    from torch._C._dynamo import guards as guards
 except ImportError:  # it is no public name
-    _guards = None  # type: ignore[assignment]
+    guards = None  # type: ignore[assignment]
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN = (int, float, str)
 
 
-def _modes() -> tuple[Any, ...]:
+def modes_of_forward() -> tuple[Any, ...]:
     """What a call depends on beside its arguments."""
     return (
         torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None,
@@ -35,6 +37,11 @@ def _modes() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         forward_ad._current_level,
     )
+
+
+def modes_of_backward() -> tuple[Any, ...]:
+    """What a backward depends on beside its arguments."""
+    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None, torch.is_grad_enabled()
 
 
 def _is_equal(x: object, known: object) -> bool:
@@ -46,36 +53,64 @@ def _is_equal(x: object, known: object) -> bool:
     return type(x) in _PLAIN and x == known and x != 0
 
 
+class Alike:
+    """What some tensors look like, and the modes they came in."""
+
+    __slots__ = ("_check", "_count", "_find", "_modes")
+
+    def __init__(self, tensors: Sequence[Tensor], modes: Callable[[], tuple[Any, ...]] = modes_of_forward) -> None:
+        """Raises `TypeError` for tensors that cannot be compared, `AttributeError` where torch has no such guards."""
+        compared: Any = getattr(guards, "TensorGuards")  # noqa: B009  # an AttributeError where torch has none
+        self._find, self._modes, self._count = modes, modes(), len(tensors)
+        self._check = compared(
+            *tensors,
+            dynamic_dims_sizes=[list(x.shape) for x in tensors],
+            dynamic_dims_strides=[list(x.stride()) for x in tensors],
+        ).check
+        if self.pointers(tensors) is None:
+            raise TypeError("one tensor twice, or at places that decide which kernels are compiled")
+
+    def pointers(self, tensors: Sequence[Tensor]) -> list[int] | None:
+        """Where tensors lie that look the same; None if they do not, or lie at places that decide which kernels are
+        compiled."""
+        if len(tensors) != self._count or self._find() != self._modes or not self._check(*tensors):
+            return None
+        return plain_places([x.data_ptr() for x in tensors])
+
+
+def plain_places(pointers: list[int]) -> list[int] | None:
+    """Pointers; None if one is no multiple of 16, or is there twice, or points nowhere."""
+    return (
+        pointers
+        if reduce(or_, pointers, 0) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
+        else None
+    )
+
+
 class LastCall:
     """What a call looked like, and `plan`, what is done in its place.
 
     A schedule is held weakly: it keeps tables on the device.
     """
 
-    __slots__ = ("_check", "_modes", "_names", "_order", "_others", "_schedules", "_tensors", "plan")
+    __slots__ = ("_alike", "_names", "_order", "_others", "_schedules", "_tensors", "plan")
 
     def __init__(self, values: Sequence[Any], names: Iterable[str], plan: Any) -> None:
         """Raises `TypeError` for a call that cannot be compared so, `AttributeError` where torch has no such guards."""
         self.plan = plan
-        self._names, self._modes = tuple(names), _modes()
+        self._names = tuple(names)
         self._tensors = [place for place, x in enumerate(values) if type(x) in _TENSORS]
         self._schedules = {place: ref(x) for place, x in enumerate(values) if type(x) is Schedule}
         told = {*self._tensors, *self._schedules}
         self._order = sorted(told)
         self._others = [(place, x) for place, x in enumerate(values) if place not in told]
-        tensors = [values[place] for place in self._tensors]
         if any(type(x) is list for _, x in self._others):
             raise TypeError("lists of tensors are not compared")
-        compared: Any = getattr(_guards, "TensorGuards")  # noqa: B009  # an AttributeError where torch has none
-        self._check = compared(
-            *tensors,
-            dynamic_dims_sizes=[list(x.shape) for x in tensors],
-            dynamic_dims_strides=[list(x.stride()) for x in tensors],
-        ).check
+        self._alike = Alike([values[place] for place in self._tensors])
         if self.pointers(values, self._names) is None:
-            raise TypeError("one tensor twice, or at places that decide which kernels are compiled")
+            raise TypeError("a tensor twice, one of them in a schedule")
 
-    def pointers(self, values: Sequence[Any], names: Iterable[str]) -> tuple[list[Tensor], list[int]] | None:
+    def pointers(self, values: Sequence[Any], names: Iterable[str]) -> tuple[Sequence[Tensor], list[int]] | None:
         """The tensors of a call and where they lie, in the order of its arguments; None if it looks otherwise, or lies
         at places that decide which kernels are compiled."""
         if len(values) != len(self._order) + len(self._others):
@@ -85,26 +120,22 @@ class LastCall:
             if x is not known and not _is_equal(x, known):
                 return None
         tensors = [values[place] for place in self._tensors]
-        if tuple(names) != self._names or _modes() != self._modes or not self._check(*tensors):
+        if tuple(names) != self._names or (pointers := self._alike.pointers(tensors)) is None:
             return None
         if not self._schedules:
-            given, pointers = tensors, [x.data_ptr() for x in tensors]
-        else:
-            given, pointers = [], []
-            for place in self._order:
-                x = values[place]
-                held = self._schedules.get(place)
-                if held is None:
-                    given.append(x)
-                    pointers.append(x.data_ptr())
-                elif held() is x:
-                    _, tables, places, _ = x.__dict__["known"]
-                    given += tables
-                    pointers += places
-                else:
-                    return None
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        is_plain = bits % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
-        return (given, pointers) if is_plain else None
+            return tensors, pointers
+        given: list[Tensor] = []
+        pointers = []
+        for place in self._order:
+            x = values[place]
+            held = self._schedules.get(place)
+            if held is None:
+                given.append(x)
+                pointers.append(x.data_ptr())
+            elif held() is x:
+                _, tables, places, _ = x.__dict__["known"]
+                given += tables
+                pointers += places
+            else:
+                return None
+        return None if plain_places(pointers) is None else (given, pointers)

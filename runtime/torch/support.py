@@ -29,7 +29,7 @@ from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
 from ..kernels import TRAITS
-from .replay import is_recording
+from .launching import is_recording
 from .transforms import refuse_gradient_of, refuse_tangents
 
 FP32 = torch.float32
@@ -268,6 +268,11 @@ def has_values(x: Tensor) -> bool:
     return launches_directly(x) and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def _index_of(x: Tensor) -> int:
+    """The number of a tensor's GPU: the current one for a tensor without memory, of a call that is only compiled."""
+    return torch.cuda.current_device() if x.device.index is None else x.device.index
+
+
 @cache
 def _device_arch(index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
@@ -278,7 +283,7 @@ def _device_arch(index: int) -> str:
 
 def arch_of(x: Tensor) -> str:
     """The architecture a tensor's kernels are compiled for."""
-    return INTERPRETER if x.device.type == "cpu" else _device_arch(x.device.index)
+    return INTERPRETER if x.device.type == "cpu" else _device_arch(_index_of(x))
 
 
 @cache
@@ -288,7 +293,7 @@ def _device_multiprocessors(index: int) -> int:
 
 def multiprocessors(x: Tensor) -> int:
     """How many programs that fill a multiprocessor run at once; those of an H100 where kernels are only compiled."""
-    return DEFAULT_MULTIPROCESSORS if x.device.type == "cpu" else _device_multiprocessors(x.device.index)
+    return DEFAULT_MULTIPROCESSORS if x.device.type == "cpu" else _device_multiprocessors(_index_of(x))
 
 
 @cache
@@ -298,7 +303,7 @@ def _device_gpu(index: int) -> str:
 
 def gpu_of(x: Tensor) -> str:
     """The folder of the tuned tiles of a tensor's GPU, such as h100; "" on a CPU."""
-    return "" if x.device.type == "cpu" else _device_gpu(x.device.index)
+    return "" if x.device.type == "cpu" else _device_gpu(_index_of(x))
 
 
 def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallOptions:

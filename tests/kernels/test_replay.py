@@ -14,6 +14,7 @@ from codegen.testing import golden
 from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.core.checks import ArgumentError
+from generated._runtime.torch import launching
 from generated._runtime.torch import replay as torch_replay
 from tests.kernels.test_paged import draw_case
 from tests.support.cases import DEVICE, DTYPES, INTERPRET, Shape, assert_same, draw, tiles, with_variants
@@ -22,7 +23,7 @@ from tests.support.replaying import kinds_of, never_replaying, replaying
 
 pytestmark = [
     pytest.mark.skipif(
-        not INTERPRET and not torch_replay.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
+        not INTERPRET and not launching.ENABLED, reason="nothing is replayed with this version of Triton, or on AMD"
     ),
     pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch"),
 ]

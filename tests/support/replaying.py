@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from codegen.testing import golden
 from generated._runtime.core.schedules import Schedule
+from generated._runtime.torch import plans, recording
 from generated._runtime.torch import replay as torch_replay
-from generated._runtime.torch.last_call import LastCall
+from generated._runtime.torch.last_call import Alike, LastCall
 from tests.support.cases import INTERPRET
 
 
@@ -44,13 +45,13 @@ class _Memory:
                 self.tensors[x.data_ptr()] = x
 
     def at(self, pointer: int, dtype: torch.dtype) -> Tensor:
-        """The tensor that begins at a pointer, or what a room of bytes holds from there on."""
+        """The tensor that begins at a pointer, or what a room holds from there on."""
         found = self.tensors.get(pointer)
         if found is not None and found.dtype == dtype:
             return found
         for begin, room in self.tensors.items():
-            if room.dtype == torch.int8 and begin <= pointer < begin + room.numel():
-                rest = room[pointer - begin :]
+            if room.dim() == 1 and begin <= pointer < begin + room.nbytes:
+                rest = room.view(torch.int8)[pointer - begin :]
                 return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         raise KeyError(pointer)
 
@@ -79,7 +80,7 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
 
     run, kind_of, empty = InterpretedFunction.run, torch_replay._kind_of, torch.empty_strided
-    pointers_of = LastCall.pointers
+    pointers_of, pointers_alike = LastCall.pointers, Alike.pointers
     # Imported before anything is patched, as they are everywhere else.
     op = importlib.import_module(f"generated.{variant}.torch_op")
     every_mode = [op.DENSE, op.PACKED, op.SEGMENTED]
@@ -102,6 +103,10 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         memory.keep(values)
         return pointers_of(last, values, names)
 
+    def kept_alike(like: Alike, tensors: Sequence[Tensor]) -> Any:
+        memory.keep(tensors)
+        return pointers_alike(like, tensors)
+
     def kept_empty(*args: Any, **kwargs: Any) -> Tensor:
         made = empty(*args, **kwargs)
         memory.keep([made])
@@ -115,11 +120,12 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
         patch(InterpretedFunction, "run", launched)
         patch(torch, "empty_strided", kept_empty)
         patch(torch_replay, "ENABLED", True)
-        patch(torch_replay, "CompiledKernel", _Interpreted)
+        patch(recording, "CompiledKernel", _Interpreted)
         patch(torch_replay, "_kind_of", kept_kind)
         patch(LastCall, "pointers", kept_pointers)
+        patch(Alike, "pointers", kept_alike)
         patch(torch_replay, "_is_current", lambda _x: True)
-        patch(torch_replay, "_stream", lambda _device: 0)
+        patch(plans, "current_stream", lambda _device: 0)
         for kernels in every_mode:
             for name in ("forward", "backward"):
                 patch(kernels, name, torch_replay.replayed(getattr(kernels, name)))
@@ -130,14 +136,14 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
 def replaying(variant: str) -> Iterator[tuple[Any, Replays]]:
     """The op of a variant, which replays its calls from the third of a kind on, and how many it has."""
     replays, op = Replays(), golden.load_op(variant)
-    replay = torch_replay._Plan.__call__
+    replay = plans.Plan.__call__
 
     def counted(plan: Any, given: list[Tensor], pointers: list[int]) -> Any:
         replays.count += 1
         return replay(plan, given, pointers)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(torch_replay._Plan, "__call__", counted))
+        patches.enter_context(mock.patch.object(plans.Plan, "__call__", counted))
         if INTERPRET:
             patches.enter_context(_interpreter_compiles(variant, _Memory()))
             yield torch_replay.replayed_op("doc")(op), replays
@@ -155,5 +161,8 @@ def kinds_of(function: Any) -> dict[Any, Any]:
 @contextmanager
 def never_replaying() -> Iterator[None]:
     """Calls are launched by Triton, as where a profiler watches."""
-    with mock.patch.object(torch_replay, "_launches_are_watched", return_value=True):
+    with (
+        mock.patch.object(torch_replay, "launches_are_watched", return_value=True),
+        mock.patch.object(plans, "launches_are_watched", return_value=True),
+    ):
         yield

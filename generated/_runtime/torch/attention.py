@@ -2,21 +2,21 @@
 """The kernels of an op in one mode of calls, as PyTorch knows them: an autograd function, and two custom operators."""
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.checks import fail
 from ..core.configs import PASSES, Tiles
 from ..core.launches import empty_gradients, gradient_sizes, tiles_of
 from ..core.options import CallOptions
 from ..kernels import TRAITS
 from . import backend
+from .ahead import Ahead, wait_for_backward
+from .functions import KERNELS, SCALES, autograd_functions, signature_of
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
-from .replay import apply, replayed
+from .replay import replayed
 from .support import (
     FP32,
     batch_row,
@@ -27,7 +27,7 @@ from .support import (
     result_dtype,
     sequence_of_rows,
 )
-from .transforms import batched, differentiates_backward, folded_axes, refuse_gradient_of, refuse_second_derivative
+from .transforms import folded_axes
 
 _TYPES = {
     "row_offsets": Tensor | None,
@@ -44,9 +44,6 @@ _TYPES = {
     "block_tables": list[Tensor],
 }
 """Types of the parameters that any op may have. Its other parameters are tensors, but for its own scalars."""
-
-SCALES = ("q_scale", "k_scale", "v_scale")
-"""What q, k and v of 8 bits are times: float32 `[B, H]`, of packed sequences `[n, H]`."""
 
 _ROWS = ("q", "k", "v", "o", "do")
 
@@ -104,19 +101,21 @@ class Kernels:
         self.backward_parameters = ("do", "dlse", *tensors, *self.results, *numbers, *self.flags.values())
         self.folded_axes = folded_axes(mode, tensors, self.results, dims or {}) if splits_batch else {}
         self.forward, self.backward = replayed(self._forward), replayed(self._backward)
+        self.forward_kernels, self.backward_kernels = self._forward, self._backward
+        self.compiled, self.ahead = set[Any](), list[Ahead]()
         name = f"{NAMESPACE}::{op}" if mode == "dense" else f"{NAMESPACE}::{op}_{mode}"
-        setattr(_KERNELS, name, self)
+        setattr(KERNELS, name, self)
         types = self._types | {"dlse": Tensor | None} | dict.fromkeys(self.flags.values(), bool)
-        signature = _signature(self.parameters, types, len(self.results))
+        signature = signature_of(self.parameters, types, len(self.results))
         self.forward_op = register_operator(f"{name}_fwd", self._forward, self.fake_forward, signature)
-        signature = _signature(self.backward_parameters, types, 3 + len(self.gradients))
+        signature = signature_of(self.backward_parameters, types, 3 + len(self.gradients))
         self.backward_op = register_operator(f"{name}_bwd", self._backward, self.fake_backward, signature)
         if TRAITS[op].takes_fp8:
             self.scaled_forward = replayed(self._scaled_forward)
-            signature = _signature((*self.parameters, *SCALES), types, 2)
+            signature = signature_of((*self.parameters, *SCALES), types, 2)
             operator = (f"{name}_fp8", self._scaled_forward, self.fake_scaled_forward, signature)
             self.scaled_forward_op = register_operator(*operator)
-        self.function, self.gradient_function = _autograd_functions(self, name)
+        self.function, self.gradient_function = autograd_functions(self, name)
 
     def tiles(self, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None) -> Tiles:
         """The tiles of each pass. q and v are `[B, H, S, D]`; `tokens` are cu_seqlens_q or q_segment_ids."""
@@ -171,6 +170,7 @@ class Kernels:
             results = self.fake_backward(*args)
             whole = (named["o"], named["lse"]) if named["options"].wide_keys else None
             return plain_backward(self._reference, results, named["do"], named["dlse"], places, whole, *forwarded)
+        wait_for_backward(self)
         given = self._as_rows(named)
         given["dlse"] = None if given["dlse"] is None else given["dlse"].contiguous()
         dq, dk, dv, *own = self.modules.launch.backward(backend, **given)
@@ -260,135 +260,3 @@ def dequantised(x: Tensor, scale: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 NAMESPACE = namespace_of(__name__.rsplit(".", 3)[0])
-
-
-class _Registry:
-    """Kernels as attributes, by the name that their custom operators begin with.
-
-    torch.compile follows what a function reaches from its module, not what it encloses: the functions below enclose
-    numbers and this name alone. Of a dict it would know only what the dict held when the trace first read it, and an op
-    may be imported while it is traced.
-    """
-
-    def of(self, name: str) -> Kernels:
-        found: Kernels = getattr(self, name)
-        return found
-
-
-_KERNELS = _Registry()
-
-
-def kernels_of(function: Any) -> Kernels:
-    """The kernels whose autograd function this is."""
-    return _KERNELS.of(function.kernels)
-
-
-def _signature(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
-    """A function of these parameters, which are tensors unless `types` has them, with so many tensors as its result."""
-    kind, annotations = Parameter.POSITIONAL_OR_KEYWORD, types or {}
-    found = [Parameter(name, kind, annotation=annotations.get(name, Tensor)) for name in parameters]
-    return Signature(found, return_annotation=tuple.__class_getitem__((Tensor,) * num_results))
-
-
-def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    kernels = _KERNELS.of(name)
-    run = kernels.forward if launches_directly(q) else kernels.forward_op
-    return run(q, *args)
-
-
-def _run_scaled_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    kernels = _KERNELS.of(name)
-    if torch.is_grad_enabled():
-        for parameter, x in zip((*kernels.parameters, *SCALES), (q, *args), strict=True):
-            if isinstance(x, Tensor) and x.requires_grad:
-                expected = f"a tensor without gradient: calls of {q.dtype} have none"
-                fail(kernels.op, parameter, expected, "one that requires grad")
-    run = kernels.scaled_forward if launches_directly(q) else kernels.scaled_forward_op
-    return run(q, *args)
-
-
-def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    kernels = _KERNELS.of(name)
-    run = kernels.backward if launches_directly(q) else kernels.backward_op
-    return run(do, dlse, q, *args)
-
-
-def _autograd_functions(kernels: Kernels, name: str) -> tuple[Any, Any]:
-    """The autograd function of kernels, and the function of its gradients."""
-    num_tensors, has_tables, results = kernels.num_tensors, kernels.has_tables, kernels.results
-    num_saved = num_tensors + len(results)
-    end_numbers = len(kernels.parameters) - has_tables
-    # For each argument the place of its gradient among those of a backward, behind which stands a None.
-    trained = ("q", "k", "v", *kernels.gradients)
-    order = tuple(trained.index(x) if x in trained else len(trained) for x in kernels.parameters)
-    flags = tuple(kernels.parameters.index(x) for x in kernels.flags)
-
-    class Attention(torch.autograd.Function):
-        """o and lse, with the gradient of every tensor that has one."""
-
-        kernels = name
-
-        @staticmethod
-        def forward(*args: Any) -> tuple[Tensor, ...]:
-            return _run_forward(name, *args)
-
-        @staticmethod
-        def scaled(*args: Any) -> tuple[Tensor, ...]:
-            return _run_scaled_forward(name, *args)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-            tables = inputs[-1] if has_tables else ()
-            ctx.save_for_backward(*inputs[:num_tensors], *outputs, *tables)
-            ctx.numbers = inputs[num_tensors:end_numbers]
-            if len(outputs) > 2:
-                ctx.mark_non_differentiable(outputs[2])
-            ctx.set_materialize_grads(False)
-
-        @staticmethod
-        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-            saved = ctx.saved_tensors
-            tables = [list(saved[num_saved:])] if has_tables else []
-            do = torch.zeros_like(saved[num_tensors]) if do is None else do
-            wanted = [ctx.needs_input_grad[place] for place in flags]
-            arguments = (do, dlse, *saved[:num_saved], *ctx.numbers, *tables, *wanted)
-            if differentiates_backward():
-                found = apply(_KERNELS.of(name).gradient_function, *arguments)
-            else:
-                found = _run_backward(name, *arguments)
-            gradients: list[Tensor | None] = [*found, None]
-            for place, is_wanted in zip(flags, wanted, strict=True):
-                if not is_wanted:
-                    gradients[order[place]] = None
-            return tuple([gradients[place] for place in order])
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            for tensor, reason in kernels.undeclared.items():
-                refuse_gradient_of(args[kernels.parameters.index(tensor)], kernels.op, tensor, reason)
-            return batched(Attention, kernels.parameters, results, kernels.folded_axes, info, in_dims, args)
-
-    class AttentionGradients(torch.autograd.Function):
-        """The gradients of `Attention`, which have none of their own."""
-
-        @staticmethod
-        def forward(*args: Any) -> tuple[Tensor, ...]:
-            return _run_backward(name, *args)
-
-        @staticmethod
-        def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
-            """Nothing is saved."""
-
-        @staticmethod
-        def backward(_ctx: Any, *_gradients: Tensor | None) -> Any:
-            refuse_second_derivative(kernels.op)
-
-        @staticmethod
-        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            own, names = ("q", "k", "v", *kernels.gradients), kernels.backward_parameters
-            return batched(AttentionGradients, names, own, kernels.folded_axes, info, in_dims, args)
-
-    # torch.compile counts the parameters of a forward to know whether it takes a context.
-    for function, parameters in ((Attention, kernels.parameters), (AttentionGradients, kernels.backward_parameters)):
-        function.forward.__dict__["__signature__"] = _signature(parameters)
-    return Attention, AttentionGradients

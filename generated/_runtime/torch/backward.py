@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
 from ..core.checks import fail
-from .attention import kernels_of
+from .functions import kernels_of
 from .support import FP8_DTYPE
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .replay import bare_apply
+from .plans import bare_apply
 from .transforms import refuse_second_derivative
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.schedules import DENSE_ENTRIES, Schedule
-from .replay import launch
+from .launching import launch
 from .sequences import Tokens, values_are_checked
 from .support import has_values, launches_directly
 

@@ -336,14 +336,14 @@ def test_first_calls_in_torch_are_timed_in_phases(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seconds = first_call.torch_phases("cpu", heads=1, seq=8)
-    assert list(seconds)[:4] == ["import torch", "first tensors", "import causal", "first forward"]
-    assert list(seconds)[4:] == ["first backward", "second forward", "second backward"]
+    assert list(seconds)[:4] == ["import torch", "first tensors", "torch's backward", "import causal"]
+    assert list(seconds)[4:] == ["first forward", "first backward", "second forward", "second backward"]
     caches: list[str] = []
 
     def in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, float]:
         assert arguments == ["torch", "one"]
         caches.append(changed["TRITON_CACHE_DIR"])
-        return {"first forward": float(len(caches))}
+        return {"first forward": float(len(caches)), "first backward": 2.5}
 
     def run(command: list[str], *, env: dict[str, str], **_: Any) -> None:
         parse = codegen_parser().parse_args(command[command.index("warm") :])
@@ -352,10 +352,14 @@ def test_first_calls_in_torch_are_timed_in_phases(
 
     monkeypatch.setattr(first_call, "in_process", in_process)
     monkeypatch.setattr("bench.timing.first_call.subprocess.run", run)
-    first_call.torch_table()
+    assert first_call.torch_table()
     cold, warm, ahead, after = caches
     assert cold == warm != ahead == after
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["first", "forward", "1.00", "2.00", "4.00"]
+    *_, forward, _, verdict = capsys.readouterr().out.splitlines()
+    assert forward.split() == ["first", "forward", "1.00", "2.00", "4.00"]
+    assert verdict.strip() == "first step, cold cache: 3.50 of 4.0 s: OK"
+    monkeypatch.setattr(first_call, "FIRST_STEP_BAR_S", 3.0)
+    assert not first_call.torch_table()
 
 
 def test_measurements_survive_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

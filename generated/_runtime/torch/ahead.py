@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles what the backward of a call launches while its forward is compiled: in a process that compiled neither, a
+step then takes hardly longer than the longer of the two.
+
+A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
+cache on disk. Where it fails, or cannot be started, the call compiles the kernels itself and raises what there is to
+raise.
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import compiling
+from ..core.compiling import Job, Order
+from ..core.settings import HAS_TRITON, INTERPRET
+from .launching import active, is_seen_by_others
+
+if HAS_TRITON:
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import cache, driver
+    from triton.runtime.jit import create_function_from_signature
+
+# Where `sys.executable` is another program, such as a frozen one, it is no Python to start.
+ENABLED = (
+    HAS_TRITON
+    and not INTERPRET
+    and not getattr(sys, "frozen", False)
+    and Path(sys.executable or "").name.startswith("python")
+)
+
+LIMIT_S = 60.0
+"""Seconds after which a process that compiles is killed."""
+
+_START = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); importlib.import_module(sys.argv[2]).serve()"
+)
+
+
+class Ahead:
+    """A process that compiles what a call and its backward launch, but for the kernels of the call itself."""
+
+    def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
+        """`forward` and `backward` launch kernels, which in the thread that runs them notes what is to be compiled.
+        `device`: for which GPU."""
+        self._device = device
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._order, args=(forward, backward), name="compile ahead")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all is compiled."""
+        self._thread.join()
+        if self._process is None:
+            return
+        try:
+            self._process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdin is not None
+        # It ends where this ends, which by now is of no use to it.
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def _order(self, forward: Callable[[], object], backward: Callable[[], object]) -> None:
+        # What goes wrong here goes wrong in the call, too, which says so.
+        try:
+            with torch.cuda.device(self._device):
+                command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
+                quiet = subprocess.DEVNULL
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+                target = target_of(self._device)
+                kernels, ahead = _jobs_of(forward, target, is_launched=False)
+                others, jobs = _jobs_of(backward, target, is_launched=True)
+                assert self._process.stdin is not None
+                self._process.stdin.write(pickle.dumps(Order(ahead + jobs, target, str(knobs.cache.dir))))
+                self._process.stdin.flush()
+                # What this process has to know, too: Triton hashes itself, which takes a while, and each kernel.
+                getattr(cache, "triton_key", int)()
+                for kernel in kernels + others:
+                    _ = kernel.cache_key
+        except Exception:
+            if self._process is not None:
+                self._process.kill()
+
+
+def _jobs_of(launch: Callable[[], object], target: Any, *, is_launched: bool) -> tuple[list[Any], list[Job]]:
+    """The kernels that a function launches, and what is to be done for each."""
+    kernels: list[Any] = []
+    jobs: list[Job] = []
+
+    def note(kernel: Any, _grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
+        kernels.append(kernel)
+        jobs.append(job_of(kernel, args, constants, target, is_launched=is_launched))
+
+    active.compiles = note
+    # What is computed beside launches may fail on tensors without values.
+    with suppress(Exception):
+        launch()
+    return kernels, jobs
+
+
+def target_of(device: int) -> Any:
+    """What Triton compiles for. Its driver, which compiles C code of its own first, is not asked on NVIDIA's chips."""
+    if torch.version.hip is not None:
+        return driver.active.get_current_target()
+    major, minor = torch.cuda.get_device_capability(device)
+    return GPUTarget("cuda", 10 * major + minor, 32)
+
+
+def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any, *, is_launched: bool) -> Job:
+    """What Triton compiles a kernel for that is launched with such arguments."""
+    backend = make_backend(target)
+    asked = constants | {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
+    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(
+        *args, **asked
+    )
+    options, signature, found, attributes = kernel._pack_args(backend, asked, bound, specialization, options)
+    return Job(
+        module=kernel.__module__,
+        name=kernel.__name__,
+        signature=signature,
+        constants=found,
+        attributes=attributes,
+        options=vars(options),
+        is_launched=is_launched,
+    )
+
+
+def without_values(x: Any) -> Any:
+    """A tensor that looks like another and has no memory; what is no tensor as it is."""
+    if isinstance(x, list):
+        return [without_values(each) for each in x]
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
+    """Begin to compile the backward of a first call of `Kernels` whose gradients are wanted.
+
+    `args` are those of its forward.
+    """
+    given = dict(zip(kernels.parameters, args, strict=True))
+    q, v, options = given["q"], given["v"], given["options"]
+    if not ENABLED or not _runs_on_gpu(q) or options.plain:
+        return
+    wanted = [getattr(given[name], "requires_grad", False) for name in kernels.flags]
+    kind = q.get_device(), q.dtype, q.shape[-1], v.shape[-1], options.key, *wanted
+    if kind in kernels.compiled:
+        return
+    kernels.compiled.add(kind)
+    # The thread keeps no tensor of the call.
+    found = {name: without_values(x) for name, x in given.items()}
+
+    def forward() -> None:
+        kernels.forward_kernels(*found.values())
+
+    def backward() -> None:
+        results = dict(zip(kernels.results, kernels.fake_forward(*found.values()), strict=True))
+        every = found | results | {"do": without_values(results["o"]), "dlse": None}
+        every |= dict(zip(kernels.flags.values(), wanted, strict=True))
+        kernels.backward_kernels(*(every[name] for name in kernels.backward_parameters))
+
+    # A system may refuse a thread.
+    with suppress(RuntimeError):
+        kernels.ahead.append(Ahead(forward, backward, q.get_device()))
+
+
+def _runs_on_gpu(q: Tensor) -> bool:
+    """Whether a call launches its kernels at once. One that is captured in a graph leaves the device alone."""
+    return q.is_cuda and not is_seen_by_others() and not torch.cuda.is_current_stream_capturing()
+
+
+def wait_for_backward(kernels: Any) -> None:
+    """Until the backward of `Kernels` is compiled, where that was begun."""
+    while kernels.ahead and active.compiles is None:
+        kernels.ahead.pop().wait()

@@ -1,0 +1,222 @@
+"""The autograd functions of kernels: that of a call, that of its gradients, and that of calls which are replayed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import Parameter, Signature
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core.checks import fail
+from .ahead import compile_backward
+from .plans import Step
+from .replay import apply
+from .support import launches_directly
+from .transforms import batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
+
+Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
+"""What runs kernels: their launches, or the custom operator that stands for these."""
+
+
+SCALES = ("q_scale", "k_scale", "v_scale")
+"""What q, k and v of 8 bits are times: float32 `[B, H]`, of packed sequences `[n, H]`."""
+
+
+class _Registry:
+    """Kernels as attributes, by the name that their custom operators begin with.
+
+    torch.compile follows what a function reaches from its module, not what it encloses: the functions below enclose
+    numbers and this name alone. Of a dict it would know only what the dict held when the trace first read it, and an op
+    may be imported while it is traced.
+    """
+
+    def of(self, name: str) -> Any:
+        found: Any = getattr(self, name)
+        return found
+
+
+KERNELS = _Registry()
+
+
+def kernels_of(function: Any) -> Any:
+    """The kernels whose autograd function this is."""
+    return KERNELS.of(function.kernels)
+
+
+def signature_of(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
+    """A function of these parameters, which are tensors unless `types` has them, with so many tensors as its result."""
+    kind, annotations = Parameter.POSITIONAL_OR_KEYWORD, types or {}
+    found = [Parameter(name, kind, annotation=annotations.get(name, Tensor)) for name in parameters]
+    return Signature(found, return_annotation=tuple.__class_getitem__((Tensor,) * num_results))
+
+
+def _run_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    kernels = KERNELS.of(name)
+    run: Run = kernels.forward if launches_directly(q) else kernels.forward_op
+    return run(q, *args)
+
+
+def _run_scaled_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    kernels = KERNELS.of(name)
+    if torch.is_grad_enabled():
+        for parameter, x in zip((*kernels.parameters, *SCALES), (q, *args), strict=True):
+            if isinstance(x, Tensor) and x.requires_grad:
+                expected = f"a tensor without gradient: calls of {q.dtype} have none"
+                fail(kernels.op, parameter, expected, "one that requires grad")
+    run: Run = kernels.scaled_forward if launches_directly(q) else kernels.scaled_forward_op
+    return run(q, *args)
+
+
+def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    kernels = KERNELS.of(name)
+    run: Run = kernels.backward if launches_directly(q) else kernels.backward_op
+    return run(do, dlse, q, *args)
+
+
+def _gradients(
+    name: str, order: Sequence[int], flags: Sequence[int], wanted: Sequence[bool], arguments: Sequence[Any]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of all parameters, from the arguments of a backward."""
+    if differentiates_backward():
+        found = apply(KERNELS.of(name).gradient_function, *arguments)
+    else:
+        found = _run_backward(name, *arguments)
+    gradients: list[Tensor | None] = [*found, None]
+    for place, is_wanted in zip(flags, wanted, strict=True):
+        if not is_wanted:
+            gradients[order[place]] = None
+    return tuple([gradients[place] for place in order])
+
+
+def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
+    """The autograd function of kernels, and the function of its gradients."""
+    num_tensors, has_tables, results = kernels.num_tensors, kernels.has_tables, kernels.results
+    num_saved = num_tensors + len(results)
+    end_numbers = len(kernels.parameters) - has_tables
+    # For each argument the place of its gradient among those of a backward, behind which stands a None.
+    trained = ("q", "k", "v", *kernels.gradients)
+    order = tuple(trained.index(x) if x in trained else len(trained) for x in kernels.parameters)
+    flags = tuple(kernels.parameters.index(x) for x in kernels.flags)
+
+    class Attention(torch.autograd.Function):
+        """o and lse, with the gradient of every tensor that has one."""
+
+        kernels = name
+        again: Any = None
+        """The autograd function whose calls are those that are replayed."""
+        compile_ahead: Any = None
+        """Begins to compile the backward of a call with such arguments."""
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return _run_forward(name, *args)
+
+        @staticmethod
+        def scaled(*args: Any) -> tuple[Tensor, ...]:
+            return _run_scaled_forward(name, *args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+            tables = inputs[-1] if has_tables else ()
+            ctx.save_for_backward(*inputs[:num_tensors], *outputs, *tables)
+            ctx.numbers = inputs[num_tensors:end_numbers]
+            if len(outputs) > 2:
+                ctx.mark_non_differentiable(outputs[2])
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+            saved = ctx.saved_tensors
+            tables = [list(saved[num_saved:])] if has_tables else []
+            do = torch.zeros_like(saved[num_tensors]) if do is None else do
+            wanted = [ctx.needs_input_grad[place] for place in flags]
+            return _gradients(
+                name, order, flags, wanted, (do, dlse, *saved[:num_saved], *ctx.numbers, *tables, *wanted)
+            )
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+            for tensor, reason in kernels.undeclared.items():
+                refuse_gradient_of(args[kernels.parameters.index(tensor)], kernels.op, tensor, reason)
+            return batched(Attention, kernels.parameters, results, kernels.folded_axes, info, in_dims, args)
+
+    class AttentionGradients(torch.autograd.Function):
+        """The gradients of `Attention`, which have none of their own."""
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[Tensor, ...]:
+            return _run_backward(name, *args)
+
+        @staticmethod
+        def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _outputs: tuple[Tensor, ...]) -> None:
+            """Nothing is saved."""
+
+        @staticmethod
+        def backward(_ctx: Any, *_gradients: Tensor | None) -> Any:
+            refuse_second_derivative(kernels.op)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+            own, names = ("q", "k", "v", *kernels.gradients), kernels.backward_parameters
+            return batched(AttentionGradients, names, own, kernels.folded_axes, info, in_dims, args)
+
+    # torch.compile counts the parameters of a forward to know whether it takes a context.
+    for function, parameters in ((Attention, kernels.parameters), (AttentionGradients, kernels.backward_parameters)):
+        function.forward.__dict__["__signature__"] = signature_of(parameters)
+    Attention.compile_ahead = partial(compile_backward, kernels)
+    Attention.again = _replayed_function(kernels, name, order, flags)
+    return Attention, AttentionGradients
+
+
+def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Sequence[int]) -> Any:
+    """The autograd function of a `Step` of kernels: no transform sees it."""
+    num_tensors, has_tables, num_results = kernels.num_tensors, kernels.has_tables, len(kernels.results)
+    end_numbers = len(kernels.parameters) - has_tables
+
+    class Attention(torch.autograd.Function):
+        """o and lse of the tensors of a step, its tables last."""
+
+        @staticmethod
+        def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> tuple[Tensor, ...]:
+            outputs: tuple[Tensor, ...] = step.forward(given, pointers)
+            if has_tables:
+                ctx.save_for_backward(*given[: step.count], *outputs, *given[step.count :])
+            else:
+                ctx.save_for_backward(*given, *outputs)
+            ctx.step = step
+            if num_results > 2:
+                ctx.mark_non_differentiable(outputs[2])
+            ctx.set_materialize_grads(False)
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+            step, saved = ctx.step, ctx.saved_tensors
+            do = torch.zeros_like(saved[step.count]) if do is None else do
+            given = (do, *saved) if dlse is None else (do, dlse, *saved)
+            found = step.gradients(given)
+            if found is not None:
+                every = (*found, None)
+                return (None, None, *[every[i] for i in step.returned])
+            places, end = step.places, step.count + num_results
+            tensors: list[Tensor | None] = [None] * num_tensors
+            for place, x in zip(places, saved, strict=False):
+                tensors[place] = x
+            tables = [list(saved[end:])] if has_tables else []
+            wanted = [place not in places or ctx.needs_input_grad[2 + places.index(place)] for place in flags]
+            numbers = step.numbers[num_tensors:end_numbers]
+            arguments = (do, dlse, *tensors, *saved[step.count : end], *numbers, *tables, *wanted)
+            gradients = _gradients(name, order, flags, wanted, arguments)
+            if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+                unwanted = [place for place, is_wanted in zip(flags, wanted, strict=True) if not is_wanted]
+                returned = [-1 if place in unwanted else order[place] for place in places]
+                step.learn(given, [*returned, *[-1] * len(saved[end:])], partial(_known_backward, name, arguments))
+            return (None, None, *[gradients[place] for place in places], *[None] * len(saved[end:]))
+
+    return Attention
+
+
+def _known_backward(name: str, arguments: Sequence[Any]) -> Any:
+    """What is known of a backward with such arguments."""
+    return KERNELS.of(name).backward.__dict__["plan_of"](arguments)

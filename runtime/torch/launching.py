@@ -1,0 +1,127 @@
+"""Launches of kernels: by Triton, with memory to work in, and what must be known to launch a compiled one again."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
+
+# In these versions a compiled kernel is run with the same arguments. AMD's kernels are specialised on more than a kind
+# of call tells: on how large the memory of a tensor is. Where values are checked, every call is to check its own.
+ENABLED = (
+    HAS_TRITON
+    and not INTERPRET
+    and not DEBUG
+    and torch.version.hip is None
+    and version("triton").startswith(("3.6.", "3.7.", "3.8.", "3.9."))
+)
+
+if HAS_TRITON:
+    from triton import knobs
+    from triton.runtime import _allocation
+
+# In these versions what runs a compiled kernel finds memory for it, and hands that on between other arguments.
+_KNOWN_LAUNCHER = (
+    ("triton.backends.nvidia.driver", "CudaLauncher") if ENABLED and version("triton")[:4] == "3.6." else None
+)
+
+
+class Active(threading.local):
+    """What goes on in a thread."""
+
+    recording: Any = None
+    """What notes the call that is made, a `Recording`."""
+    compiles: Callable[[Any, tuple[int], Sequence[Any], dict[str, Any]], None] | None = None
+    """Takes a launch's kernel, grid, arguments and constants in the place of the GPU."""
+
+
+active = Active()
+
+
+def is_recording() -> bool:
+    """Whether a call is being noted, which takes a dispatch mode."""
+    return active.recording is not None
+
+
+def _scratch(size: int, _alignment: int, _stream: int | None) -> Tensor:
+    """Memory that a kernel works in, free again for what the stream does after it."""
+    with _disable_current_modes():
+        return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+@contextmanager
+def giving_scratch() -> Iterator[None]:
+    """Kernels that describe their copies to the hardware get the memory for it, whatever allocator Triton has."""
+    token = _allocation._allocator.set(_scratch)
+    try:
+        yield
+    finally:
+        _allocation._allocator.reset(token)
+
+
+def launch_hopper(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None:
+    """`launch` of a kernel of Hopper's family."""
+    with giving_scratch():
+        launch(kernel, grid, *groups, **constants)
+
+
+def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants: Any) -> None:
+    """`kernel[grid](*args, **constants)` on the device of the tensors; `args` are those of all groups."""
+    args = tuple([x for group in groups for x in group])
+    if active.compiles is not None:
+        active.compiles(kernel, grid, args, constants)
+        return
+    device = next(x.device for x in args if isinstance(x, Tensor))
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        compiled = kernel[grid](*args, **constants)
+    else:
+        with torch.cuda.device(device):
+            compiled = kernel[grid](*args, **constants)
+    if active.recording is not None:
+        active.recording.note(kernel, compiled, grid, args, constants)
+
+
+def launcher_of(compiled: Any, grid: tuple[int]) -> tuple[Callable[..., object], list[Any], int]:
+    """What launches a compiled kernel, its arguments ahead of the kernel's own, and how much memory these have a place
+    for."""
+    run = compiled.run
+    if (type(run).__module__, type(run).__name__) == _KNOWN_LAUNCHER and run.profile_scratch_size == 0:
+        # As `CudaLauncher.__call__` does, but for finding memory.
+        flags = run.launch_cooperative_grid, run.launch_pdl
+        ahead = [*grid, 1, 1, None, compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None]
+        return run.launch, ahead, grid[0] * run.num_ctas * run.global_scratch_size
+    # As at the end of `JITFunction.run`, but without hooks.
+    return run, [*grid, 1, 1, None, compiled.function, compiled.packed_metadata, None, None, None], 0
+
+
+def current_stream(device: int) -> int:
+    """The current stream, as Triton takes it."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def is_seen_by_others() -> bool:
+    """Whether a trace, a mode of somebody or a transform sees what a call does."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def launches_are_watched() -> bool:
+    """Whether somebody, such as a profiler, asked Triton to do more than to launch."""
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(
+        getattr(enter, "calls", enter)
+        or getattr(leave, "calls", leave)
+        or runtime.debug
+        or runtime.add_stages_inspection_hook
+        or knobs.compilation.instrumentation_mode
+    )

@@ -1,0 +1,171 @@
+"""The backward's kernels are compiled by a process beside the forward's; no GPU is needed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("triton", reason="what is compiled ahead are Triton's kernels")
+
+import torch
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from codegen.compile.offline import AbsentGPU, target_of
+from codegen.testing.golden import load_op
+from generated._runtime.core import compiling
+from generated._runtime.torch import ahead, plans
+from generated._runtime.torch import replay as torch_replay
+
+pytestmark = pytest.mark.skipif(not ahead.ENABLED, reason="nothing is compiled here")
+ARCH = "sm_80"  # Portable kernels, which compile fastest.
+FORWARD, BACKWARD = {"causal_fwd"}, {"causal_bwd_dq", "causal_bwd_dkdv"}
+
+
+class Compilations:
+    """The names of kernels that the process compiled, and of those that it found in Triton's cache."""
+
+    def __init__(self) -> None:
+        self.here: set[str] = set()
+        self.found: set[str] = set()
+
+    def note(self, *, metadata: Any, cache_hit: bool, **_: Any) -> None:
+        """What Triton tells of each."""
+        (self.found if cache_hit else self.here).add(metadata["name"])
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Iterator[Compilations]:
+    """Calls on CPU tensors compile what they would launch on a GPU, into a cache of their own."""
+    noted = Compilations()
+
+    def load(kernel: Any) -> None:
+        kernel.module, kernel.function, kernel._run = 1, 1, lambda *_: None
+
+    with ExitStack() as patches:
+
+        def patch(where: Any, name: str, value: Any) -> None:
+            patches.enter_context(mock.patch.object(where, name, value))
+
+        op = importlib.import_module("generated.causal.torch_op")
+        patch(op, "runs_reference", lambda _q: False)
+        support = importlib.import_module("generated._runtime.torch.support")
+        patch(support, "arch_of", lambda _x: ARCH)
+        patch(support, "gpu_of", lambda _x: "")
+        patch(driver, "_active", AbsentGPU.__new__(AbsentGPU))
+        AbsentGPU.__init__(driver._active, ARCH)  # another number each time: a kernel remembers what it compiled by it
+        patch(CompiledKernel, "_init_handles", load)
+        patch(torch_replay, "_is_current", lambda _x: True)
+        patch(plans, "current_stream", lambda _device: 0)
+        patch(ahead, "_runs_on_gpu", lambda _q: True)
+        patch(ahead, "target_of", lambda _device: target_of(ARCH))
+        patch(torch.cuda, "device", lambda _index: nullcontext())
+        patch(knobs.cache, "dir", str(tmp_path))
+        patch(knobs.compilation, "listener", noted.note)
+        patch(op.DENSE, "compiled", set())
+        yield noted
+
+
+def _step(length: int) -> None:
+    q, k, v = (x.requires_grad_() for x in torch.zeros(3, 1, 2, length, 16, dtype=torch.float16))
+    o = load_op("causal")(q, k, v)
+    torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+
+
+def test_a_backward_is_compiled_beside_its_forward(compiled: Compilations) -> None:
+    _step(80)
+    assert compiled.here == FORWARD
+    assert compiled.found == BACKWARD
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("compile")]
+
+
+def test_once(compiled: Compilations) -> None:
+    """Calls of a kind that was begun begin nothing."""
+    kernels = importlib.import_module("generated.causal.torch_op").DENSE
+    with mock.patch.object(ahead, "Ahead") as begun:
+        for length in (81, 82, 82):
+            _step(length)
+        begun.assert_called_once()
+        kernels.ahead.clear()
+    assert compiled.here == FORWARD | BACKWARD
+
+
+@pytest.mark.usefixtures("compiled")
+def test_no_gradients_no_backward() -> None:
+    x = torch.zeros(1, 2, 83, 16, dtype=torch.float16)
+    with mock.patch.object(ahead, "Ahead") as begun:
+        load_op("causal")(x, x, x)
+        with torch.no_grad():
+            load_op("causal")(x.requires_grad_(), x, x)
+        begun.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("length", "name", "value"),
+    [
+        (88, "_START", "raise SystemExit('it cannot start')"),
+        (89, "job_of", mock.Mock(side_effect=RuntimeError("no kernel of mine"))),
+        (90, "json", mock.Mock(dumps=mock.Mock(side_effect=OSError("it cannot be told where packages are")))),
+    ],
+)
+def test_a_failure_is_left_to_the_call(length: int, name: str, value: Any, compiled: Compilations) -> None:
+    """The call compiles what it launches, and raises what there is to raise."""
+    with mock.patch.object(ahead, name, value):
+        _step(length)
+    assert compiled.here == FORWARD | BACKWARD
+
+
+def test_a_process_that_hangs_is_ended(compiled: Compilations) -> None:
+    make, made = ahead.Ahead, []
+
+    def noted(*args: Any) -> ahead.Ahead:
+        made.append(make(*args))
+        return made[-1]
+
+    with (
+        mock.patch.object(ahead, "_START", "import time; time.sleep(600)"),
+        mock.patch.object(ahead, "LIMIT_S", 0.1),
+        mock.patch.object(ahead, "Ahead", noted),
+    ):
+        _step(87)
+    assert [each._process and each._process.returncode for each in made] == [-signal.SIGKILL]
+    assert compiled.here == FORWARD | BACKWARD
+
+
+def test_it_ends_with_its_caller() -> None:
+    """Its input ends when the process that started it ends, in whatever way."""
+    command = [sys.executable, "-c", ahead._START, json.dumps(sys.path), compiling.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        hangs = compiling.Job("time", "sleep", {}, {}, {}, {}, is_launched=False)
+        process.stdin.write(pickle.dumps(compiling.Order([hangs], None, "")))
+        process.stdin.close()
+        assert process.wait(30) in (0, 1)
+
+
+def test_a_system_without_threads(compiled: Compilations) -> None:
+    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        _step(86)
+    assert compiled.here == FORWARD | BACKWARD
+
+
+@pytest.mark.usefixtures("compiled")
+def test_an_error_is_raised_by_the_call() -> None:
+    with mock.patch.object(JITFunction, "run", side_effect=RuntimeError("it does not compile")):
+        q = torch.zeros(1, 2, 85, 16, dtype=torch.float16, requires_grad=True)
+        with pytest.raises(RuntimeError, match="it does not compile"):
+            load_op("causal")(q, q, q)
