@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 74ebd0cedbaa5663
+# hash: 1a352374c591e20c
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -171,6 +171,18 @@ TRAITS: dict[str, VariantTraits] = {
         keys_are_runs=True,
         segmented_keys_are_runs=True,
         keys_are_wide_bands=False,
+        backward_can_fuse=True,
+        gradients_use_atomics=False,
+        hopper_reads_pages=False,
+    ),
+    "forgetting_pruned": VariantTraits(
+        score_is_scaled_product=False,
+        score_is_cheap=False,
+        keys_start_at_zero=False,
+        rows_are_alike=False,
+        keys_are_runs=True,
+        segmented_keys_are_runs=True,
+        keys_are_wide_bands=True,
         backward_can_fuse=True,
         gradients_use_atomics=False,
         hopper_reads_pages=False,
@@ -743,6 +755,40 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         "paged": {
             "fwd": "93cf5b7cee721467",
             "plan": "3c393e8c62608840",
+            "merge": "130df753c5fd23f3",
+        },
+    },
+    "forgetting_pruned": {
+        "dense": {
+            "fwd": "b5023735260ee877",
+            "dq": "0fef4e99394175ab",
+            "dkdv": "c58af0ca71420e71",
+            "hopper_fwd": "e150db3f00e30ce1",
+            "hopper_bwd": "71b486c06ef2af70",
+            "hopper_bwd_wide": "7cc3de5fe6aaed72",
+            "hopper_delta": "0aef3c06a368e471",
+        },
+        "packed": {
+            "fwd": "73747ae250586c1b",
+            "dq": "1430d589b416da93",
+            "dkdv": "ea01324a82286b70",
+            "hopper_fwd": "d7f837c62c9dea1a",
+            "hopper_bwd": "1f152f8aade6696d",
+            "hopper_bwd_wide": "57aa73ebabb09da0",
+            "hopper_delta": "01839c16c21d61e8",
+        },
+        "segmented": {
+            "fwd": "4da203dfb988ef12",
+            "dq": "62bb88f66fc762d2",
+            "dkdv": "1031042647a99d7a",
+            "hopper_fwd": "3e555d287bbd8912",
+            "hopper_bwd": "7251101165754421",
+            "hopper_bwd_wide": "4c1a07580cb83d44",
+            "hopper_delta": "48f9178cffa71d2d",
+        },
+        "paged": {
+            "fwd": "8508a3f6665e65b9",
+            "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
     },
