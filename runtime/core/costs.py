@@ -9,9 +9,7 @@ BITWISE = 0.05
 """A strategy that gives one GPU's bits in every gradient is preferred if it is at most so much slower."""
 
 GROUPS = 4
-"""Key heads are exchanged in so many groups if that takes more than FEW of the computation."""
-
-FEW = 0.02
+"""Key heads are exchanged in so many groups at most."""
 
 PROGRAMS = 512
 """Programs that a call needs to occupy the GPU to its end: blocks of a rank's rows times key heads."""
@@ -115,43 +113,38 @@ def gather_cost(
     kernels = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
     elements = 2 * key_heads * head_dim * seq * (ranks - 1) // ranks
     moved = elements * (2 * machine.itemsize + 4)
-    groups = _groups(moved / machine.rate(ranks), kernels, seq // ranks, key_heads)
-    exchange = moved / machine.rate(ranks) + 3 * groups * machine.latency
-    return Cost(
-        strategy="gather",
-        kernels=kernels,
-        exchange=exchange,
-        groups=groups,
-        bytes_moved=moved,
-        runs=runs,
-        per_call=machine.call,
+    cost = Cost(
+        strategy="gather", kernels=kernels, exchange=0.0, groups=1, bytes_moved=moved, runs=runs, per_call=machine.call
     )
+    return _in_groups(cost, seq, ranks, key_heads, machine)
 
 
-def _groups(exchange: float, kernels: float, rows: int, key_heads: int) -> int:
-    """In how many groups key heads are exchanged: in one where that takes little, or calls would be too small.
-
-    >>> [_groups(1e-3, 10e-3, rows, 8) for rows in (8192, 32768, 65536)]
-    [1, 4, 4]
-    """
-    groups = min(GROUPS, key_heads) if exchange > FEW * kernels else 1
-    while groups > 1 and (key_heads % groups or rows // BLOCK * key_heads // groups < PROGRAMS):
-        groups -= 1
-    return groups
+def _in_groups(cost: Cost, seq: int, ranks: int, key_heads: int, machine: Machine) -> Cost:
+    """The cost of the exchange in as many groups of key heads as make it the fastest; calls must not be too small."""
+    found = []
+    for groups in range(1, min(GROUPS, key_heads) + 1):
+        is_small = seq // ranks // BLOCK * key_heads // groups < PROGRAMS
+        if groups == 1 or not (key_heads % groups or is_small):
+            exchange = cost.bytes_moved / machine.rate(ranks) + 3 * groups * machine.latency
+            found.append(replace(cost, exchange=exchange if cost.bytes_moved else 0.0, groups=groups))
+    return min(found, key=lambda each: each.total)
 
 
 def heads_cost(
     blocks: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
 ) -> Cost | None:
-    """q, k, v and o change hands in both passes, and in the backward their gradients; None if heads cannot be split."""
+    """q, k, v and o change hands in the forward, and their gradients in the backward; None if heads cannot be split.
+
+    Traced by torch.compile, and in JAX's backward, q, k, v and o are sent again.
+    """
     repeats = repeats_of_keys(heads, ranks)
     if repeats == 0:
         return None
     query_heads, key_heads = heads[0], heads[1] * repeats
     kernels = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
     elements = 2 * (query_heads + key_heads) * head_dim * seq * (ranks - 1) // (ranks * ranks)
-    moved = 3 * elements * machine.itemsize
-    exchange = moved / machine.rate(ranks) + 6 * machine.latency
+    moved = 2 * elements * machine.itemsize
+    exchange = moved / machine.rate(ranks) + 4 * machine.latency
     return Cost(
         strategy="heads", kernels=kernels, exchange=exchange, groups=1, bytes_moved=moved, per_call=machine.call
     )
@@ -160,9 +153,7 @@ def heads_cost(
 def exchange_cost(gather: Cost, shares: list[float], groups_of: int, seq: int, ranks: int, machine: Machine) -> Cost:
     """As `gather`, but of the keys of the other ranks only a share is sent, given for each mask."""
     moved = int(gather.bytes_moved * sum(shares) / len(shares))
-    groups = _groups(moved / machine.rate(ranks), gather.kernels, seq // ranks, groups_of)
-    exchange = moved / machine.rate(ranks) + 3 * groups * machine.latency
-    return replace(gather, strategy="exchange", exchange=exchange, groups=groups, bytes_moved=moved)
+    return _in_groups(replace(gather, strategy="exchange", bytes_moved=moved), seq, ranks, groups_of, machine)
 
 
 def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine) -> Cost:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .packed_rows import key_rows
 from .shards import Chunk, KeyNeeds, Layout
 from .work import Array, Rows, VariantWork, mask_calls, visit_table, visited_keys
 
@@ -133,29 +134,95 @@ class Routes:
     send: tuple[Array, ...]
     receive: tuple[Array, ...]
 
-    @property
-    def sent(self) -> list[int]:
-        """How many rows each rank is sent."""
-        return [len(rows) for rows in self.send]
-
-    @property
-    def received(self) -> list[int]:
-        """How many rows each rank sends."""
-        return [len(rows) for rows in self.receive]
-
 
 def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
     """The routes of one rank."""
     places = layout.places
     owners = places // layout.local
-    needed = [_rows(runs) for runs in needs.runs]
+    needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
     send = tuple(places[rows[owners[rows] == rank]] - rank * layout.local for rows in needed)
     receive = tuple(needed[rank][owners[needed[rank]] == other] for other in range(layout.ranks))
     return Routes(send, receive)
 
 
+def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
+    """The rows of the sequence that a rank needs: none of documents of which it has no row."""
+    found = _rows(needs.runs[rank])
+    if layout.cu_seqlens is None:
+        return found
+    return np.intersect1d(found, _rows(key_rows(layout, rank).runs), assume_unique=True)
+
+
 def _rows(runs: Sequence[Chunk]) -> Array:
     return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + length) for begin, length in runs)])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeyTables:
+    """How the keys of one rank are put together, and how their gradients are taken apart.
+
+    Attributes:
+        most: how many keys the rank with the most of them has.
+        send, receive: of each other rank the rows sent to it, of this rank's, and the keys that come from it, of these.
+        pieces: the keys in order as (source, first, number): 0 for rows of this rank, 1 for what came from others, one
+            after the other, 2 for zeros.
+        shared: rows of this rank of whose gradients other ranks have parts. shared_keys: which keys these are.
+        parts: of each other rank which ones of `shared` it has parts of.
+        sends: some rank sends something to another.
+    """
+
+    most: int
+    send: tuple[Array, ...]
+    receive: tuple[Array, ...]
+    pieces: tuple[tuple[int, int, int], ...]
+    shared: Array
+    shared_keys: Array
+    parts: tuple[Array, ...]
+    sends: bool
+
+
+OWN, RECEIVED, NONE = 0, 1, 2
+"""Sources of the pieces of `KeyTables`."""
+
+
+def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
+    """The tables of one rank, whose calls have the keys of its documents, or all."""
+    found, local = routes(layout, needs, rank), layout.local
+    others = [other for other in range(layout.ranks) if other != rank]
+    rows = np.arange(layout.seq) if layout.cu_seqlens is None else _rows(key_rows(layout, rank).runs)
+    send = tuple(found.send[other] for other in others)
+    received = np.concatenate([np.zeros(0, np.int64), *(found.receive[other] for other in others)])
+    source, place = np.full(layout.seq, NONE), np.zeros(layout.seq, np.int64)
+    source[received], place[received] = RECEIVED, np.arange(len(received))
+    owners = layout.places // local
+    is_own = owners == rank
+    source[is_own], place[is_own] = OWN, layout.places[is_own] - rank * local
+    at_key = np.full(layout.seq, -1)
+    at_key[rows] = np.arange(len(rows))
+    shared = np.unique(np.concatenate([np.zeros(0, np.int64), *send]))
+    needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
+    return KeyTables(
+        most=layout.seq
+        if layout.cu_seqlens is None
+        else max(key_rows(layout, each).count for each in range(layout.ranks)),
+        send=send,
+        receive=tuple(at_key[found.receive[other]] for other in others),
+        pieces=_pieces(source[rows], place[rows]),
+        shared=shared,
+        shared_keys=at_key[layout.order[rank * local : (rank + 1) * local][shared]],
+        parts=tuple(np.searchsorted(shared, sent) for sent in send),
+        sends=any(bool((owners[keys] != each).any()) for each, keys in enumerate(needed)),
+    )
+
+
+def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:
+    """Runs of keys that follow each other where they come from."""
+    if len(source) == 0:
+        return ()
+    is_next = (np.diff(source) == 0) & ((np.diff(place) == 1) | (source[1:] == NONE))
+    begins = np.concatenate([[0], np.flatnonzero(~is_next) + 1])
+    lengths = np.diff(np.append(begins, len(source)))
+    return tuple(zip(source[begins].tolist(), place[begins].tolist(), lengths.tolist(), strict=True))
 
 
 def missing_share(needs: KeyNeeds, chunks: Sequence[Sequence[Chunk]], seq: int) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.checks import PACKED
 from ..core.costs import repeats_of_keys
 from ..core.key_needs import planned_needs
+from ..core.packed_rows import DeviceCalls, packed_tables
 from ..core.parallel_calls import TOKENS, form_of, head_axis, local_axes, own_dims, row_axis
 from ..core.shards import Layout, rows_ahead
 from ..core.work import VariantWork
@@ -186,18 +187,58 @@ class _Call:
     # --------------------------------------------------------------------------------------------------------- gather
 
     def by_gathering(self) -> Any:
-        """The rows of this device against the keys of all, a call for each of its chunks."""
+        """The rows of this device against the keys of all, in as few calls as there can be."""
+        return self._packed_rows() if self.packed else self._dense_rows()
+
+    def _keys_of_all(self, uses: int) -> list[Sequence[jax.Array]]:
+        """Keys and values of all rows, or of those that this device needs, once for each use."""
+        layout = self.layout
+        given = {**self.keywords, **self.own, **dict.fromkeys(self.given_tokens, True)}
+        needs = planned_needs(layout, self.work, given, knows_values=False)
+        if needs is None:
+            return [_rows_of_all(layout, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v)]
+        return [needed_rows(layout, needs, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v)]
+
+    def _packed_rows(self) -> Any:
+        """Packed rows, in calls that have at most one run of each document; which, only the device knows."""
+        tables, at = packed_tables(self.layout, bool(self.keywords.get("dropout_p"))), jax.lax.axis_index(self.axis)
+        ks, vs = self._keys_of_all(len(tables.calls))
+        outputs, sums = [], []
+        for k, v, call in zip(ks, vs, tables.calls, strict=True):
+            rows = partial(jnp.take, indices=jnp.asarray(call.rows)[at], axis=0, mode="fill", fill_value=0)
+            o, lse = self._called(self.q if tables.in_order else rows(self.q), k, v, self._of_documents(call, at))
+            outputs.append(o)
+            sums += [] if lse is None else [lse]
+        o, lse = jnp.concatenate(outputs), jnp.concatenate(sums, -1) if sums else None
+        if not tables.in_order:
+            back = partial(jnp.take, indices=jnp.asarray(tables.back)[at], mode="fill")
+            o = back(o, axis=0, fill_value=0)
+            lse = None if lse is None else back(lse, axis=lse.ndim - 1, fill_value=-jnp.inf)
+        return self._finished(o, lse)
+
+    def _of_documents(self, call: DeviceCalls, at: jax.Array) -> dict[str, Any]:
+        """The keywords of such a call. The last sequence is padding: it has no keys, so that its rows and their
+        gradients are 0."""
+        layout = self.layout
+        ends = jnp.asarray((*(layout.cu_seqlens or ()), layout.seq), jnp.int32)
+        found: dict[str, Any] = {"cu_seqlens_q": jnp.asarray(call.begins)[at], "cu_seqlens_k": ends}
+        found["q_offset"] = jnp.asarray(call.offsets)[at]
+        for name, x in self.own.items():
+            for axis, dim in enumerate(own_dims(self.work, layout, name, x.ndim)):
+                if dim == "q_idx":
+                    x = jnp.take(x, jnp.asarray(call.sequence_rows)[at], axis, mode="clip")
+                elif dim == "b":
+                    x = jnp.concatenate([x, jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis)
+            found[name] = x
+        return found
+
+    def _dense_rows(self) -> Any:
+        """Dense rows, a call for each chunk."""
         layout = self.layout
         begins = np.array([[begin for begin, _ in own] for own in layout.chunks], np.int32)
         lengths = [length for _, length in layout.chunks[0]]
         own_begins = jnp.asarray(begins)[jax.lax.axis_index(self.axis)]
-        uses = len(lengths)
-        given = {**self.keywords, **self.own, **dict.fromkeys(self.given_tokens, True)}
-        needs = planned_needs(layout, self.work, given, knows_values=False)
-        if needs is None:
-            ks, vs = (_rows_of_all(layout, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v))
-        else:
-            ks, vs = (needed_rows(layout, needs, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v))
+        ks, vs = self._keys_of_all(len(lengths))
         outputs, sums, at = [], [], 0
         for i, length in enumerate(lengths):
             q = jax.lax.slice_in_dim(self.q, at, at + length, axis=self.rows)
@@ -225,29 +266,14 @@ class _Call:
     def _of_chunk(self, begin: jax.Array, length: int, room: int = 0) -> dict[str, Any]:
         """The keywords of a call for rows from `begin` on, a number that only the device knows. They end up to `room`
         rows behind the last one."""
-        layout = self.layout
-        if layout.cu_seqlens is None:
-            found: dict[str, Any] = dict(self.own)
-            for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
-                if of_queries in self.tokens:
-                    whole = self.tokens[of_queries]
-                    found[of_queries] = _rows_from(whole, 1, begin, length, layout, room)
-                    found[of_keys] = self.tokens.get(of_keys, whole)
-            if "q_positions" not in found:
-                found["q_offset"] = jnp.full((self.q.shape[0],), begin, jnp.int32)
-            return found
-        bounds = jnp.asarray(layout.cu_seqlens, jnp.int32)
-        # The last sequence is padding: it has no keys, so that its rows and their gradients are 0.
-        begins = jnp.append(jnp.clip(bounds - begin, 0, length), length).astype(jnp.int32)
-        found = {"cu_seqlens_q": begins, "cu_seqlens_k": jnp.append(bounds, layout.seq).astype(jnp.int32)}
-        found["q_offset"] = jnp.append(jnp.maximum(begin - bounds[:-1], 0), 0).astype(jnp.int32)
-        for name, x in self.own.items():
-            for axis, dim in enumerate(own_dims(self.work, layout, name, x.ndim)):
-                if dim == "q_idx":
-                    x = _rows_from(x, axis, begin, length, layout, room)
-                elif dim == "b":
-                    x = jnp.concatenate([x, jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis)
-            found[name] = x
+        found: dict[str, Any] = dict(self.own)
+        for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
+            if of_queries in self.tokens:
+                whole = self.tokens[of_queries]
+                found[of_queries] = _rows_from(whole, 1, begin, length, self.layout, room)
+                found[of_keys] = self.tokens.get(of_keys, whole)
+        if "q_positions" not in found:
+            found["q_offset"] = jnp.full((self.q.shape[0],), begin, jnp.int32)
         return found
 
 

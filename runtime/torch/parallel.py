@@ -1,7 +1,7 @@
 """Context parallelism: an op over rows that several ranks have."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,15 +15,19 @@ from ..core.work import VariantWork
 from .agreement import agree, described
 from .collectives import Collectives
 from .dtensors import LocalParts, is_distributed
+from .parallel_autograd import attend as attend_directly
 from .parallel_operators import attend, registered
 from .rank_call import LAYOUT, RankCall
-from .support import autocast_inputs
+from .support import autocast_inputs, launches_directly
+
+MOST_KINDS = 64
+"""So many kinds of calls are known to be right; then all are forgotten."""
 
 
 class ContextParallel:
     """An op over the rows of all ranks. Make it with `context_parallel(op, layout)`.
 
-    A call is one custom operator, and so is its backward: torch.compile sees nothing of what is sent.
+    Traced, a call is one custom operator, and so is its backward: torch.compile sees nothing of what is sent.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class ContextParallel:
         self.op, self.work, self.layout, self.comm = op, work, layout, comm
         self.check, self.sums_gradients = check, sums_gradients
         self._is_checked = False
+        self._checked: set[Any] = set()
         self._parameters = list(inspect.signature(op).parameters)
         self.__name__ = f"context_parallel({work.op})"
         self.__doc__ = op.__doc__
@@ -60,6 +65,11 @@ class ContextParallel:
         if not torch.compiler.is_compiling():
             self.checked({"q": q, "k": k, "v": v, **keywords})
         q, k, v = autocast_inputs(q, k, v)
+        wants_lse = bool(keywords.get("return_lse"))
+        if launches_directly(q) and not torch._C._are_functorch_transforms_active():
+            given = {"q": q, "k": k, "v": v, **{name: x for name, x in keywords.items() if x is not None}}
+            o, found = attend_directly(self, given, wants_lse=wants_lse)
+            return (o, found) if wants_lse else o
         names, tensors = ["q", "k", "v"], [q, k, v]
         of_integers: list[str] = []
         of_floats: list[str] = []
@@ -83,7 +93,7 @@ class ContextParallel:
         kinds = (",".join(names), ",".join(of_integers), ",".join(of_floats))
         text = "|".join((PACKED if q.dim() == 3 else keywords.get("layout", LAYOUT), *kinds))
         o, lse = attend(self.key, text, "\n".join(words), tensors, integers, floats)
-        return (o, lse) if keywords.get("return_lse") else o
+        return (o, lse) if wants_lse else o
 
     # --------------------------------------------------------------------------------------- what the operators compute
 
@@ -91,19 +101,27 @@ class ContextParallel:
         """o and lse of the rows of this rank."""
         if not self._is_checked and not torch.compiler.is_compiling():
             self.checked(given)
-        with torch.no_grad(), _without_autocast(given["q"]):
-            return self._call(given).forward()
+        o, lse, _ = self.computed(given, wants_lse=True)
+        assert lse is not None
+        return o, lse
 
-    def backward(
+    def computed(self, given: Mapping[str, Any], *, wants_lse: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """The same of checked arguments, and what `derived` may be given in place of q, k, v, o and lse."""
+        with torch.no_grad(), _without_autocast(given["q"]):
+            return self._call(given).forward(wants_lse=wants_lse)
+
+    def derived(
         self,
         given: Mapping[str, Any],
-        saved: tuple[Tensor, Tensor],
+        saved: tuple[Tensor, Tensor] | None,
         gradients: tuple[Tensor, Tensor | None],
         wanted: list[str],
+        kept: Sequence[Tensor] = (),
     ) -> dict[str, Tensor]:
-        """The gradients of `wanted`, by name, from o and lse and the gradients with respect to them."""
+        """The gradients of `wanted`, by name, from o and lse and the gradients with respect to them; or from what was
+        kept, of which q, k and v have the shapes alone."""
         with torch.no_grad(), _without_autocast(given["q"]):
-            return self._call(given).backward(saved, gradients, wanted)
+            return self._call(given).backward(saved, gradients, wanted, kept)
 
     def _call(self, given: Mapping[str, Any]) -> RankCall:
         return RankCall(self.op, self.work, self.layout, self.comm, given, sums_gradients=self.sums_gradients)
@@ -112,6 +130,9 @@ class ContextParallel:
 
     def checked(self, given: Mapping[str, Any]) -> None:
         """Raise an error of arguments that no rank can compute with, on every rank, before anything is sent."""
+        looks = _looks(given)
+        if looks in self._checked and not self.check:
+            return
         problem: Exception | None = None
         try:
             self._refuse(given)
@@ -122,6 +143,9 @@ class ContextParallel:
         if problem is not None:
             raise problem
         self._is_checked = True
+        if len(self._checked) == MOST_KINDS:
+            self._checked.clear()
+        self._checked.add(looks)
 
     def _refuse(self, given: Mapping[str, Any]) -> None:
         op, layout = self.work.op, self.layout
@@ -157,6 +181,14 @@ class ContextParallel:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
         with torch.no_grad():
             self.op(**call)
+
+
+def _looks(given: Mapping[str, Any]) -> Any:
+    """What checks of a call read: no values of tensors."""
+    return tuple(
+        (name, x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else (name, type(x), repr(x))
+        for name, x in given.items()
+    )
 
 
 def _without_autocast(q: Tensor) -> Any:

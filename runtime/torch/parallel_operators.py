@@ -84,7 +84,7 @@ def _backward(
 ) -> list[Tensor]:
     order = wanted.split(",")
     given = _given(names, words, tensors, integers, floats)
-    found = _PARALLELS[key].backward(given, (o, lse), (do, dlse), order)
+    found = _PARALLELS[key].derived(given, (o, lse), (do, dlse), order)
     return _apart([found[name].contiguous() for name in order])
 
 

@@ -5,7 +5,6 @@ gradients of keys travel with them in float32.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -15,29 +14,11 @@ from torch import Tensor
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS
 from ..core.ring_steps import NO_SINK, check_ring, keeps_rows_apart, ring_steps
-from ..core.shards import Chunk, Layout
+from ..core.shards import Layout
 from .collectives import Exchanges
 from .exchange import index, split_pair
+from .ring_pairs import PackedPair, Pair, packed_pairs, takes_documents
 from .row_strategies import Call, Given, Gradients, OwnHeads, OwnSums, Saved, starts
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A run of rows and a run of keys, and where each begins among the rows of its rank."""
-
-    run: Chunk
-    at: int
-    keys: Chunk
-    keys_at: int
-    owner: int
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The part of a tensor of the rows of this rank, `[local, ...]`."""
-        return x.narrow(0, self.at, self.run[1])
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """The part of one of the keys that are here."""
-        return x.narrow(0, self.keys_at, self.keys[1])
 
 
 class RingRows:
@@ -49,11 +30,13 @@ class RingRows:
         self.call, self.q, self.k, self.v, self.heads = call, q, k, v, heads
         self.layout, self.comm = layout, comm
         check_ring(call.work, is_packed=call.packed)
-        self.form = "bhsd" if call.packed else call.form
+        # Packed documents take packed calls where these can say where keys are, else one batch row with ids.
         given = {**call.keywords, **call.own, **{name: call.tokens[name] for name in call.gives_tokens}}
         self.steps = ring_steps(layout, call.work, planned_needs(layout, call.work, given, knows_values=False))
         self.by_offset = keeps_rows_apart(call.work) and "q_positions" not in call.gives_tokens
-        self.tokens = self._tokens()
+        self.by_documents = call.packed and self.by_offset and takes_documents(call.work)
+        self.form = call.form if self.by_documents or not call.packed else "bhsd"
+        self.tokens = {} if self.by_documents else self._tokens()
 
     def _tokens(self) -> dict[str, Tensor]:
         """Ids and positions of all rows, of queries and of keys."""
@@ -78,7 +61,10 @@ class RingRows:
             for pair in self._pairs(owner):
                 tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
                 part = self.call.computed(tensors, self._keywords(own, pair), self.form)
-                merge(pair.rows(o), pair.rows(lse), *part)
+                wholes = pair.rows(o), pair.rows(lse)
+                merge(*wholes, *part)
+                pair.put(o, wholes[0])
+                pair.put(lse, wholes[1])
         return o.to(self.q.dtype), lse
 
     def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
@@ -92,7 +78,9 @@ class RingRows:
             for pair in self._pairs(owner):
                 tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
 
-                def arguments(own: Mapping[str, Tensor], tensors: Sequence[Tensor] = tensors, pair: Pair = pair) -> Any:
+                def arguments(
+                    own: Mapping[str, Tensor], tensors: Sequence[Tensor] = tensors, pair: Pair | PackedPair = pair
+                ) -> Any:
                     whole = call.of_heads(call.own | dict(own), self.heads, self.k.shape[2])
                     return tensors, self._keywords(whole, pair)
 
@@ -103,11 +91,15 @@ class RingRows:
                     part = call.computed(tensors, arguments({})[1], self.form)
                     known, of_rows = part, of_part(part, known, of_rows)
                 *found, own = call.derived(arguments, sums.leaves, known, of_rows, self.form, wide_dq=True)
-                for x, change in zip((pair.rows(dq), *map(pair.of_keys, of_keys)), found, strict=True):
-                    x.add_(change)
+                pair.add(dq, found[0])
+                for x, change in zip(of_keys, found[1:], strict=True):
+                    pair.add_keys(x, change)
                 sums.add(own)
         dk, dv = split_pair(self._moved(total, 1 - self.steps.count), shapes)
         return dq.to(self.q.dtype), dk, dv, sums.total
+
+    def kept(self) -> list[Tensor]:
+        return []
 
     # ------------------------------------------------------------------------------------------------ what is sent
 
@@ -140,8 +132,11 @@ class RingRows:
 
     # -------------------------------------------------------------------------------------------------------- one call
 
-    def _pairs(self, owner: int) -> Iterator[Pair]:
+    def _pairs(self, owner: int) -> Iterator[Pair | PackedPair]:
         """What is computed with the keys of a rank."""
+        if self.by_documents:
+            yield from packed_pairs(self.layout, self.steps, self.comm.rank, owner, self.q.device)
+            return
         rank, key_runs = self.comm.rank, self.layout.runs(owner)
         runs = self.layout.runs(rank)
         for run, at in zip(runs, starts(runs), strict=True):
@@ -149,8 +144,12 @@ class RingRows:
                 if self.steps.visited(rank, owner, run, keys):
                     yield Pair(run, at, keys, keys_at, owner)
 
-    def _keywords(self, own: Mapping[str, Any], pair: Pair) -> dict[str, Any]:
+    def _keywords(self, own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
         """The keywords of a call of a pair."""
+        if isinstance(pair, PackedPair):
+            keywords = {**self.call.keywords, **own, "q_offset": pair.q_offset}
+            keywords |= {"cu_seqlens_q": pair.queries.cu_seqlens, "cu_seqlens_k": pair.keys.cu_seqlens}
+            return self._with_sink(keywords, own, pair)
         call, (begin, length), (first, count) = self.call, pair.run, pair.keys
         keywords = {**call.keywords, "layout": self.form}
         if self.by_offset:
@@ -161,7 +160,11 @@ class RingRows:
             keywords["kv_lengths"] = (keywords["kv_lengths"] - first).clamp(0, count)
         for name, x in own.items():
             keywords[name] = self._moved_own(name, x, pair) if isinstance(x, Tensor) else x
-        if "sink" in own and pair.run != pair.keys:
+        return self._with_sink(keywords, own, pair)
+
+    def _with_sink(self, keywords: dict[str, Any], own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
+        """A row's sink counts beside its own keys alone."""
+        if "sink" in own and not pair.is_own:
             keywords["sink"] = torch.full_like(own["sink"], NO_SINK, dtype=torch.float32)
         return keywords
 

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS
-from ..core.shards import Chunk, Layout, rows_ahead, sequences_of
+from ..core.shards import Chunk, Layout
 from ..core.work import VariantWork
 from .collectives import Exchanges
-from .exchange import KeyExchange, NeededKeyExchange
+from .exchange import AllKeys, Keys
+from .needed_keys import NeededKeys
+from .row_parts import RowPart, dense_parts, document_keys, packed_parts
 
 Arguments = Callable[[Mapping[str, Tensor]], tuple[Sequence[Tensor], dict[str, Any]]]
 """q, k, v and the keywords of a call of the op, from those of the variant's own tensors that are trained."""
@@ -72,6 +74,9 @@ class RowStrategy(Protocol):
     def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
         """The gradients of q, k, v and of the trained ones of the variant's own tensors."""
 
+    def kept(self) -> list[Tensor]:
+        """Behind the forward: keys that a backward may be given, if any."""
+
 
 class OwnSums:
     """Gradients of the variant's own tensors, added up over the calls of a rank in float32."""
@@ -86,40 +91,27 @@ class OwnSums:
             self.total[name] = x.float() + self.total[name] if name in self.total else x.float()
 
 
-class WholeRows:
-    """All rows and keys are here, for the heads of this rank: one call of the op."""
-
-    def __init__(self, call: Call, q: Tensor, k: Tensor, v: Tensor, heads: OwnHeads) -> None:
-        self.call, self.tensors, self.heads = call, (q, k, v), heads
-
-    def _arguments(self, q: Tensor, k: Tensor, v: Tensor, own: Mapping[str, Any]) -> Any:
-        call = self.call
-        keywords = {**call.keywords, **call.of_heads(own, self.heads, k.shape[2]), **call.tokens}
-        if call.packed:
-            keywords["cu_seqlens_q"] = call.numbers(call.layout.cu_seqlens)
-        return (q, k, v), keywords
-
-    def forward(self) -> Saved:
-        tensors, keywords = self._arguments(*self.tensors, self.call.own)
-        return self.call.computed(tensors, keywords, self.call.form)
-
-    def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
-        call, sums = self.call, OwnSums(self.call, trained)
-
-        def arguments(own: Mapping[str, Tensor]) -> Any:
-            return self._arguments(*self.tensors, call.own | dict(own))
-
-        return call.derived(arguments, sums.leaves, saved, given, call.form)
-
-
 class GatheredRows:
     """The rows of this rank against the keys of all, by groups of key heads."""
 
     def __init__(
-        self, call: Call, q: Tensor, k: Tensor, v: Tensor, heads: OwnHeads, layout: Layout, comm: Exchanges
+        self,
+        call: Call,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: OwnHeads,
+        layout: Layout,
+        comm: Exchanges,
+        received: Sequence[Tensor] = (),
     ) -> None:
+        """received: what `kept` returned in the forward; of k and v only shapes are then read."""
         self.call, self.q, self.k, self.v, self.heads, self.layout = call, q, k, v, heads, layout
-        self.runs = layout.runs(comm.rank)
+        drops = bool(call.keywords.get("dropout_p"))
+        self.parts: Sequence[Any] = dense_parts(layout, comm.rank, drops=drops)
+        if call.packed:
+            self.parts = packed_parts(layout, comm.rank, q.device, drops=drops)
+            self.documents = document_keys(layout, comm.rank, q.device)
         key_heads = k.shape[2]
         groups = layout.head_groups if key_heads % layout.head_groups == 0 else 1
         self.groups = groups if call.work.by_heads else 1
@@ -128,105 +120,129 @@ class GatheredRows:
         # Numbers on a device are not read while its work is being recorded for a graph.
         knows_values = not (q.is_cuda and torch.cuda.is_current_stream_capturing())
         needs = planned_needs(layout, call.work, given, knows_values=knows_values)
+        self.exchange: Keys
         if needs is None:
-            self.exchange = KeyExchange(comm, layout, self.groups, k, v)
+            self.exchange = AllKeys(comm, layout, self.groups, k, v, self.documents.places if call.packed else None)
         else:
-            self.exchange = NeededKeyExchange(comm, layout, self.groups, k, v, needs)
+            self.exchange = NeededKeys(comm, layout, self.groups, k, v, needs, received)
         self.tokens = dict(call.tokens)
         for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
             if of_queries in self.tokens:
                 self.tokens.setdefault(of_keys, self.tokens[of_queries])
 
     def forward(self) -> Saved:
-        call, axis = self.call, 2
-        o = self.q.new_zeros(*self.q.shape[:3], self.v.shape[3])
-        lse = self.q.new_full((*self.q.shape[:3], 1), float("-inf"), dtype=torch.float32)
+        call, results = self.call, _Results(len(self.q))
         for group in range(self.groups):
             k, v = self.exchange.keys(group)
             heads = self._query_heads(group)
             own = call.of_heads(call.own, self.heads.further(group * self.per_group), self.per_group)
-            for at, run in zip(starts(self.runs), self.runs, strict=True):
-                q, ahead = self.q.narrow(axis, *heads).narrow(0, at, run[1]), self._ahead(run)
-                parts = call.computed((longer(q, ahead), k, v), self._keywords(own, run), call.form)
-                parts = parts[0][ahead:], parts[1][ahead:]
-                if self.groups == len(self.runs) == 1 and run[1] == len(o):
-                    return parts
-                for whole, part in zip((o, lse), parts, strict=True):
-                    whole.narrow(axis, *heads).narrow(0, at, run[1]).copy_(part)
+            for part in self.parts:
+                tensors = part.take(self.q.narrow(2, *heads)), k, v
+                found = call.computed(tensors, self._keywords(own, part), call.form)
+                results.add(part, found, heads, self.q.shape[2], (0.0, float("-inf")))
+        if results.whole is None:
+            o = self.q.new_zeros(*self.q.shape[:3], self.v.shape[3])
+            return o, self.q.new_full((*self.q.shape[:3], 1), float("-inf"), dtype=torch.float32)
+        o, lse = results.whole
         return o, lse
 
     def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
-        call, sums = self.call, OwnSums(self.call, trained)
-        dq = torch.zeros_like(self.q)
+        call, sums, results = self.call, OwnSums(self.call, trained), _Results(len(self.q))
         for group in range(self.groups):
             k, v = self.exchange.keys(group)
             heads = self._query_heads(group)
-            totals = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)]
-            for at, run in zip(starts(self.runs), self.runs, strict=True):
+            totals: list[Tensor] = []
+            for part in self.parts:
 
-                def part(x: Tensor, at: int = at, run: Chunk = run, heads: tuple[int, int] = heads) -> Tensor:
-                    return x.narrow(2, *heads).narrow(0, at, run[1])
+                def take(x: Tensor, value: float = 0.0, part: Any = part, heads: tuple[int, int] = heads) -> Tensor:
+                    rows: Tensor = part.take(x.narrow(2, *heads), value)
+                    return rows
 
-                ahead = self._ahead(run)
-                tensors = longer(part(self.q), ahead), k, v
+                tensors = take(self.q), k, v
 
                 def arguments(
                     own: Mapping[str, Tensor],
                     tensors: Sequence[Tensor] = tensors,
-                    run: Chunk = run,
+                    part: Any = part,
                     group: int = group,
                 ) -> Any:
                     of_group = self.heads.further(group * self.per_group)
                     whole = call.of_heads(call.own | dict(own), of_group, self.per_group)
-                    return tensors, self._keywords(whole, run)
+                    return tensors, self._keywords(whole, part)
 
-                of_lse = None if given[1] is None else longer(part(given[1]), ahead)
-                known = longer(part(saved[0]), ahead), longer(part(saved[1]), ahead, float("inf"))
-                of_rows = longer(part(given[0]), ahead), of_lse
+                known = take(saved[0]), take(saved[1], float("inf"))
+                of_rows = take(given[0]), None if given[1] is None else take(given[1])
                 of_q, *of_keys, own = call.derived(arguments, sums.leaves, known, of_rows, call.form)
-                for x, change in zip((part(dq), *totals), (of_q[ahead:], *of_keys), strict=True):
-                    x.add_(change)
+                results.add(part, (of_q,), heads, self.q.shape[2], (0.0,))
+                totals = [x.add_(change) for x, change in zip(totals, of_keys, strict=True)] if totals else of_keys
                 sums.add(own)
+            if not totals:
+                totals = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)]
             self.exchange.send(group, *totals)
-        dk, dv = self.exchange.receive()
+        # A repeated key head has parts of its gradient elsewhere: they are rounded when they are added up.
+        dk, dv = self.exchange.receive(self.k.dtype if self.heads.repeats == 1 else torch.float32)
+        dq = torch.zeros_like(self.q) if results.whole is None else results.whole[0]
         return dq, dk, dv, sums.total
 
-    def _ahead(self, run: Chunk) -> int:
-        """How many rows ahead of a run its call begins. They are zeros, and nothing comes of them."""
-        return rows_ahead(self.layout, run[0]) if self.call.keywords.get("dropout_p") else 0
+    def kept(self) -> list[Tensor]:
+        """The keys of each group, where a backward may be given them; else nothing."""
+        return self.exchange.kept()
 
     def _query_heads(self, group: int) -> tuple[int, int]:
         """First and number of the query heads of a group."""
         count = self.q.shape[2] // self.groups
         return group * count, count
 
-    def _keywords(self, own: Mapping[str, Any], run: Chunk) -> dict[str, Any]:
-        """The keywords of a call of one run of rows against all keys, and of the rows ahead of it."""
-        call, ahead = self.call, self._ahead(run)
-        begin, length = run[0] - ahead, run[1] + ahead
+    def _keywords(self, own: Mapping[str, Any], part: Any) -> dict[str, Any]:
+        """The keywords of a call of some rows against all keys that are here."""
+        call = self.call
         keywords = {**call.keywords, **own}
         if call.packed:
-            begins, offsets = sequences_of(self.layout, begin, length)
-            keywords["cu_seqlens_q"] = call.numbers(begins)
-            keywords["cu_seqlens_k"] = call.numbers(self.layout.cu_seqlens)
-            keywords["q_offset"] = call.numbers(offsets)
+            keywords["cu_seqlens_q"], keywords["cu_seqlens_k"] = part.cu_seqlens, self.documents.cu_seqlens
+            keywords["q_offset"] = part.q_offset
             for name, x in own.items():
-                if isinstance(x, Tensor) and name != "g":
-                    for axis, dim in enumerate(call.dims(name, x)):
-                        if dim == "q_idx":
-                            x = x.narrow(axis, begin, length)
-                    keywords[name] = x
+                if isinstance(x, Tensor):
+                    keywords[name] = self._own_rows(name, x, part)
             return keywords
         if "q_positions" not in self.tokens:
-            keywords["q_offset"] = begin
+            keywords["q_offset"] = part.begin
         for name, x in self.tokens.items():
-            keywords[name] = x if name.startswith("kv") else x.narrow(1, begin, length)
+            keywords[name] = x if name.startswith("kv") else x.narrow(1, part.begin, part.length)
         return keywords
 
+    def _own_rows(self, name: str, x: Tensor, part: Any) -> Tensor:
+        """One of the variant's own tensors, which has the rows of the whole call, for a packed call."""
+        for axis, dim in enumerate(self.call.dims(name, x)):
+            if dim == "q_idx":
+                x = part.of_sequence(x, axis)
+            elif dim == "kv_idx":
+                x = self.documents.of_sequence(x, axis)
+        return x
 
-def longer(x: Tensor, ahead: int, value: float = 0.0) -> Tensor:
-    """`[rows, ...]` with so many rows ahead."""
-    return x if ahead == 0 else torch.cat([x.new_full((ahead, *x.shape[1:]), value), x])
+
+class _Results:
+    """Results of the calls of a rank, put together; those of a single call are not copied.
+
+    Attributes:
+        whole: each of them for all rows and heads, None if there was no call.
+    """
+
+    def __init__(self, local: int) -> None:
+        self.local = local
+        self.whole: list[Tensor] | None = None
+
+    def add(
+        self, part: RowPart, found: Sequence[Tensor], heads: tuple[int, int], all_heads: int, empty: Sequence[float]
+    ) -> None:
+        """Add what a call found, `[rows, B, H, ...]` each, for these heads. empty: what rows of no call have."""
+        if self.whole is None and heads[1] == all_heads and part.covers(self.local):
+            self.whole = list(found)
+            return
+        if self.whole is None:
+            sizes = [(self.local, x.shape[1], all_heads, *x.shape[3:]) for x in found]
+            self.whole = [x.new_full(size, value) for x, size, value in zip(found, sizes, empty, strict=True)]
+        for whole, x in zip(self.whole, found, strict=True):
+            part.put(whole.narrow(2, *heads), x)
 
 
 def starts(runs: Sequence[Chunk]) -> list[int]:

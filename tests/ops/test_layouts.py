@@ -17,6 +17,7 @@ from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
 from generated._runtime.core.key_needs import needs_of, routes
+from generated._runtime.core.packed_rows import count_calls, packed_calls, pieces_of
 from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
 from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import Layout, Machine, plan
@@ -70,6 +71,46 @@ def test_documents_are_balanced_within_a_hundredth_and_never_worse_than_the_zigz
     found, peers = balanced(in_rows, seq, ranks), zigzag(in_rows, seq, ranks)
     assert found.imbalance <= max(0.01, peers.imbalance)
     assert found.imbalance <= 0.02
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_takes_one_call_for_all_its_documents(seed: int, ranks: int) -> None:
+    """At most one run of each document, with at most two cuts for each rank."""
+    ends = documents(seed, 65536, 14)
+    layout = causal(ranks, seq=65536, cu_seqlens=ends)
+    assert layout.imbalance <= 0.01
+    assert count_calls(ends, layout.chunks) == 1
+    cuts = sum(len(pieces_of(ends, layout.runs(rank))) for rank in range(ranks)) - 14
+    assert cuts <= 2 * (ranks - 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seq=st.integers(8, 5000),
+    ranks=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    count=st.integers(1, 9),
+    balance=st.sampled_from(["work", "zigzag", "contiguous"]),
+)
+def test_packed_calls_have_each_row_once_and_each_document_once(
+    seq: int, ranks: int, seed: int, count: int, balance: str
+) -> None:
+    ends = np.array(documents(seed, seq, min(count, seq - 1)))
+    layout = causal(ranks, seq=seq, cu_seqlens=ends, balance=balance)
+    for rank in range(ranks):
+        own = layout.order[rank * layout.local : (rank + 1) * layout.local]
+        calls = packed_calls(layout, rank, drops=True)
+        rows = np.concatenate([np.zeros(0, np.int64), *(call.rows[call.own] for call in calls)])
+        assert np.sort(rows).tolist() == np.flatnonzero(own < seq).tolist()
+        for call in calls:
+            assert np.array_equal(call.sequence_rows[call.own], own[call.rows[call.own]])
+            lengths = np.diff(call.begins)
+            positions = (
+                np.repeat(call.offsets, lengths) + np.arange(len(call.rows)) - np.repeat(call.begins[:-1], lengths)
+            )
+            assert np.array_equal(positions, layout.positions[call.sequence_rows])
+            assert all(offset % 16 == 0 for offset, length in zip(call.offsets, lengths, strict=True) if length)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])

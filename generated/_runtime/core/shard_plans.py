@@ -3,7 +3,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from .costs import (
     heads_cost,
     ring_cost,
 )
+from .document_deals import deal_documents
 from .key_needs import missing_share, needs_of
 from .node_layouts import cut_for_nodes
+from .packed_rows import count_calls
 from .ring_steps import why_no_ring
 from .shards import (
     DEALS,
@@ -87,11 +89,17 @@ def make_layout(
     else:
         work = (rows.ends - rows.begins) * (rows.ends - rows.starts) / BLOCK**2
     in_rows = RowWork.of(rows.begins, rows.ends, work)
-    dealt = (balanced if balance == "work" else DEALS[balance])(in_rows, seq, row_ranks)
+    dealt = DEALS[balance](in_rows, seq, row_ranks)
+    if balance == "work":
+        # In a ring all ranks have runs of the same lengths.
+        by_documents = begins is not None and strategy != "ring"
+        first = deal_documents(in_rows, seq, row_ranks, np.asarray(begins, np.int64)) if by_documents else ()
+        dealt = balanced(in_rows, seq, row_ranks, first)
     planned = _Planned(
         works=works,
         given=[given for _, given in calls],
         rows=rows,
+        begins=begins,
         ids=ids,
         dealt=dealt,
         layers=float(work.sum()) / len(calls),
@@ -103,12 +111,16 @@ def make_layout(
     )
     has_nodes = inner > 1 or isinstance(ranks, tuple)
     asked = "auto" if has_nodes or strategy == "2d" else strategy
-    cost, reasons, needs = planned.chosen(asked, balance, is_packed=begins is not None, by_rows=has_nodes)
+    cost, reasons, needs = planned.chosen(asked, balance, by_rows=has_nodes)
+    if cost.strategy == "ring" and dealt.lengths.ndim > 1:
+        dealt = balanced(in_rows, seq, row_ranks)
+        planned = replace(planned, dealt=dealt)
+        cost, reasons, needs = planned.chosen(asked, balance, by_rows=has_nodes)
     if cost.strategy == "heads":
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
         dealt = contiguous(in_rows, seq, row_ranks)
     groups = cost.groups if head_groups is None else _check_groups(head_groups, heads, inner)
-    splits = cost.strategy not in ("heads", "ring") and not _unsplit(works)
+    splits = cost.strategy != "ring" and not _unsplit(works)
     even = cost.strategy == "heads"
     layout = Layout(
         ranks=row_ranks,
@@ -145,6 +157,7 @@ class _Planned:
     works: Sequence[VariantWork]
     given: Sequence[Mapping[str, Any]]
     rows: Rows
+    begins: tuple[int, ...] | None
     ids: Array | None
     dealt: Dealt
     layers: float
@@ -154,24 +167,23 @@ class _Planned:
     head_dim: int
     machine: Machine
 
-    def chosen(
-        self, strategy: str, balance: str, *, is_packed: bool, by_rows: bool
-    ) -> tuple[Cost, tuple[str, ...], list[KeyNeeds]]:
+    def chosen(self, strategy: str, balance: str, *, by_rows: bool) -> tuple[Cost, tuple[str, ...], list[KeyNeeds]]:
         """The cost of the strategy, why that one, and what each rank needs of the keys.
 
         Args:
             by_rows: only "gather" and "exchange" may be chosen.
         """
         sizes = self.seq, self.ranks, self.heads, self.head_dim, self.machine
-        runs = max(map(len, self.dealt.chunks))
-        gather = gather_cost(self.layers, self.dealt.imbalance, runs, *sizes)
+        runs, is_packed = max(map(len, self.dealt.chunks)), self.begins is not None
+        calls = runs if self.begins is None else count_calls(self.begins, self.dealt.chunks)
+        gather = gather_cost(self.layers, self.dealt.imbalance, calls, *sizes)
         by_heads = None if _unsplit(self.works) or by_rows else heads_cost(self.layers, *sizes)
         why_not_heads = (
             _unsplit(self.works) or f"{self.heads[0]} query and {self.heads[1]} key heads over {self.ranks} ranks"
         )
         no_ring = {work.op: why for work in self.works if (why := why_no_ring(work, is_packed=is_packed))}
         why_not_ring = next((f"{op}, {why}" for op, why in no_ring.items()), "")
-        ring = None if no_ring or by_rows else ring_cost(gather, *sizes)
+        ring = None if no_ring or by_rows else ring_cost(replace(gather, runs=runs), *sizes)
         if strategy == "heads" and by_heads is None:
             fail("plan", "strategy", "'gather' or 'auto', as heads cannot be split", f"'heads' with {why_not_heads}")
         if strategy == "ring" and ring is None:

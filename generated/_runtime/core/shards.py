@@ -4,9 +4,10 @@
 numpy alone is imported. A layout is the same in PyTorch and in JAX.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class Layout:
     segments_digest: str = ""
     nodes: "Layout | None" = None
 
-    @property
+    @cached_property
     def local(self) -> int:
         """Rows of one rank, padding included."""
         return sum(length for _, length in self.chunks[0])
@@ -118,7 +119,7 @@ class Layout:
         places[self.order] = np.arange(self.padded)
         return places[: self.seq]
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """True if `order` is 0, 1, 2, ..."""
         return bool(len(self.chunks[0]) == 1 and np.array_equal(self.order, np.arange(self.padded)))
@@ -216,18 +217,23 @@ def imbalance_of(load: Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """How rows are dealt: where the n chunks of each rank begin, int64 `[ranks, n]`, how many rows each of the n has,
-    the same for every rank, and the work of each rank."""
+    """How rows are dealt: where the n chunks of each rank begin, int64 `[ranks, n]`, how many rows each has, `[n]` if
+    they are the same for every rank, else `[ranks, n]`, where a chunk of 0 rows is none; and the work of each rank.
+
+    calls: how many calls of a rank its rows take, if these are fewer than its runs.
+    """
 
     begins: Array
     lengths: Array
     load: Array
+    calls: int = 0
 
     @property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
         """The chunks of each rank as a layout has them."""
-        lengths = self.lengths.tolist()
-        return tuple(tuple(zip(own, lengths, strict=True)) for own in self.begins.tolist())
+        lengths = np.broadcast_to(self.lengths, self.begins.shape).tolist()
+        pairs = (zip(own, of_own, strict=True) for own, of_own in zip(self.begins.tolist(), lengths, strict=True))
+        return tuple(tuple(chunk for chunk in own if chunk[1]) for own in pairs)
 
     @property
     def imbalance(self) -> float:
@@ -236,8 +242,8 @@ class Dealt:
     @property
     def cost(self) -> float:
         """What a deal is chosen by: the imbalance, and what many runs of rows cost."""
-        is_new = self.begins[:, 1:] != self.begins[:, :-1] + self.lengths[:-1]
-        runs = 1 + int(is_new.sum(1).max())
+        is_new = self.begins[:, 1:] != self.begins[:, :-1] + self.lengths[..., :-1]
+        runs = self.calls or 1 + int(is_new.sum(1).max())
         return max(self.imbalance, BALANCED) + RUN_COST * max(runs - FREE_RUNS, 0)
 
 
@@ -252,9 +258,14 @@ class RowWork:
     def of(cls, begins: Array, ends: Array, work: Array) -> "RowWork":
         return cls(np.concatenate([begins[:1], ends]), np.concatenate([[0.0], np.cumsum(work)]))
 
+    def until(self, rows: Array) -> Array:
+        """The work of all rows before each of these."""
+        found: Array = np.interp(rows, self.edges, self.total)
+        return found
+
     def between(self, edges: Array) -> Array:
         """The work from each edge to the next; none beyond the last row."""
-        return np.diff(np.interp(edges, self.edges, self.total))
+        return np.diff(self.until(edges))
 
 
 def contiguous(rows: RowWork, seq: int, ranks: int) -> Dealt:
@@ -285,16 +296,17 @@ def _zigzag_then_runs(rows: RowWork, seq: int, ranks: int, length: int) -> Dealt
     return Dealt(edges[order][:, :kept], np.array([length, length, rest])[:kept], load)
 
 
-def balanced(rows: RowWork, seq: int, ranks: int) -> Dealt:
+def balanced(rows: RowWork, seq: int, ranks: int, first: Iterable[Dealt] = ()) -> Dealt:
     """The fewest runs of rows for each rank with which the slowest rank has at most BALANCED over the mean.
 
-    One run each, then the zig-zag, of all rows and of the first ones, then chunks dealt by their work, of sizes from
-    the largest power of two on. Many runs are many launches: beyond FREE_RUNS each must gain RUN_COST.
+    One run each, then the deals `first`, then the zig-zag, of all rows and of the first ones, then chunks dealt by
+    their work, of sizes from the largest power of two on. Many runs are many launches: beyond FREE_RUNS each must gain
+    RUN_COST.
     """
     best = contiguous(rows, seq, ranks)
     if best.imbalance <= BALANCED:
         return best
-    for dealt in _candidates(rows, seq, ranks):
+    for dealt in chain(first, _candidates(rows, seq, ranks)):
         best = min(best, dealt, key=lambda each: each.cost)
         if best.imbalance <= BALANCED:
             break
@@ -380,10 +392,3 @@ def check_segments(segment_ids: Any, seq: int) -> Array:
 def rows_ahead(layout: Layout, begin: int) -> int:
     """How many rows ahead of a chunk a call with dropout begins: it counts rows from multiples of 16 on."""
     return int(layout.row_positions[begin]) % 16 if begin < layout.seq else 0
-
-
-def sequences_of(layout: Layout, begin: int, length: int) -> tuple[Sequence[int], Sequence[int]]:
-    """cu_seqlens_q of a chunk of packed rows, and the position of the first query of each sequence."""
-    assert layout.cu_seqlens is not None
-    bounds = np.asarray(layout.cu_seqlens)
-    return np.clip(bounds - begin, 0, length).tolist(), np.maximum(begin - bounds[:-1], 0).tolist()

@@ -6,6 +6,7 @@ of `row_strategies`, brings keys to the rows of a rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -18,9 +19,10 @@ from ..core.shards import Layout
 from ..core.work import VariantWork
 from .collectives import Collectives, Exchanges, GridCollectives
 from .exchange import index, rows_of_all, sum_of_rows, to_heads, to_rows
+from .head_rows import HeadRows
 from .plain import recording_gradients
 from .ring import RingRows
-from .row_strategies import GatheredRows, OwnHeads, RowStrategy, WholeRows
+from .row_strategies import GatheredRows, OwnHeads, RowStrategy
 
 LAYOUT = "bhsd"
 """How q, k and v lie by default."""
@@ -65,39 +67,88 @@ class RankCall:
 
     # -------------------------------------------------------------------------------------------------- the two passes
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """o and lse of the rows of this rank, in the form of the call."""
+    def forward(self, *, wants_lse: bool = True) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """o and lse of the rows of this rank, in the form of the call; lse may be None if it is not wanted. Behind them
+        stands what a backward may be given in place of q, k, v, o and lse, if anything."""
+        if self.layout.strategy == "heads":
+            return self._forward_by_heads(wants_lse=wants_lse)
         split = _Split.of(self)
-        o, lse = self._rows(split, *split.to_heads(self.q, self.k, self.v)).forward()
-        return self._finished(*split.to_rows(o, lse))
+        q, k, v = split.to_heads(self.q, self.k, self.v)
+        rows = self._rows(split, q, k, v)
+        o, lse = self._finished(*split.to_rows(*rows.forward()))
+        keys = rows.kept() if split.comm is None else []
+        return o, lse, [self.q, rows_first(o, self.form), lse_first(lse, self.packed), *keys] if keys else []
 
     def backward(
-        self, saved: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor | None], wanted: Sequence[str]
+        self,
+        saved: tuple[Tensor, Tensor] | None,
+        given: tuple[Tensor, Tensor | None],
+        wanted: Sequence[str],
+        kept: Sequence[Tensor] = (),
     ) -> dict[str, Tensor]:
         """The gradients of `wanted`, by name: of q, k, v and the variant's own tensors, as these were given.
 
         Args:
             saved: o and lse. given: the gradients with respect to them.
+            kept: what the forward returned behind o and lse, with which no value of q, k, v, o and lse is read.
         """
-        split = _Split.of(self)
-        o, do = (rows_first(x, self.form) for x in (saved[0], given[0]))
-        sums = [lse_first(x, self.packed) for x in (saved[1], given[1]) if x is not None]
-        q, k, v, o, do, lse, *dlse = split.to_heads(self.q, self.k, self.v, o, do, *sums)
-        rows = self._rows(split, q, k, v)
         trained = [name for name in self.own if name in wanted]
-        dq, dk, dv, own = rows.backward((o, lse), (do, dlse[0] if dlse else None), trained)
+        do, dlse = rows_first(given[0], self.form), None if given[1] is None else lse_first(given[1], self.packed)
+        if self.layout.strategy == "heads":
+            return self._backward_by_heads(saved, (do, dlse), wanted, kept)
+        split = _Split.of(self)
+        if saved is None:
+            q, o, lse, *keys = kept
+            rows, of_lse = self._rows(split, q, self.k, self.v, keys), [] if dlse is None else [dlse]
+        else:
+            o, lse = rows_first(saved[0], self.form), lse_first(saved[1], self.packed)
+            sums = [lse, *([] if dlse is None else [dlse])]
+            q, k, v, o, do, lse, *of_lse = split.to_heads(self.q, self.k, self.v, o, do, *sums)
+            rows = self._rows(split, q, k, v)
+        dq, dk, dv, own = rows.backward((o, lse), (do, of_lse[0] if of_lse else None), trained)
         dq, dk, dv = split.gradients(dq, dk, dv)
         pairs = zip(("q", "k", "v"), (dq, dk, dv), (self.q, self.k, self.v), strict=True)
         found = {name: in_form(x.to(like.dtype), self.form) for name, x, like in pairs if name in wanted}
         return found | {name: self._own_gradient(name, own.get(name)) for name in trained}
 
-    def _rows(self, split: "_Split", q: Tensor, k: Tensor, v: Tensor) -> RowStrategy:
+    def _by_heads(self) -> HeadRows:
+        return HeadRows(self, cast("Exchanges", self.comm), (self.q.shape[2], self.k.shape[2]))
+
+    def _forward_by_heads(self, *, wants_lse: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        q, form = self.q, self.form
+        o = empty_in_form((*q.shape[:3], self.v.shape[3]), form, q)
+        sizes = (q.shape[2], len(q)) if self.packed else (q.shape[1], q.shape[2], len(q))
+        lse = torch.empty(sizes, dtype=torch.float32, device=q.device) if wants_lse else None
+        kept = self._by_heads().forward(
+            q, self.k, self.v, rows_first(o, form), None if lse is None else lse_first(lse, self.packed)
+        )
+        rows = sum(length for _, length in self.layout.runs(self.comm.rank))
+        if lse is not None and rows < self.layout.local:
+            lse[..., rows:] = float("-inf")
+        return o, lse, kept
+
+    def _backward_by_heads(
+        self,
+        saved: tuple[Tensor, Tensor] | None,
+        given: tuple[Tensor, Tensor | None],
+        wanted: Sequence[str],
+        kept: Sequence[Tensor],
+    ) -> dict[str, Tensor]:
+        rows, tensors = self._by_heads(), (self.q, self.k, self.v)
+        if saved is not None:
+            kept = rows.exchanged(*tensors, rows_first(saved[0], self.form), lse_first(saved[1], self.packed))
+        outputs = [empty_in_form(x.shape, self.form, x) for x in tensors]
+        trained = [name for name in self.own if name in wanted]
+        own = rows.backward(kept, *given, [rows_first(x, self.form) for x in outputs], trained)
+        found = {name: x for name, x in zip(("q", "k", "v"), outputs, strict=True) if name in wanted}
+        return found | {name: self._own_gradient(name, own.get(name)) for name in trained}
+
+    def _rows(self, split: "_Split", q: Tensor, k: Tensor, v: Tensor, received: Sequence[Tensor] = ()) -> RowStrategy:
         layout, heads = self.layout, OwnHeads(split.first, split.repeats)
-        if layout.strategy == "heads":
-            return WholeRows(self, q, k, v, heads)
         rows = layout.nodes or layout
-        kind = RingRows if rows.strategy == "ring" else GatheredRows
-        return kind(self, q, k, v, heads, rows, split.outer)
+        if rows.strategy == "ring":
+            return RingRows(self, q, k, v, heads, rows, split.outer)
+        return GatheredRows(self, q, k, v, heads, rows, split.outer, received)
 
     def _finished(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """In the form of the call, padding rows 0 and -inf."""
@@ -186,7 +237,7 @@ class RankCall:
             saved: o and lse of the rows, over all their keys. given: the gradients with respect to them.
         """
         packed = form == PACKED
-        with recording_gradients():
+        with recording_gradients() if leaves else nullcontext():
             fresh = {name: x.detach().requires_grad_() for name, x in leaves.items()}
             tensors, keywords = arguments(fresh)
         read = {name: keywords[name] for name in fresh if keywords[name].requires_grad}
@@ -221,8 +272,8 @@ class _Split:
         first: the first key head of this rank, of those that are repeated so often.
     """
 
-    def __init__(self, comm: Exchanges | None, outer: Exchanges, layout: Layout | None, key_heads: int, repeats: int):
-        self.comm, self.outer, self.layout, self.repeats = comm, outer, layout, repeats
+    def __init__(self, comm: Exchanges | None, outer: Exchanges, key_heads: int, repeats: int):
+        self.comm, self.outer, self.repeats = comm, outer, repeats
         self.first = 0 if comm is None else comm.rank * (key_heads * repeats // comm.size)
 
     @classmethod
@@ -231,11 +282,9 @@ class _Split:
         if call.layout.nodes is not None:
             assert isinstance(call.comm, GridCollectives)
             inner, outer = call.comm.inner, call.comm.outer
-            return cls(inner, outer, None, heads[1], repeats_of_keys(heads, inner.size))
+            return cls(inner, outer, heads[1], repeats_of_keys(heads, inner.size))
         ranks = cast("Exchanges", call.comm)
-        if call.layout.strategy == "heads":
-            return cls(ranks, ranks, call.layout, heads[1], repeats_of_keys(heads, call.comm.size))
-        return cls(None, ranks, None, heads[1], 1)
+        return cls(None, ranks, heads[1], 1)
 
     def to_heads(self, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
         """Rows of all heads become heads of all rows, of each of these tensors."""
@@ -244,23 +293,23 @@ class _Split:
         k, v = (x if self.repeats == 1 else x.repeat_interleave(self.repeats, 2) for x in (k, v))
         wide = [x for x in (q, k, v, *others) if x.dtype == q.dtype]
         narrow = [x for x in others if x.dtype != q.dtype]
-        found = to_heads(self.comm, self.layout, wide)
-        return found + (to_heads(self.comm, self.layout, narrow) if narrow else [])
+        found = to_heads(self.comm, wide)
+        return found + (to_heads(self.comm, narrow) if narrow else [])
 
     def to_rows(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse, of o and lse."""
         if self.comm is None:
             return o, lse
-        return to_rows(self.comm, self.layout, [o])[0], to_rows(self.comm, self.layout, [lse])[0]
+        return to_rows(self.comm, [o])[0], to_rows(self.comm, [lse])[0]
 
     def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor) -> list[Tensor]:
         """Those of q, k and v for the rows of this rank; the gradients of a repeated key head are added up."""
         if self.comm is None:
             return [dq, dk, dv]
         if self.repeats == 1:
-            return to_rows(self.comm, self.layout, [dq, dk.to(dq.dtype), dv.to(dq.dtype)])
+            return to_rows(self.comm, [dq, dk.to(dq.dtype), dv.to(dq.dtype)])
         # Parts of a sum are not rounded: they are sent in float32.
-        (dq,), parts = to_rows(self.comm, self.layout, [dq]), to_rows(self.comm, self.layout, [dk, dv])
+        (dq,), parts = to_rows(self.comm, [dq]), to_rows(self.comm, [dk, dv])
         return [dq, *(x.unflatten(2, (-1, self.repeats)).sum(3) for x in parts)]
 
 
@@ -279,6 +328,17 @@ def in_form(x: Tensor, form: str) -> Tensor:
     if form == PACKED:
         return x.squeeze(1)
     return x.permute(1, 2, 0, 3) if form == "bhsd" else x.transpose(0, 1)
+
+
+def empty_in_form(size: Sequence[int], form: str, like: Tensor) -> Tensor:
+    """A new tensor of rows `[rows, B, H, D]`, as contiguous as the form has it."""
+    rows, batch, heads, columns = size
+    sizes = {
+        PACKED: (rows, heads, columns),
+        "bhsd": (batch, heads, rows, columns),
+        "bshd": (batch, rows, heads, columns),
+    }
+    return torch.empty(sizes[form], dtype=like.dtype, device=like.device)
 
 
 def lse_first(x: Tensor, packed: bool) -> Tensor:

@@ -300,7 +300,7 @@ class _Recording(TorchDispatchMode):
         if swaps_result is None or any(x is not outputs[1] for x in others):
             return None
         return _Step(
-            _bare_apply(function), arguments, tensors, tables, forward, swaps_result, isinstance(returned, tuple)
+            bare_apply(function), arguments, tensors, tables, forward, swaps_result, isinstance(returned, tuple)
         )
 
 
@@ -360,13 +360,13 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, 
         return results
     # What `function.apply` does without transforms, but for the signature of its forward, which it looks up each time.
     unwrapped = [torch._C._functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args]
-    results = _bare_apply(function)(*unwrapped)
+    results = bare_apply(function)(*unwrapped)
     if _active.recording is not None:
         _active.recording.applied.append((function, unwrapped, results))
     return results
 
 
-def _bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` behind what it does for transforms."""
     bare: Any = super(torch.autograd.Function, function)
     apply: Callable[..., Any] = bare.apply

@@ -161,6 +161,20 @@ def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str, ranks: i
     )
 
 
+@pytest.mark.parametrize("ends", [(0, 150, 170, 200), (0, 20, 41, 97, 130, 137, 200), (0, 3, 200)])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("strategy", ["gather", "exchange", "ring"])
+def test_documents_of_any_lengths_are_dealt(strategy: str, ranks: int, ends: tuple[int, ...]) -> None:
+    """Ranks have unequally many keys of their documents, and still meet in the same exchanges."""
+    for variant in ("causal", "gpt_oss", "forgetting"):
+        entry = calls.load_manifest()[variant]
+        inputs = calls.packed(entry, draw(variant, seq=200, batch=1))
+        begins = torch.tensor(ends, dtype=torch.int32)
+        options = {"strategy": strategy, "cu_seqlens": begins}
+        given = {"cu_seqlens_q": begins}
+        check(variant, inputs, PACKED_ROWS, ranks=ranks, plan_options=options, of_reference=given, packed=True)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("variant", ["causal", "causal_dropout", "window", "forgetting"])
 @pytest.mark.parametrize("given", ["to the plan", "to the call"])
@@ -197,6 +211,13 @@ def test_ranks_may_have_padding_alone(seq: int, strategy: str) -> None:
 def test_any_deal_and_any_groups_of_heads(variant: str, head_groups: int, balance: str) -> None:
     options = {"strategy": "gather", "head_groups": head_groups, "balance": balance}
     check(variant, draw(variant, seq=64), ROWS, ranks=4, plan_options=options)
+
+
+@pytest.mark.parametrize(("seq", "head_groups"), [(64, 1), (64, 2), (61, 2), (61, 4)])
+@pytest.mark.parametrize("variant", ["alibi", "gpt_oss", "causal_dropout"])
+def test_heads_may_be_exchanged_in_groups(variant: str, seq: int, head_groups: int) -> None:
+    options = {"strategy": "heads", "head_groups": head_groups}
+    check(variant, draw(variant, seq=seq, heads=(16, 8)), ROWS, ranks=2, plan_options=options)
 
 
 def test_more_ranks_than_key_heads() -> None:

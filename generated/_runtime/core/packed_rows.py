@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The packed calls of a rank: its rows of several documents in as few calls as there can be. numpy alone is imported.
+
+Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty where it has no rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from .shards import Chunk, Layout, rows_ahead
+from .work import Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedCall:
+    """Rows of a rank that one packed call computes, at most one run of each document.
+
+    Attributes:
+        rows: which of the rank's rows they are, int64 `[M]`; -1 for a row of zeros ahead of a run.
+        sequence_rows: the same as rows of the whole call, those ahead included, int64 `[M]`.
+        begins: cu_seqlens_q. offsets: the position of the first query of each document.
+    """
+
+    rows: Array
+    sequence_rows: Array
+    begins: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many rows of each document it has."""
+        return [end - begin for begin, end in pairwise(self.begins)]
+
+    @property
+    def span(self) -> Chunk | None:
+        """First and number of the rank's rows if they follow each other and none is ahead, else None."""
+        return _span(self.rows)
+
+    @property
+    def sequence_span(self) -> Chunk | None:
+        """The same of the rows of the whole call."""
+        return _span(self.sequence_rows)
+
+    @cached_property
+    def own(self) -> Array:
+        """Which rows of the call are rows of the rank, none ahead: int64."""
+        return np.flatnonzero(self.rows >= 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A run of rows of one document: its number, the first row's position in it, and where this is in the rank."""
+
+    document: int
+    position: int
+    length: int
+    at: int
+
+
+def pieces_of(cu_seqlens: Sequence[int], runs: Sequence[Chunk]) -> list[Piece]:
+    """The rows of a rank, cut where documents end."""
+    bounds, found, at = np.asarray(cu_seqlens), [], 0
+    for begin, length in runs:
+        first, last = np.searchsorted(bounds, [begin, begin + length - 1], side="right") - 1
+        for number in range(int(first), int(last) + 1):
+            low, high = max(begin, int(bounds[number])), min(begin + length, int(bounds[number + 1]))
+            if low < high:
+                position = low - int(bounds[number])
+                found.append(Piece(document=number, position=position, length=high - low, at=at + low - begin))
+        at += length
+    return found
+
+
+def count_calls(cu_seqlens: Sequence[int], chunks: Sequence[Sequence[Chunk]]) -> int:
+    """The most packed calls of a rank: the most runs that it has of a document.
+
+    >>> count_calls((0, 8, 16), [[(0, 2), (6, 2), (8, 4)], [(2, 4), (12, 4)]])
+    2
+    """
+    seq, most = cu_seqlens[-1], 1
+    for own in chunks:
+        runs = joined([(begin, min(length, seq - begin)) for begin, length in own if begin < seq])
+        numbers = [piece.document for piece in pieces_of(cu_seqlens, runs)]
+        most = max([most, *np.bincount(numbers).tolist()]) if numbers else most
+    return most
+
+
+def joined(runs: Sequence[Chunk]) -> list[Chunk]:
+    """Runs of rows, adjacent ones joined."""
+    found: list[Chunk] = []
+    for begin, length in runs:
+        if found and sum(found[-1]) == begin:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((begin, length))
+    return found
+
+
+def packed_calls(layout: Layout, rank: int, *, drops: bool) -> list[PackedCall]:
+    """The packed calls of a rank, of which there are as many as it has runs of one document.
+
+    Args:
+        drops: the calls have dropout, and begin some rows ahead of a run.
+    """
+    assert layout.cu_seqlens is not None
+    layers: list[dict[int, Piece]] = []
+    for piece in pieces_of(layout.cu_seqlens, layout.runs(rank)):
+        layer = next((each for each in layers if piece.document not in each), None)
+        if layer is None:
+            layer = {}
+            layers.append(layer)
+        layer[piece.document] = piece
+    return [_call(layout, layer, drops=drops) for layer in layers]
+
+
+def _call(layout: Layout, pieces: dict[int, Piece], *, drops: bool) -> PackedCall:
+    assert layout.cu_seqlens is not None
+    rows, sequence_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    lengths, offsets = np.zeros(len(layout.cu_seqlens) - 1, np.int64), np.zeros(len(layout.cu_seqlens) - 1, np.int64)
+    for number, piece in sorted(pieces.items()):
+        begin = layout.cu_seqlens[number] + piece.position
+        ahead = rows_ahead(layout, begin) if drops else 0
+        rows += [np.full(ahead, -1), np.arange(piece.at, piece.at + piece.length)]
+        sequence_rows.append(np.arange(begin - ahead, begin + piece.length))
+        lengths[number], offsets[number] = piece.length + ahead, piece.position - ahead
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    return PackedCall(
+        rows=np.concatenate(rows),
+        sequence_rows=np.concatenate(sequence_rows),
+        begins=tuple(begins.tolist()),
+        offsets=tuple(offsets.tolist()),
+    )
+
+
+def _span(rows: Array) -> Chunk | None:
+    if len(rows) == 0:
+        return 0, 0
+    first = int(rows[0])
+    return (first, len(rows)) if first >= 0 and np.array_equal(rows, np.arange(first, first + len(rows))) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyRows:
+    """The keys that calls of a rank have: those of all documents of which it has rows.
+
+    Attributes:
+        runs: rows of the whole call, in order. begins: cu_seqlens_k, where other documents are empty.
+    """
+
+    runs: tuple[Chunk, ...]
+    begins: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return self.begins[-1]
+
+    @cached_property
+    def rows(self) -> Array:
+        """int64 `[count]`."""
+        return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + n) for begin, n in self.runs)])
+
+
+def key_rows(layout: Layout, rank: int) -> KeyRows:
+    """The keys of a rank's documents."""
+    assert layout.cu_seqlens is not None
+    numbers = {piece.document for piece in pieces_of(layout.cu_seqlens, layout.runs(rank))}
+    ends = layout.cu_seqlens
+    lengths = [ends[i + 1] - ends[i] if i in numbers else 0 for i in range(len(ends) - 1)]
+    runs = joined([(ends[i], n) for i, n in enumerate(lengths) if n])
+    return KeyRows(runs=tuple(runs), begins=(0, *np.cumsum(lengths).tolist()))
+
+
+# ------------------------------------------------------------------------------------ calls of any rank, of equal sizes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceCalls:
+    """A packed call of every rank, of which all have as many rows, for a program that runs on any rank. The last
+    sequence is padding.
+
+    Attributes:
+        rows: rows of the rank, int32 `[ranks, M]`; beyond its last row where there is none.
+        sequence_rows: the same as rows of the whole call, int32 `[ranks, M]`.
+        begins: cu_seqlens_q, int32 `[ranks, documents + 2]`. offsets: q_offset, int32 `[ranks, documents + 1]`.
+    """
+
+    rows: Array
+    sequence_rows: Array
+    begins: Array
+    offsets: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedTables:
+    """The packed calls of every rank.
+
+    Attributes:
+        in_order: there is one call, whose rows are those of the rank, in order.
+        back: where each row of a rank is among those of all calls, int32 `[ranks, local]`; beyond the last for padding.
+    """
+
+    calls: tuple[DeviceCalls, ...]
+    in_order: bool
+    back: Array
+
+
+@lru_cache(maxsize=64)
+def packed_tables(layout: Layout, drops: bool) -> PackedTables:
+    """The packed calls of every rank; `drops`: they have dropout, and begin some rows ahead of a run."""
+    of_ranks = [packed_calls(layout, rank, drops=drops) for rank in range(layout.ranks)]
+    count = max(map(len, of_ranks))
+    nothing = _call(layout, {}, drops=drops)
+    layers = [[own[i] if i < len(own) else nothing for own in of_ranks] for i in range(count)]
+    in_order = count == 1 and all(call.span is not None and call.span[0] == 0 for call in layers[0])
+    back = np.full((layout.ranks, layout.local), np.iinfo(np.int32).max, np.int32)
+    found, at = [], 0
+    for layer in layers:
+        most = layout.local if in_order else max(len(call.rows) for call in layer)
+        found.append(_padded(layer, most, layout.local))
+        for rank, call in enumerate(layer):
+            back[rank, call.rows[call.own]] = at + call.own
+        at += most
+    return PackedTables(calls=tuple(found), in_order=in_order, back=np.minimum(back, at))
+
+
+def _padded(calls: Sequence[PackedCall], most: int, local: int) -> DeviceCalls:
+    """The calls of all ranks with so many rows each."""
+
+    def filled(rows: Array, value: int) -> Array:
+        return np.append(np.where(rows < 0, value, rows), np.full(most - len(rows), value)).astype(np.int32)
+
+    return DeviceCalls(
+        rows=np.stack([filled(call.rows, local) for call in calls]),
+        sequence_rows=np.stack([filled(call.sequence_rows, 0) for call in calls]),
+        begins=np.array([(*call.begins, most) for call in calls], np.int32),
+        offsets=np.array([(*call.offsets, 0) for call in calls], np.int32),
+    )

@@ -1,0 +1,168 @@
+"""How packed documents are dealt to ranks, so that each rank has at most one run of rows of each document.
+
+A rank then computes all its rows in one packed call. numpy alone is imported.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .packed_rows import count_calls
+from .shards import BALANCED, Chunk, Dealt, RowWork
+from .work import BLOCK, Array
+
+CUTS = (BLOCK, 16, 1)
+"""Documents are cut at multiples of the first of these numbers with which ranks are balanced: kernels compute whole
+blocks of rows, and dropout draws for 16 rows at once."""
+
+
+def deal_documents(rows: RowWork, seq: int, ranks: int, begins: Array) -> Iterator[Dealt]:
+    """A deal of documents, whole but for at most two cuts for each rank; none of fewer rows than it needs.
+
+    Documents are in a line, those with the most work for each row first. Each rank takes rows from both ends of the
+    line: so many in all, and so many of them from its front as make the rank's work the mean.
+
+    Args:
+        begins: where documents begin, and the end of the last, int64.
+    """
+    local = -(-seq // ranks)
+    if seq <= local * (ranks - 1):
+        return
+    line = _Line(rows, begins)
+    runs, loads = [], []
+    for rank in range(ranks - 1):
+        taken, load = line.take(local, line.work / (ranks - rank))
+        runs.append(taken)
+        loads.append(load)
+    runs.append(_runs(line.begins, line.ends))
+    loads.append(line.work)
+    calls = count_calls(begins.tolist(), runs)
+    if local * ranks > seq:
+        runs[-1].append((seq, local * ranks - seq))
+    table = np.zeros((ranks, max(map(len, runs)), 2), np.int64)
+    for rank, own in enumerate(runs):
+        table[rank, : len(own)] = own
+    yield Dealt(table[..., 0], table[..., 1], np.array(loads), calls)
+
+
+class _Line:
+    """What is left of the documents, those with the most work for each row first.
+
+    Attributes:
+        begins, ends: the rows of each that are left. origins: where each begins as a whole.
+        late: rows at the end of a document have more work than those at its begin. These are taken from the front of
+            the line, and those from its back.
+    """
+
+    def __init__(self, rows: RowWork, bounds: Array) -> None:
+        bounds = bounds[np.append(True, np.diff(bounds) > 0)]
+        begins, ends = bounds[:-1], bounds[1:]
+        first, middle, last = (rows.until(each) for each in (begins, (begins + ends) / 2, ends))
+        order = np.argsort(-(last - first) / (ends - begins), kind="stable")
+        self.late = bool((last - middle).sum() >= (middle - first).sum())
+        self.begins: list[int] = begins[order].tolist()
+        self.ends: list[int] = ends[order].tolist()
+        self.origins = list(self.begins)
+        self._edges: list[float] = rows.edges.tolist()
+        self._total: list[float] = rows.total.tolist()
+        self._measure()
+
+    def _measure(self) -> None:
+        """Rows and work up to each document of the line."""
+        self._rows, self._work = [0], [0.0]
+        for begin, end in zip(self.begins, self.ends, strict=True):
+            self._rows.append(self._rows[-1] + end - begin)
+            self._work.append(self._work[-1] + self._between(begin, end))
+
+    def _between(self, begin: int, end: int) -> float:
+        """The work of some rows that follow each other."""
+        return self._until(end) - self._until(begin)
+
+    def _until(self, row: int) -> float:
+        at = min(max(bisect_right(self._edges, row) - 1, 0), len(self._edges) - 2)
+        (low, high), (before, behind) = self._edges[at : at + 2], self._total[at : at + 2]
+        return before + (behind - before) * (min(row, high) - low) / (high - low)
+
+    @property
+    def work(self) -> float:
+        """That of the rows which are left."""
+        return self._work[-1]
+
+    def take(self, count: int, wanted: float) -> tuple[list[Chunk], float]:
+        """Take so many rows with about the wanted work: their runs, and the work that they are."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self._load(middle, count) < wanted else (low, middle)
+        front = low
+        for unit in CUTS:
+            rounded = [each for each in self._rounded(low, unit) if 0 <= each <= count]
+            best = min(rounded, key=lambda each: abs(self._load(each, count) - wanted), default=low)
+            if abs(self._load(best, count) - wanted) <= BALANCED / 4 * wanted:
+                front = best
+                break
+        load = self._load(front, count)
+        return self._taken(front, count), load
+
+    def _load(self, front: int, count: int) -> float:
+        """The work of `count` rows, of which so many are from the front."""
+        at, rest = self._at_front(front)
+        begin, end = (self.begins[at], self.ends[at]) if rest else (0, 0)
+        work = self._work[at] + self._between(*self._end(begin, end, rest, of_front=True))
+        at, rest = self._at_back(count - front)
+        begin, end = (self.begins[at - 1], self.ends[at - 1]) if rest else (0, 0)
+        return work + self.work - self._work[at] + self._between(*self._end(begin, end, rest, of_front=False))
+
+    def _at_front(self, count: int) -> tuple[int, int]:
+        """How many whole documents the first rows of the line are, and how many rows of the next one."""
+        at = bisect_right(self._rows, count) - 1
+        return at, count - self._rows[at]
+
+    def _at_back(self, count: int) -> tuple[int, int]:
+        """From which document on the last rows of the line are whole ones, and how many are of the one before it."""
+        begin = self._rows[-1] - count
+        at = bisect_left(self._rows, begin)
+        return at, self._rows[at] - begin
+
+    def _end(self, begin: int, end: int, count: int, *, of_front: bool) -> tuple[int, int]:
+        """So many rows of a document that are taken from the front of the line, or from its back."""
+        return (end - count, end) if self.late == of_front else (begin, begin + count)
+
+    def _rounded(self, front: int, unit: int) -> list[int]:
+        """Counts of rows from the front, near this one, that cut a document at a multiple of `unit` of its rows."""
+        at, rest = self._at_front(front)
+        if rest == 0:
+            return [front]
+        cut = (self.ends[at] - rest if self.late else self.begins[at] + rest) - self.origins[at]
+        return [front + (move if self.late else -move) for move in (cut % unit, cut % unit - unit)]
+
+    def _taken(self, front: int, count: int) -> list[Chunk]:
+        """Take these rows out of the line: their runs."""
+        (first, of_first), (last, of_last) = self._at_front(front), self._at_back(count - front)
+        begins, ends = self.begins[:first] + self.begins[last:], self.ends[:first] + self.ends[last:]
+        for at, rest, of_front in ((first, of_first, True), (last - 1, of_last, False)):
+            if rest == 0:
+                continue
+            begin, end = self._end(self.begins[at], self.ends[at], rest, of_front=of_front)
+            begins.append(begin)
+            ends.append(end)
+            if begin == self.begins[at]:
+                self.begins[at] = end
+            else:
+                self.ends[at] = begin
+        kept = [i for i in range(first, last) if self.begins[i] < self.ends[i]]
+        self.begins, self.ends, self.origins = ([x[i] for i in kept] for x in (self.begins, self.ends, self.origins))
+        self._measure()
+        return _runs(begins, ends)
+
+
+def _runs(begins: Sequence[int], ends: Sequence[int]) -> list[Chunk]:
+    """Runs of rows as (begin, length) in order, adjacent ones joined."""
+    found: list[Chunk] = []
+    for begin, end in sorted(zip(begins, ends, strict=True)):
+        if found and sum(found[-1]) == begin:
+            found[-1] = (found[-1][0], end - found[-1][0])
+        else:
+            found.append((begin, end - begin))
+    return found

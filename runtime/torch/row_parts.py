@@ -1,0 +1,172 @@
+"""The rows of a rank that one call computes: a run of dense rows, or rows of several packed documents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.packed_rows import PackedCall, key_rows, packed_calls
+from ..core.shards import Chunk, Layout, rows_ahead
+from .exchange import kept
+
+
+class RowPart(Protocol):
+    """Rows of a rank that are computed by one call, with rows of zeros ahead of some of them."""
+
+    def take(self, x: Tensor, value: float = 0.0) -> Tensor:
+        """These rows of `[local, ...]`, those ahead filled with a value."""
+
+    def own(self, part: Tensor) -> Tensor:
+        """The rows of a result of the call that are rows of this rank."""
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        """Write such a result to these rows of `[local, ...]`."""
+
+    def covers(self, local: int) -> bool:
+        """True if they are all rows of the rank, in order, and none is ahead."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of rows, which begins at row `at` of its rank; a call has so many rows ahead of it."""
+
+    run: Chunk
+    at: int
+    ahead: int
+
+    @property
+    def begin(self) -> int:
+        """The first row of the call."""
+        return self.run[0] - self.ahead
+
+    @property
+    def length(self) -> int:
+        """Rows of the call."""
+        return self.run[1] + self.ahead
+
+    def take(self, x: Tensor, value: float = 0.0) -> Tensor:
+        rows = x.narrow(0, self.at, self.run[1])
+        return rows if self.ahead == 0 else torch.cat([x.new_full((self.ahead, *x.shape[1:]), value), rows])
+
+    def own(self, part: Tensor) -> Tensor:
+        return part if self.ahead == 0 else part[self.ahead :]
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        whole.narrow(0, self.at, self.run[1]).copy_(self.own(part))
+
+    def covers(self, local: int) -> bool:
+        return self.run[1] == local and self.ahead == 0
+
+
+class Documents:
+    """Rows of several packed documents, at most one run of each."""
+
+    def __init__(self, call: PackedCall, device: torch.device) -> None:
+        def there(rows: Any) -> Tensor:
+            return torch.as_tensor(rows, device=device)
+
+        def numbers(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
+        self.cu_seqlens, self.q_offset = numbers(call.begins), numbers(call.offsets)
+        self.length, self._span, self._sequence_span = len(call.rows), call.span, call.sequence_span
+        # Contiguous rows need no table.
+        self._rows = None if call.span is not None else there(call.rows[call.own])
+        self._own = None if len(call.own) == self.length else there(call.own)
+        self._sequence_rows = None if call.sequence_span is not None else there(call.sequence_rows)
+
+    def take(self, x: Tensor, value: float = 0.0) -> Tensor:
+        if self._rows is None:
+            assert self._span is not None
+            return x.narrow(0, *self._span)
+        rows = x.index_select(0, self._rows)
+        if self._own is None:
+            return rows
+        return x.new_full((self.length, *x.shape[1:]), value).index_copy_(0, self._own, rows)
+
+    def own(self, part: Tensor) -> Tensor:
+        return part if self._own is None else part.index_select(0, self._own)
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        if self._rows is None:
+            assert self._span is not None
+            whole.narrow(0, *self._span).copy_(part)
+        else:
+            whole.index_copy_(0, self._rows, self.own(part).to(whole.dtype))
+
+    @property
+    def is_span(self) -> bool:
+        """True if the rows follow each other, so that `take` gives a view."""
+        return self._rows is None
+
+    def add(self, whole: Tensor, part: Tensor) -> None:
+        """Add the rows of a result to these rows of `[local, ...]`."""
+        if self._rows is None:
+            self.take(whole).add_(part)
+        else:
+            whole.index_add_(0, self._rows, self.own(part))
+
+    def of_sequence(self, x: Tensor, axis: int) -> Tensor:
+        """These rows of an axis that has the rows of the whole call."""
+        if self._sequence_rows is None:
+            assert self._sequence_span is not None
+            return x.narrow(axis, *self._sequence_span)
+        return x.index_select(axis, self._sequence_rows)
+
+    def covers(self, local: int) -> bool:
+        return self._span == (0, local)
+
+
+@dataclass(frozen=True)
+class DocumentKeys:
+    """The keys of the documents that a rank has rows of, on a device: which rows of the whole call, and where these are
+    among the rows of all ranks; None if they are all."""
+
+    cu_seqlens: Tensor
+    rows: Tensor | None
+    places: Tensor | None
+
+    def of_sequence(self, x: Tensor, axis: int) -> Tensor:
+        """These keys of an axis that has the rows of the whole call."""
+        return x if self.rows is None else x.index_select(axis, self.rows)
+
+
+def dense_parts(layout: Layout, rank: int, *, drops: bool) -> list[Run]:
+    """The calls of a rank that has dense rows, one for each run; with dropout they begin some rows ahead."""
+
+    def make() -> list[Run]:
+        runs, found, at = layout.runs(rank), [], 0
+        for run in runs:
+            found.append(Run(run, at, rows_ahead(layout, run[0]) if drops else 0))
+            at += run[1]
+        return found
+
+    parts: list[Run] = kept(layout, ("runs", rank, drops), make)
+    return parts
+
+
+def packed_parts(layout: Layout, rank: int, device: torch.device, *, drops: bool) -> list[Documents]:
+    """The calls of a rank that has packed rows, made once for each layout."""
+
+    def make() -> list[Documents]:
+        return [Documents(call, device) for call in packed_calls(layout, rank, drops=drops)]
+
+    parts: list[Documents] = kept(layout, ("packed calls", rank, drops, device), make)
+    return parts
+
+
+def document_keys(layout: Layout, rank: int, device: torch.device) -> DocumentKeys:
+    """The keys of such calls, made once for each layout."""
+
+    def make() -> DocumentKeys:
+        found = key_rows(layout, rank)
+        begins = torch.tensor(found.begins, dtype=torch.int32, device=device)
+        if found.count == layout.seq:
+            return DocumentKeys(begins, None, None)
+        of_all = (torch.as_tensor(x, device=device) for x in (found.rows, layout.places[found.rows]))
+        return DocumentKeys(begins, *of_all)
+
+    keys: DocumentKeys = kept(layout, ("document keys", rank, device), make)
+    return keys
