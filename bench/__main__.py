@@ -106,6 +106,7 @@ def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock:
         "models": lambda: _models(options, results, keep, clock),
         "parallel": lambda: _parallel(options, results, keep, clock),
         "jax": lambda: run_jax(options, results, keep, clock),
+        "pruning": lambda: _printed("pruning"),
         "schedules": lambda: _printed("schedules"),
         "host": lambda: _host(results, keep),
         "memory": lambda: _printed("memory"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/package_init.py.jinja
-# hash: 9734a3496f37a2b2
+# hash: 5d722dd608e27f25
 """Attention ops as Triton kernels, those for PyTorch in the module `torch`.
 
 Importing the package itself imports no framework.
@@ -22,6 +22,7 @@ VARIANTS = (
     "alibi",
     "relative_bias",
     "forgetting",
+    "forgetting_pruned",
     "gpt_oss",
     "chunked",
     "band",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/jax_init.py.jinja
-# hash: e275781cd0d63152
+# hash: 33d48bbfdf01fcb5
 """The attention ops for JAX, one function per variant.
 
 Each op is imported when it is first read, and its kernels when they are first launched.
@@ -27,6 +27,7 @@ __all__ = [
     "chunked",
     "document",
     "forgetting",
+    "forgetting_pruned",
     "full",
     "gemma2_local",
     "gpt_oss",
@@ -54,6 +55,7 @@ if _typing.TYPE_CHECKING:
     from .chunked.jax_op import chunked
     from .document.jax_op import document
     from .forgetting.jax_op import forgetting
+    from .forgetting_pruned.jax_op import forgetting_pruned
     from .full.jax_op import full
     from .gemma2_local.jax_op import gemma2_local
     from .gpt_oss.jax_op import gpt_oss
@@ -82,6 +84,7 @@ else:
             "chunked": ".chunked.jax_op:chunked",
             "document": ".document.jax_op:document",
             "forgetting": ".forgetting.jax_op:forgetting",
+            "forgetting_pruned": ".forgetting_pruned.jax_op:forgetting_pruned",
             "full": ".full.jax_op:full",
             "gemma2_local": ".gemma2_local.jax_op:gemma2_local",
             "gpt_oss": ".gpt_oss.jax_op:gpt_oss",

@@ -188,6 +188,7 @@ SCALARS = Table(description="Numbers each call gives, by name.", value=Reference
 SINK = Flag(description="Adds an argument `sink [Hq]`: a logit per head in the denominator only.")
 DECAY = Flag(description="Adds an argument `g [B, S, Hq]`: a log-decay, summed along the sequence.")
 DROPOUT = Flag(description="Adds arguments `dropout_p` and `seed`: dropout on the probabilities.")
+PRUNE = Flag(description="Adds an argument `prune`: the share of each row's weight that a call may leave out.")
 VARIANT = Record(
     description="One attention variant; an empty one is plain attention.",
     fields={
@@ -199,6 +200,7 @@ VARIANT = Record(
         "sink": SINK,
         "decay": DECAY,
         "dropout": DROPOUT,
+        "prune": PRUNE,
         "archs": ARCH_TABLE,
     },
     may_be_empty=True,

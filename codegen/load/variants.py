@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from codegen.analysis import pruning
 from codegen.analysis.left_out import split_left_out
 from codegen.analysis.schedule import keeps_nothing
 from codegen.ir import expr
@@ -23,6 +24,7 @@ from codegen.load.grammar import (
     EXAMPLE,
     GRAD,
     MASK,
+    PRUNE,
     SCALAR_LIMITS,
     SCALAR_RANGES,
     SCALAR_TYPE,
@@ -61,6 +63,8 @@ def read_variants(
         variant = _VariantReader(doc, name, entry, macros, archs, frozenset(entries)).read()
         if variant is not None:
             variants[name] = variant
+        if variant is not None and variant.pruned:
+            variants[variant.pruned] = pruning.companion(variant)
     if not variants and len(doc.problems) == before:
         doc.note(item, "needs at least one variant, got none")
     return variants
@@ -121,7 +125,7 @@ class _VariantReader:
             self._check_used(tensors, mask, score)
         if self.doc.has_problem_in(self.item):
             return None
-        return Variant(
+        variant = Variant(
             name=self.name,
             archs=own_archs,
             line=self.item.line,
@@ -137,6 +141,22 @@ class _VariantReader:
             decay=decay,
             dropout=dropout,
         )
+        return self._with_pruning(variant) if self._flag(PRUNE, self.keys, "prune") else variant
+
+    def _with_pruning(self, variant: Variant) -> Variant | None:
+        """The variant with the name of its companion; None if it cannot have one."""
+        name = pruning.companion_name(variant.name)
+        problem = pruning.refusal(variant)
+        if name in self.variants:
+            problem = f"its companion needs the name '{name}', which another entry has; rename that"
+        elif pruning.FIRST_KEY in {*variant.tensors, *variant.scalars}:
+            problem = (
+                f"its companion needs the argument name '{pruning.FIRST_KEY}', which the entry declares; rename it"
+            )
+        if problem:
+            self.doc.note(self.keys["prune"], problem)
+            return None
+        return replace(variant, pruned=name)
 
     def _flag(self, shape: Flag, keys: Mapping[str, Item], key: str) -> bool:
         return key in keys and shape.read(self.doc, keys[key])

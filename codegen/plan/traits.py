@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from codegen.analysis.affine import linear
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import is_deterministic
+from codegen.analysis.pruning import FIRST_KEY
 from codegen.analysis.schedule import Schedule
 from codegen.arch.hopper import FAMILY, WIDE_BAND
 from codegen.arch.tile_rules import TileConfig
@@ -31,6 +32,7 @@ class VariantTraits:
     keys_are_runs: bool
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
+    keys_are_pruned: bool
     backward_can_fuse: bool
     gradients_use_atomics: bool
     hopper_reads_pages: bool
@@ -48,6 +50,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_are_runs=_keys_are_runs(dense),
         segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
         keys_are_wide_bands=_keys_are_wide_bands(dense),
+        keys_are_pruned=variant.decay and FIRST_KEY in variant.tensors,
         backward_can_fuse=fuses_backward(dense),
         gradients_use_atomics=not is_deterministic(variant),
         hopper_reads_pages=has_hopper_forward(variant),

@@ -94,7 +94,8 @@ class Variant:
     `mask` is a boolean expression (None: every pair attends), `score` a float expression of `score` (None: unchanged).
     `archs` holds block sizes of its own, by architecture. `entry` is the rest of the variant's spec as one line of
     YAML; `mask_text` and `score_text` are as the user wrote them. `keywords` maps the names of tensors and scalars to
-    the op's arguments, where the two differ (`codegen.spec.symbols`).
+    the op's arguments, where the two differ (`codegen.spec.symbols`). `pruned` names the variant that runs where a call
+    prunes (`codegen.analysis.pruning`); it is empty for one that cannot.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Variant:
     sink: bool = False
     decay: bool = False
     dropout: bool = False
+    pruned: str = ""
     archs: Mapping[str, ArchSpec] = field(default_factory=dict)
     keywords: Mapping[str, str] = field(default_factory=dict)
 

@@ -41,6 +41,7 @@ OP_ARGUMENTS = (
     "backward",
     "sink",
     "g",
+    "prune",
     "g_base",
     "dropout_p",
     "seed",

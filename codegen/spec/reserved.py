@@ -43,6 +43,8 @@ _WORDS = """
 
     keyless replayed_op
 
+    check_unscheduled check_whole first_keys ops
+
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 

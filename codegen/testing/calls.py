@@ -241,7 +241,7 @@ def evaluate_plain(op: Callable[..., Any], inputs: Inputs, **options: Any) -> di
 def packed(entry: Mapping[str, Any], inputs: Inputs) -> Inputs:
     """The rows of a dense batch one behind the other: `[B * S, H, D]`, dlse `[H, B * S]`.
 
-    The variant's own tensors have an element per token there, per pair of tokens, or none for the batch.
+    The variant's own tensors have an element per token there, per head and query, per pair, or none for the batch.
     """
 
     def joined(x: Tensor) -> Tensor:
@@ -252,6 +252,8 @@ def packed(entry: Mapping[str, Any], inputs: Inputs) -> Inputs:
         if dims == ["b", "h", "q_idx", "kv_idx"]:
             heads = [torch.block_diag(*head) for head in x.detach().transpose(0, 1)]
             return torch.stack(heads).to(x.dtype).requires_grad_(x.requires_grad)
+        if dims == ["b", "h", "q_idx"]:
+            return x.detach().transpose(0, 1).flatten(1).requires_grad_(x.requires_grad)
         per_token = len(dims) > 1 and dims[0] == "b" and dims[1] in ("q_idx", "kv_idx")
         return x.detach().flatten(0, 1).requires_grad_(x.requires_grad) if per_token else x
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/variant_init.py.jinja
-# hash: 9cb91c0551c5d9cb
+# hash: c4fc38e80fc48988
 """`forgetting`: Forgetting attention, a log-decay per position and head (Lin et al., 2025, arXiv:2503.02130).
 
 The modules of launches and of kernels are imported when they are first read.

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/jax_op.py.jinja
-# hash: 0e30d72aa086c2a6
+# hash: ff227f8d28cc57bb
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
 from jax import Array
 
 from .. import forgetting as dense
-from .._runtime.core.checks import FLOAT_DTYPES, at_least
+from .. import jax as ops
+from .._runtime.core.checks import FLOAT_DTYPES, at_least, check_unscheduled, check_whole
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
@@ -25,6 +26,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.paged_decay import check_without_base, decay_caches
+from .._runtime.jax.pruning import first_keys
 from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import check_tensor
 from . import jax_reference, packed, paged, segmented
@@ -182,6 +184,7 @@ def forgetting(
     v: Array | None = None,
     *,
     g: Array | None = None,
+    prune: float | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -221,6 +224,9 @@ def forgetting(
         v: `[B, Skv, Hkv, Dv]`.
         g: log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the
             offset; differentiable.
+        prune: share of each row's denominator that the call may leave out, between 0 and 1, such as `2**-24`, which
+            float32 rounds away: keys so far back that their decay bounds their weight are not visited. None: every key
+            is.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -280,6 +286,7 @@ def forgetting(
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
+        check_whole(NAME, prune)
         check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family)
         pages = PageArguments(
             q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
@@ -293,6 +300,42 @@ def forgetting(
     check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
     check_without_base(NAME, g_base)
     check_page_layout(NAME, page_layout, has_table=False)
+    if prune is not None:
+        check_unscheduled(NAME, schedule)
+        q_offset = 0 if q_offset is None else q_offset
+        sequences = SequenceArguments(
+            q_offset,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            kv_lengths,
+            padding_id,
+        )
+        return ops.forgetting_pruned(
+            q,
+            k,
+            v,
+            g=g,
+            first_key=first_keys(NAME, q, k, v, g, prune, scale, layout, sequences),
+            scale=scale,
+            layout=layout,
+            return_lse=return_lse,
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+            config=config,
+            family=family,
+            deterministic=deterministic,
+        )
     o, lse = _call(
         attention,
         q,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: a6aa5b7eb61bc87b
+# hash: d151de4ea9df126c
 """The launches of `forgetting`, for every framework: which kernels run, and with what."""
 
 from .. import forgetting as kernels

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 2a28c5bd693be958
+# hash: b4d128cf080f303a
 """Triton kernels of `forgetting`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx >= kv_idx

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/torch_op.py.jinja
-# hash: 2b5e95fc3e1e09c7
+# hash: c2067df1702c775c
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
 from torch import Tensor
 
 from .. import forgetting as dense
-from .._runtime.core.checks import FLOAT_DTYPES, at_least
+from .. import torch as ops
+from .._runtime.core.checks import FLOAT_DTYPES, at_least, check_unscheduled, check_whole
 from .._runtime.core.configs import PASSES
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
@@ -21,6 +22,7 @@ from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages
 from .._runtime.torch.paged_decay import check_decay_caches, check_without_base
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
+from .._runtime.torch.pruning import first_keys
 from .._runtime.torch.replay import replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
@@ -241,6 +243,7 @@ def forgetting(
     v: Tensor,
     *,
     g: Tensor | None = None,
+    prune: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -279,6 +282,9 @@ def forgetting(
         v: `[B, Hkv, Skv, Dv]`.
         g: log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the
             offset; differentiable.
+        prune: share of each row's denominator that the call may leave out, between 0 and 1, such as `2**-24`, which
+            float32 rounds away: keys so far back that their decay bounds their weight are not visited. None: every key
+            is.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -344,6 +350,7 @@ def forgetting(
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
+        check_whole(NAME, prune)
         check_beside_pages(
             NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
         )
@@ -372,6 +379,49 @@ def forgetting(
     check_without_pages(NAME, page_starts, max_seqlen_q, splits)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     check_without_base(NAME, g_base)
+    if prune is not None:
+        check_unscheduled(NAME, schedule)
+        q_offset = 0 if q_offset is None else q_offset
+        return ops.forgetting_pruned(
+            q,
+            k,
+            v,
+            g=g,
+            first_key=first_keys(
+                NAME,
+                q,
+                k,
+                v,
+                g,
+                prune,
+                scale,
+                layout,
+                q_offset,
+                cu_seqlens_q,
+                cu_seqlens_k,
+                q_segment_ids,
+                kv_segment_ids,
+                q_positions,
+                kv_positions,
+                kv_lengths,
+                padding_id,
+            ),
+            scale=scale,
+            layout=layout,
+            return_lse=return_lse,
+            q_offset=q_offset,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            kv_lengths=kv_lengths,
+            padding_id=padding_id,
+            config=config,
+            family=family,
+            deterministic=deterministic,
+        )
     return _call(
         run,
         q,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/torch_reference.py.jinja
-# hash: 633c8c7e2a5c4ab2
+# hash: f8241375419717c7
 """`forgetting` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.

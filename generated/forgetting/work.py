@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/work.py.jinja
-# hash: 17380a224cd3563d
+# hash: 9104f3e21ccdc8db
 """Which keys a block of queries visits under `forgetting`: for plans of calls over several GPUs."""
 
 from typing import Any

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_init.py.jinja
-# hash: b9e6ad784abadb3d
+# hash: 56033b53368119a5
 """The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own.
 
 Each op is imported when it is first read, and its kernels when they are first launched.
@@ -25,6 +25,7 @@ __all__ = [
     "chunked",
     "document",
     "forgetting",
+    "forgetting_pruned",
     "full",
     "gemma2_local",
     "gpt_oss",
@@ -50,6 +51,7 @@ if _typing.TYPE_CHECKING:
     from ..chunked.torch_op import chunked
     from ..document.torch_op import document
     from ..forgetting.torch_op import forgetting
+    from ..forgetting_pruned.torch_op import forgetting_pruned
     from ..full.torch_op import full
     from ..gemma2_local.torch_op import gemma2_local
     from ..gpt_oss.torch_op import gpt_oss
@@ -78,6 +80,7 @@ else:
             "chunked": "..chunked.torch_op:chunked",
             "document": "..document.torch_op:document",
             "forgetting": "..forgetting.torch_op:forgetting",
+            "forgetting_pruned": "..forgetting_pruned.torch_op:forgetting_pruned",
             "full": "..full.torch_op:full",
             "gemma2_local": "..gemma2_local.torch_op:gemma2_local",
             "gpt_oss": "..gpt_oss.torch_op:gpt_oss",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_nn.py.jinja
-# hash: 13645b272eda5a05
+# hash: b3cd2cd0802e7615
 """The attention ops as modules, which hold what a variant trains beside q, k and v, and defaults for its scalars.
 
 Each is the variant's name in CamelCase. It is called like its op, without what it holds: `module(q, k, v, **call)`,
@@ -26,6 +26,7 @@ __all__ = [
     "Chunked",
     "Document",
     "Forgetting",
+    "ForgettingPruned",
     "Full",
     "Gemma2Local",
     "GptOss",
@@ -51,6 +52,7 @@ if _typing.TYPE_CHECKING:
     from ..chunked.torch_op import Chunked
     from ..document.torch_op import Document
     from ..forgetting.torch_op import Forgetting
+    from ..forgetting_pruned.torch_op import ForgettingPruned
     from ..full.torch_op import Full
     from ..gemma2_local.torch_op import Gemma2Local
     from ..gpt_oss.torch_op import GptOss
@@ -77,6 +79,7 @@ else:
             "Chunked": "..chunked.torch_op:Chunked",
             "Document": "..document.torch_op:Document",
             "Forgetting": "..forgetting.torch_op:Forgetting",
+            "ForgettingPruned": "..forgetting_pruned.torch_op:ForgettingPruned",
             "Full": "..full.torch_op:Full",
             "Gemma2Local": "..gemma2_local.torch_op:Gemma2Local",
             "GptOss": "..gpt_oss.torch_op:GptOss",

@@ -75,6 +75,8 @@ def check_call(work: VariantWork, layout: Layout, known: Sequence[str], given: M
         fail(op, "q", f"heads that split over {sharing} ranks, or a layout with strategy='gather'", why)
     if layout.strategy == "ring":
         check_ring(work, is_packed=form == PACKED)
+    if given.get("prune") is not None and layout.ranks > 1:
+        fail(op, "prune", "None over several ranks, whose parts of a row are not compared", given["prune"])
     if given.get("dropout_p") and layout.ranks > 1:
         if layout.strategy == "ring":
             expected = "0 under strategy='ring', whose calls count keys from other ones than the whole call"

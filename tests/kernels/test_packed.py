@@ -178,7 +178,8 @@ def test_one_sequence_is_a_dense_call(variant: str) -> None:
         return x.detach().transpose(0, 1)[None].requires_grad_(x.requires_grad)
 
     def own(name: str, x: Tensor) -> Tensor:
-        packed = name == "g" or "kv_idx" in MANIFEST[variant]["tensors"].get(name, {"dims": ()})["dims"]
+        dims = MANIFEST[variant]["tensors"].get(name, {"dims": ()})["dims"]
+        packed = name == "g" or not {"q_idx", "kv_idx"}.isdisjoint(dims)
         return x.detach()[None].requires_grad_(x.requires_grad) if packed else x
 
     alone = replace(

@@ -104,7 +104,9 @@ def test_bad_scales(change: dict[str, Any], expected: str) -> None:
 
 def test_scales_without_pages_are_refused() -> None:
     x = torch.zeros(1, KV_HEADS, 4, SIZES.dim, device=DEVICE)
-    with pytest.raises(ValueError, match="k_scale: expected None without page_table, got float"):
+    with pytest.raises(
+        ValueError, match="k_scale: expected None without page_table or q, k and v of float8_e4m3fn, got float"
+    ):
         causal(x, x, x, k_scale=1.0)
 
 

@@ -452,6 +452,7 @@ def test_every_op_has_schedules_of_every_kind_of_call(variant: str) -> None:
     batch = [x[None].transpose(1, 2) for x in (packed.q, packed.k, packed.v)]
     own = {n: x[None] if "kv_idx" in packed.dims[n] else x for n, x in packed.tensors.items()}
     own = {n: x[:1] if list(packed.dims[n]) == ["b"] else x for n, x in own.items()}
+    own = {n: x[None] if list(packed.dims[n]) == ["b", "h", "q_idx"] else x for n, x in own.items()}
     masks = {n: own.get(n, x) for n, x in masks.items()}
     with pytest.raises(
         ArgumentError, match=r"schedule: expected one made for calls of dense rows, got .* of packed sequences"

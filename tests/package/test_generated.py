@@ -32,7 +32,16 @@ with_variants = pytest.mark.parametrize("variant", VARIANTS)
 SIMPLE = next(name for name, x in MANIFEST.items() if not (x["tensors"] or x["scalars"] or x["sink"] or x["decay"]))
 SOURCES = sorted(GENERATED.rglob("*.py"))
 # What plans calls over several GPUs, on the host.
-PLANNING = ("exchange.py", "key_needs.py", "ring_steps.py", "shard_plans.py", "shards.py", "work.py")
+PLANNING = (
+    "document_deals.py",
+    "exchange.py",
+    "key_needs.py",
+    "packed_rows.py",
+    "ring_steps.py",
+    "shard_plans.py",
+    "shards.py",
+    "work.py",
+)
 # Integrations with libraries of JAX.
 OF_JAX = ("equinox", "maxtext")
 # Of portable kernels and of Hopper's.

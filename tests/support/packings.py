@@ -97,6 +97,9 @@ def _packed_tensor(entry: plain.Entry, name: str, x: Tensor, total_q: int, total
     """A tensor `[batch, ...]` of a dense call as a packed one takes it; integers that change inside a sequence."""
     if _per_pair(entry, name):
         return x[0, :, :total_q, :total_k].contiguous()
+    if _per_row(entry, name):
+        # Positions, which begin anew in each sequence.
+        return (x[0, :, :total_q] % 96).contiguous()
     if _per_key(entry, name):
         x = x[0, :total_k]
         return x.contiguous() if x.is_floating_point() else (torch.arange(total_k, device=DEVICE) // 37).to(x.dtype)
@@ -110,6 +113,11 @@ def _per_pair(entry: plain.Entry, name: str) -> bool:
     return name in entry["tensors"] and entry["tensors"][name]["dims"] == ["b", "h", "q_idx", "kv_idx"]
 
 
+def _per_row(entry: plain.Entry, name: str) -> bool:
+    """Whether a tensor is `[b, h, q_idx]`, which is packed as `[h, total_q]`."""
+    return name in entry["tensors"] and entry["tensors"][name]["dims"] == ["b", "h", "q_idx"]
+
+
 def _per_key(entry: plain.Entry, name: str) -> bool:
     return name == "g" or "kv_idx" in _dims(entry, name)
 
@@ -120,7 +128,7 @@ def _per_sequence(entry: plain.Entry, name: str) -> bool:
 
 def _dims(entry: plain.Entry, name: str) -> list[str | int]:
     dims: list[str | int] = entry["tensors"].get(name, {"dims": []})["dims"]
-    assert "q_idx" not in dims, "no variant of the library has a tensor with an element per query"
+    assert "q_idx" not in dims or dims == ["b", "h", "q_idx"], "no variant has another tensor with one per query"
     assert "b" not in dims[1:], "the batch comes first in every tensor of the library"
     assert "kv_idx" not in dims or dims[:2] == ["b", "kv_idx"]
     return dims
@@ -145,15 +153,17 @@ class _Sequence:
             return x
         if _per_pair(self.entry, name):
             return x[None, :, self.rows, self.keys]
+        if _per_row(self.entry, name):
+            return x[None, :, self.rows]
         if _per_key(self.entry, name):
             return x[self.keys][None]
         return x[self.number : self.number + 1] if _per_sequence(self.entry, name) else x
 
     def at_positions(self, name: str, x: Any, options: Mapping[str, Any]) -> Any:
-        """A tensor by pair has an element for each query row of a packed call; a dense call reads it by position."""
-        if not _per_pair(self.entry, name):
+        """A tensor by pair or row has an element for each query row of a packed call; a dense one reads by position."""
+        if not (_per_pair(self.entry, name) or _per_row(self.entry, name)):
             return x
-        queries, keys = x.shape[2:]
+        queries, keys = x.shape[2], self.keys.stop - self.keys.start
         offset = keys - queries if options["q_offset"] == "end" else options["q_offset"]
         positions = torch.arange(max(queries + offset, 1), device=x.device)
         return x[:, :, (positions - offset).clamp(0, queries - 1)]

@@ -14,7 +14,7 @@ from tests.support.cases import DEVICE, Shape, draw
 
 PADDING = -1
 
-BY_ROW = ("band_images", "causal_dropout", "document", "forgetting")
+BY_ROW = ("band_images", "causal_dropout", "document", "forgetting", "forgetting_pruned")
 """Variants that read something by row, and so refuse positions in any order, or of keys that are not the queries'."""
 
 

@@ -196,6 +196,26 @@ def check_dropout_p(op: str, dropout_p: object) -> float:
     return float(dropout_p)
 
 
+def check_prune(op: str, prune: object) -> float:
+    """The share of a row's weight that a call may leave out, checked."""
+    prune = host_number(op, "prune", prune)
+    if isinstance(prune, bool) or not isinstance(prune, (int, float)) or not 0 < prune < 1:
+        fail(op, "prune", "a number between 0 and 1, such as 2**-24, or None", repr(prune))
+    return float(prune)
+
+
+def check_whole(op: str, prune: object) -> None:
+    """Refuse to prune a call on paged caches."""
+    if prune is not None:
+        fail(op, "prune", "None beside page_table: calls on paged caches visit every key", repr(prune))
+
+
+def check_unscheduled(op: str, schedule: object) -> None:
+    """Refuse a schedule beside `prune`."""
+    if schedule is not None:
+        fail(op, "schedule", "None beside prune: which blocks are visited follows from q, k and g", "a schedule")
+
+
 def check_seed(op: str, seed: object) -> int:
     """The seed of dropout, checked. One bit less than the random numbers take: operators carry signed integers."""
     seed = host_number(op, "seed", seed)

@@ -118,7 +118,8 @@ def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: i
 
 
 def _has_long_ranges(op: str, mode: str, length: int, packed_from: int) -> bool:
-    return TRAITS[op].keys_start_at_zero and (mode != "packed" or length >= packed_from)
+    traits = TRAITS[op]
+    return (traits.keys_start_at_zero or traits.keys_are_pruned) and (mode != "packed" or length >= packed_from)
 
 
 def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:

@@ -127,6 +127,7 @@ class VariantTraits:
         segmented_keys_are_runs: the same in a segmented call.
         keys_are_wide_bands: a row attends to a key range from a table, or to keys up to a distance that is not known to
             be short.
+        keys_are_pruned: a row attends to all keys before it but those that its log-decay has faded.
         backward_can_fuse: one kernel of Hopper's family can compute dq, dk and dv.
         gradients_use_atomics: a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
@@ -140,6 +141,7 @@ class VariantTraits:
     keys_are_runs: bool
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
+    keys_are_pruned: bool
     backward_can_fuse: bool
     gradients_use_atomics: bool
     hopper_reads_pages: bool

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 0ae33da8a889ab5d
+# hash: c520ea4cd016810c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: f232ecd616f9fc40
+# hash: 68236b05fead2813
 """The launches of `forgetting`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence

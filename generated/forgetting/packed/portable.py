@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 63cf1f53cdbe6ee4
+# hash: 5f8e480f937cabdd
 """Triton kernels of `forgetting`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/variant_init.py.jinja
-# hash: afb6806cfb0ca90d
+# hash: 06432d8d67775087
 """`forgetting`, paged caches: Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130).
 

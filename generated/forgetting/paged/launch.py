@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/paged_launch.py.jinja
-# hash: e73312569c61a777
+# hash: 70f142802588d845
 """Launches of the kernels of `forgetting` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/block_ranges.py.jinja
-# hash: 1e71cf576a0538b7
+# hash: 99ed3405bdedbc23
 """Which blocks of keys a block of queries visits under `forgetting`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 5e8aac2f1d4ae7aa
+# hash: cca697ea3f3d13b3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting`, with segment ids on Hopper: `o = softmax(score) v`.

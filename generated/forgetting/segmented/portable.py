@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
-# variant: forgetting: {mask: causal, decay: true}
+# variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: a7fce518d7a8bb6b
+# hash: 9910b0aa882f36de
 """Triton kernels of `forgetting`, with segment ids: forward and gradients, and what runs before and after Hopper's
 backward.
 

@@ -155,6 +155,8 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
 
 def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
     """A tensor of a dense call as a packed one takes it."""
+    if entry["tensors"].get(name, {"dims": []})["dims"] == ["b", "h", "q_idx"]:
+        return x.swapaxes(0, 1).reshape(x.shape[1], -1)
     per_key = name == "g" or "kv_idx" in entry["tensors"].get(name, {"dims": []})["dims"]
     return x.reshape(-1, *x.shape[2:]) if per_key else x
 

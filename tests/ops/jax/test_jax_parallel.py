@@ -23,7 +23,7 @@ pytestmark = [
 
 HEADS, DIM, BATCH = (4, 2), 16, 2
 BOUND = 2e-5
-NO_RING = ("band_images",)
+NO_RING = ("band_images", "forgetting_pruned")
 """Variants that read a tensor at rows of queries and of keys, and attend to keys behind a query."""
 
 

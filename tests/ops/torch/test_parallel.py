@@ -25,7 +25,8 @@ PACKED_ROWS = {"q": 0, "k": 0, "v": 0, "o": 0, "lse": 1, "g": 0}
 """The axis of rows."""
 
 STRATEGIES = ("heads", "gather", "exchange", "ring", "2d")
-NO_RING, NO_PACKED_RING = ("band_images",), ("band_images", "padding")
+NO_RING = ("band_images", "forgetting_pruned")
+NO_PACKED_RING = (*NO_RING, "padding")
 """Variants that read a tensor at rows of queries and of keys and attend to keys behind a query; packed, those as well
 that read a number of each sequence."""
 
@@ -383,6 +384,16 @@ def test_dropout_that_ranks_cannot_agree_on_is_refused(strategy: str, seed: int 
         context_parallel(op, layout)(q, q, q, dropout_p=0.5, seed=seed)
 
     assert all(message.startswith(text) for message in refused(dropped))
+
+
+def test_pruning_over_ranks_is_refused() -> None:
+    def pruned(comm: ThreadRank) -> None:
+        op = calls.load_op("forgetting")
+        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16)
+        q = torch.zeros(1, 4, 32, 16)
+        context_parallel(op, layout)(q, q, q, g=torch.zeros(1, 32, 4), prune=0.1)
+
+    assert all(message.startswith("forgetting: prune: expected None over several ranks") for message in refused(pruned))
 
 
 def test_heads_that_do_not_split_are_refused() -> None:

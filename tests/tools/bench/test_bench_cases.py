@@ -213,7 +213,9 @@ def test_peers_asked_for_join_suites_that_have_none() -> None:
     options = parser().parse_args(["--suite", "variants", "--peers", "flex", "--quick"])
     plan = speed.plan(options, absent=lambda asked: {})
     assert {each.shape.dim for each in plan.cases} == {128}
-    assert {each.variant for each in plan.cases if not each.peers} == {"causal_dropout", "forgetting", "band_images"}
+    assert {each.variant for each in plan.cases if not each.peers} == {
+        *("causal_dropout", "forgetting", "forgetting_pruned", "band_images")
+    }
 
 
 def test_fa4_is_called_with_what_the_variant_says(monkeypatch: pytest.MonkeyPatch) -> None:

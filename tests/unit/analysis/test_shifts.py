@@ -10,7 +10,7 @@ from codegen.analysis.shifts import computes_with_lengths, is_shift_invariant, l
 from codegen.load.spec_file import load
 from tests.support.paths import ROOT
 
-MOVE = {"prefix_lm", "padding", "streaming_llm", "natten", "chunked"}
+MOVE = {"prefix_lm", "padding", "streaming_llm", "natten", "chunked", "forgetting_pruned"}
 """Of `variants.yaml`: those that compare a position with a number, or count positions from the first on."""
 
 LOOK_AHEAD = {"full", "prefix_lm", "padding", "natten", "band", "band_softcap", "band_sink", "band_bias", "band_mask"}

@@ -344,6 +344,7 @@ def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
         for columns in WIDTHS:
             wide = columns > min(WIDTHS)
             assert is_faster(variant, "dense", square(columns), LENGTH) == (wide and traits.keys_are_runs), variant
-        assert not is_faster(variant, "packed", (128, 128), LENGTH), variant
+        # Of pruned rows some heads have long ranges, on which Hopper's kernels were the faster ones.
+        assert is_faster(variant, "packed", (128, 128), LENGTH) == traits.keys_are_pruned, variant
         # Where a call asks for it, it runs there all the same.
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/variant_init.py.jinja
+# hash: 841832dd2a57134f
+"""`forgetting_pruned`: forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025, arXiv:2504.06949).
+
+The modules of launches and of kernels are imported when they are first read.
+"""
+
+from typing import TYPE_CHECKING
+
+from .._runtime.core.lazy import lazy_modules
+
+__all__ = ["block_ranges", "decay", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
+
+if TYPE_CHECKING:
+    from . import block_ranges, decay, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+else:
+    __getattr__, __dir__ = lazy_modules(
+        __name__, ".block_ranges", ".decay", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+    )

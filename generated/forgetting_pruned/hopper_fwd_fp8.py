@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: hopper/fwd.py.jinja
+# hash: d3f756ac46d2a1c6
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
+"""Forward of `forgetting_pruned` on Hopper: `o = softmax(score) v`.
+
+    keep       q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
+    q          [B, Hq, Sq, D]
+    k          [B, Hkv, Skv, D]
+    columns    [B, Hkv, Dv, v_columns], v transposed
+    q_scale    [B, Hq]  fp32, what q is times
+    k_scale    [B, Hkv]  fp32, what k is times
+    v_scale    [B, Hkv]  fp32, what v is times
+    first_key  [b, h, q_idx]  int32
+    decay      [B, Hq, P]  fp32, cumulative log-decay times log2(e)
+    ranges     [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    o          [B, Hq, Sq, Dv]
+    lse        [B, Hq, Sq]  fp32, log of the softmax denominator
+
+A program takes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
+work and copies queries to shared memory (TMA), `produce_keys` copies the keys and values of each visited block, and
+each warpgroup of `consume` computes 64 of the rows. While the tensor cores add up the values of one block, a
+warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values of a block of rows are added beside
+its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
+so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
+so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+
+Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
+takes the next work item from a counter in memory.
+
+q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, one number for each head. v comes transposed, as
+`columns`, its keys in the order of weights: `_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn
+as well, and `row_max` is 4 to 8 below the largest score so far.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl_forward import (
+    ROWS,
+    add_lanes,
+    change_turns,
+    end_pv,
+    lane_layout,
+    make_key_ring,
+    query_stages,
+    rescale,
+    store_rows,
+)
+from .._runtime.device.gl_fp8 import (
+    HeadColumns,
+    begin_block,
+    begin_pv,
+    describe_columns,
+    pack_words,
+    product_layout,
+    raise_maximum,
+    unpack_words,
+)
+from .._runtime.device.gl_math import clamp_index
+from .._runtime.device.gl_versions import aggregate
+
+
+@aggregate
+class Work:
+    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
+
+    item: gl.tensor
+    h: gl.tensor
+    b: gl.tensor
+    block: gl.tensor
+    q_shift: gl.tensor
+    num_masked: gl.tensor
+    num_plain: gl.tensor
+    first_plain: gl.tensor
+
+
+@gluon.jit
+def visited_keys(
+    b, h, ranges_ptr, start_m, stride_ranges_b, stride_ranges_h, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):
+    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + h * stride_ranges_h + start_m // BLOCK_M * 4
+    kv_begin, full_begin = gl.load(block_range) * BLOCK_N, gl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = gl.load(block_range + 2) * BLOCK_N, gl.load(block_range + 3) * BLOCK_N
+    gap = full_end - full_begin
+    num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
+    num_full = (full_end - full_begin) // BLOCK_N
+    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
+    # The first block always takes the loop with the mask.
+    num_masked = gl.maximum(num_partial, 1)
+    return kv_begin, full_begin, gap, num_partial, num_full, num_masked
+
+
+@gluon.jit
+def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Publish each work item, and copy its queries."""
+    q_desc, q_ring, work_ring, pointers, strides, numbers = arguments
+    ranges_ptr, q_offset, work_counter_ptr = pointers
+    stride_ranges_b, stride_ranges_h = strides
+    q_len, num_heads, batch = numbers
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_turn = 0
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    # A work item is a block of rows of one head. After its first, a program takes the next that no other has taken.
+    num_items = num_blocks * num_heads * batch
+    item = gl.program_id(0)
+    while item < num_items:
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        start_m = block * BLOCK_M
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        _kv_begin, full_begin, _gap, num_partial, num_full, num_masked = visited_keys(
+            b, h, ranges_ptr, start_m, stride_ranges_b, stride_ranges_h, BLOCK_M, BLOCK_N
+        )
+        num_plain = num_full - (num_masked - num_partial)
+        first_plain = full_begin // BLOCK_N + num_masked - num_partial
+        work_ring.publish(q_turn, (item, h, b, block, q_shift, num_masked, num_plain, first_plain))
+        q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
+        for part in gl.static_range(PARTS):
+            q_ring.send(q_desc, q_rows, start_m + part * ROWS, PARTS * q_turn + part)
+        q_turn += 1
+        item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
+    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1))
+
+
+@gluon.jit
+def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each block that the rows of a work item visit."""
+    k_desc, v_desc, kv_ring, work_ring, pointers, strides, numbers = arguments
+    (ranges_ptr,) = pointers
+    stride_ranges_b, stride_ranges_h = strides
+    q_len, kv_len, v_columns, num_heads, group_size = numbers
+    kv_turn = 0
+    # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
+    v_rows, v_start = HeadColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), v_columns
+    num_blocks = gl.cdiv(q_len, BLOCK_M)
+    work_turn = 0
+    item = Work(*work_ring.receive(work_turn, 1)).item
+    while item >= 0:
+        head, block = item // num_blocks, item % num_blocks
+        b = (head // num_heads).to(gl.int64)
+        h = (head % num_heads).to(gl.int64)
+        hkv = h // group_size
+        start_m = block * BLOCK_M
+        kv_begin, full_begin, gap, num_partial, num_full, num_masked = visited_keys(
+            b, h, ranges_ptr, start_m, stride_ranges_b, stride_ranges_h, BLOCK_M, BLOCK_N
+        )
+        kv_rows = HeadRows(b.to(gl.int32), hkv.to(gl.int32))
+        kv_columns = HeadColumns(b.to(gl.int32), hkv.to(gl.int32))
+        for nth in range(num_masked):
+            start_n = kv_begin + nth * BLOCK_N
+            start_n = gl.where(start_n < full_begin, start_n, start_n + gap)
+            start_n = gl.where(start_n < kv_len, start_n, 0)
+            if num_partial == 0:
+                start_n = full_begin
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            v_rows, v_start = kv_columns, start_n
+            kv_turn += 1
+        for nth in range(num_masked - num_partial, num_full):
+            start_n = full_begin + nth * BLOCK_N
+            kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
+            v_rows, v_start = kv_columns, start_n
+            kv_turn += 1
+        work_turn += 1
+        item = Work(*work_ring.receive(work_turn, 1)).item
+    kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
+
+
+@gluon.jit
+def consume(
+    arguments,
+    PART: gl.constexpr,
+    stride_os: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    """The rows of warpgroup PART, of each work item."""
+    q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, first_key_ptr, decay_ptr, o_ptr, lse_ptr = pointers
+    stride_ob, stride_oh, stride_first_key_0, stride_first_key_1, stride_first_key_2, stride_decay_0, stride_decay_1 = (
+        strides
+    )
+    first_key_size_2, decay_size_2, q_len, kv_len, num_heads, group_size, scale = numbers
+    DTYPE: gl.constexpr = q_ring.tiles.dtype
+    SCORES: gl.constexpr = product_layout(BLOCK_N)
+    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=4)
+    LANES: gl.constexpr = lane_layout()
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    kv_turn, q_turn = 0, 0
+    if PART == PARTS - 1:
+        change_turns("arrive", 0)
+    # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
+    p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
+    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    o_start, o_row = gl.cast(0, gl.int64), q_len
+    work = Work(*work_ring.receive(q_turn, 4))
+    while work.h >= 0:
+        h = work.h.to(gl.int64)
+        b = work.b.to(gl.int64)
+        q_shift = work.q_shift
+        # Computed here, so that the compiler knows what it is a multiple of.
+        start_m = work.block * BLOCK_M
+        rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
+        q_idx = rows + q_shift
+        first_key_q = gl.load(
+            first_key_ptr
+            + b * stride_first_key_0
+            + h * stride_first_key_1
+            + clamp_index(q_idx, first_key_size_2).to(gl.int64) * stride_first_key_2
+        )
+        decay_q = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+        kv_head = b * (num_heads // group_size) + h // group_size
+        head_scale = scale * gl.load(q_scale_ptr + b * num_heads + h) * gl.load(k_scale_ptr + kv_head)
+
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
+        row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
+
+        q_stage = PARTS * (q_turn % Q_BLOCKS) + PART
+        mbarrier.wait(q_ring.full.index(q_stage), (q_turn // Q_BLOCKS) & 1)
+        q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
+        for nth in range(work.num_masked):
+            start_n = kv_ring.block(kv_turn) * BLOCK_N
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
+            qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            decay_kv = gl.convert_layout(decay_kv, KEY)
+            logit = qk
+            # Always true: otherwise the mask is computed ahead of the product and kept in registers.
+            if start_m < q_len:
+                logit = 1.4426950408889634 * head_scale * qk - decay_kv[None, :]
+                run_first = first_key_q
+                run_end = q_idx + 1
+                if RAGGED:
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & ~columns_before(
+                    run_first - start_n, KEY, BLOCK_N
+                )
+                keep = at_columns(run_bits, KEY, BLOCK_N)
+
+                logit = gl.where(keep, logit, float("-inf"))
+            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
+            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_words = pack_words(p)
+            row_max = max_new
+            acc = end_pv(acc, kv_ring.v, kv_turn)
+            if nth == 0:
+                # Epilogue of the rows before: these were their last values.
+                store_rows(
+                    o_ptr + o_start,
+                    (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
+                    o_row,
+                    q_len,
+                    stride_os,
+                    HEAD_DIM_V,
+                )
+                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+            else:
+                acc = rescale(acc, alpha, SUMS)
+            kv_turn += 1
+
+        for nth in range(work.num_plain):
+            start_n = (work.first_plain + nth) * BLOCK_N
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_key)
+            qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            decay_kv = gl.convert_layout(decay_kv, KEY)
+            logit = 1.4426950408889634 * head_scale * qk - decay_kv[None, :]
+            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
+            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_words = pack_words(p)
+            row_max = max_new
+            acc = end_pv(acc, kv_ring.v, kv_turn)
+            acc = rescale(acc, alpha, SUMS)
+            kv_turn += 1
+
+        mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
+        row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
+        # A row without any key gives o = 0 and lse = -inf.
+        row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
+        lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
+        gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+        # The epilogue of these rows runs beside the first block of the next.
+        inv_sum = gl.convert_layout(gl.load(v_scale_ptr + kv_head) / row_sum, gl.SliceLayout(1, SUMS))
+        o_start, o_row = b * stride_ob + h * stride_oh, start_m + PART * ROWS
+        q_turn += 1
+        work = Work(*work_ring.receive(q_turn, 4))
+
+    acc = begin_pv(unpack_words(p_words, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
+    acc = end_pv(acc, kv_ring.v, kv_turn)
+    store_rows(
+        o_ptr + o_start, (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty), o_row, q_len, stride_os, HEAD_DIM_V
+    )
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "q_offset",
+        "first_key_size_2",
+        "decay_size_2",
+        "stride_ranges_b",
+        "stride_ranges_h",
+        "q_len",
+        "kv_len",
+        "v_columns",
+        "num_heads",
+        "group_size",
+        "batch",
+    ]
+)
+def forgetting_pruned_hopper_fwd_fp8(
+    q_ptr,
+    k_ptr,
+    columns_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    first_key_ptr,
+    decay_ptr,
+    ranges_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: gl.constexpr,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_first_key_2,
+    stride_decay_0,
+    stride_decay_1,
+    first_key_size_2,
+    decay_size_2,
+    stride_ranges_b,
+    stride_ranges_h,
+    q_len,
+    kv_len,
+    v_columns,
+    num_heads,
+    group_size,
+    scale,
+    batch,
+    work_counter_ptr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    kv_heads = num_heads // group_size
+    PARTS: gl.constexpr = BLOCK_M // ROWS
+    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
+    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_columns(columns_ptr, batch, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
+    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    work_ring = make_work_ring(8, PARTS + 1)
+    consumer = (
+        q_ring,
+        kv_ring,
+        work_ring,
+        (q_scale_ptr, k_scale_ptr, v_scale_ptr, first_key_ptr, decay_ptr, o_ptr, lse_ptr),
+        (
+            stride_ob,
+            stride_oh,
+            stride_first_key_0,
+            stride_first_key_1,
+            stride_first_key_2,
+            stride_decay_0,
+            stride_decay_1,
+        ),
+        (first_key_size_2, decay_size_2, q_len, kv_len, num_heads, group_size, scale),
+    )
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    rows = (
+        q_desc,
+        q_ring,
+        work_ring,
+        (ranges_ptr, q_offset, work_counter_ptr),
+        (stride_ranges_b, stride_ranges_h),
+        (q_len, num_heads, batch),
+    )
+    keys = (
+        k_desc,
+        v_desc,
+        kv_ring,
+        work_ring,
+        (ranges_ptr,),
+        (stride_ranges_b, stride_ranges_h),
+        (q_len, kv_len, v_columns, num_heads, group_size),
+    )
+    # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
+    if PARTS == 3:
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (consume, (consumer, 2) + CONSTANTS),
+                (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce_keys, (keys, BLOCK_M, BLOCK_N)),
+            ],
+            worker_num_warps=[4, 4, 1, 1],
+            worker_num_regs=[160, 160, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce_keys, (keys, BLOCK_M, BLOCK_N)),
+            ],
+            worker_num_warps=[4, 1, 1],
+            worker_num_regs=[240, 24, 24],
+        )

@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/jax_op.py.jinja
+# hash: ed1ede5953cd836a
+"""`forgetting_pruned` for JAX. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
+arXiv:2504.06949)."""
+
+from jax import Array
+
+from .. import forgetting_pruned as dense
+from .._runtime.core.checks import FLOAT_DTYPES, at_least
+from .._runtime.core.options import checked_options
+from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
+from .._runtime.core.schedules import Schedule, scheduled
+from .._runtime.core.sequences import ByRow
+from .._runtime.jax.backward import Run, give_backward
+from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.paged import (
+    CacheArguments,
+    PageArguments,
+    PagedKernels,
+    check_page_layout,
+    paged_attention,
+    plan_of,
+)
+from .._runtime.jax.paged_decay import check_without_base, decay_caches
+from .._runtime.jax.sequences import SequenceArguments
+from .._runtime.jax.support import check_tensor
+from . import jax_reference, packed, paged, segmented
+
+NAME = "forgetting_pruned"
+BY_ROW = ByRow(
+    in_order=True,
+    in_step=True,
+    as_rows=False,
+    rule=(
+        "positions that rise by 1 from row to row of a segment and that the query and the key of "
+        "each row share (read by row: the log-decay)"
+    ),
+)
+
+
+PAGED = PagedKernels(
+    op=NAME,
+    modules=paged,
+    reference=jax_reference.packed_reference,
+    dims={"first_key": ("b", "h", "q_idx"), "g": ("b", "kv_idx", "h"), "g_base": ("kv_page", "h")},
+)
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=jax_reference.reference,
+    parameters=("q", "k", "v", "first_key", "g", "row_offsets", "row_offset", "scale", "options", "block_tables"),
+    dims={"first_key": ("b", "h", "q_idx"), "g": ("b", "kv_idx", "h")},
+    mask_only=("first_key",),
+    gradients=("g",),
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=jax_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "first_key",
+        "g",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"first_key": ("h", "q_idx"), "g": ("kv_idx", "h")},
+    mask_only=("first_key",),
+    gradients=("g",),
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=jax_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "first_key",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "g",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"first_key": ("b", "h", "q_idx"), "g": ("b", "kv_idx", "h")},
+    mask_only=("first_key",),
+    gradients=("g",),
+    by_row=BY_ROW,
+)
+
+
+def _schedule(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    first_key: Array | None = None,
+    layout: str = "bshd",
+    q_offset: int | str | Array = 0,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_positions: Array | None = None,
+    kv_positions: Array | None = None,
+    kv_lengths: Array | None = None,
+    padding_id: int = -1,
+    config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
+    deterministic: bool | None = None,
+    backward: bool = True,
+) -> Schedule:
+    """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
+
+    The arguments are the op's; of q, k and v only shapes and dtype matter. `backward=False` leaves out what the
+    backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
+    `checkpoint`.
+    """
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+    )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
+    if arguments.packed:
+        arguments.tensors = {
+            "first_key": check_tensor(
+                NAME, "first_key", first_key, (arguments.q.shape[1], arguments.q.shape[0]), ("int32",)
+            ),
+        }
+    else:
+        arguments.tensors = {
+            "first_key": check_tensor(
+                NAME,
+                "first_key",
+                first_key,
+                (arguments.q.shape[0], arguments.q.shape[1], at_least(arguments.row_offset + arguments.q.shape[2])),
+                ("int32",),
+            ),
+        }
+
+    return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
+
+
+def _plan(
+    q: Array,
+    k: Array,
+    *,
+    layout: str = "bshd",
+    q_offset: int | str | Array | None = None,
+    page_table: Array,
+    page_starts: Array | None = None,
+    kv_lengths: Array,
+    cu_seqlens_q: Array | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    page_layout: str = "pshd",
+    config: dict[str, dict[str, int]] | None = None,
+) -> Schedule:
+    """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
+
+    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
+    `scan`. Nothing waits for the device.
+    """
+    pages = PageArguments(
+        q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+    )
+    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+
+    return plan_of(PAGED, cached)
+
+
+@scheduled(_schedule, plan=_plan)
+def forgetting_pruned(
+    q: Array,
+    k: Array,
+    v: Array | None = None,
+    *,
+    first_key: Array | None = None,
+    g: Array | None = None,
+    scale: float | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    q_offset: int | str | Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_positions: Array | None = None,
+    kv_positions: Array | None = None,
+    kv_lengths: Array | None = None,
+    padding_id: int = -1,
+    page_table: Array | None = None,
+    page_starts: Array | None = None,
+    g_base: Array | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    k_scale: float | Array | None = None,
+    v_scale: float | Array | None = None,
+    values_in_keys: int | None = None,
+    page_layout: str = "pshd",
+    config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
+    deterministic: bool | None = None,
+    schedule: Schedule | None = None,
+) -> Array | tuple[Array, Array]:
+    """forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025, arXiv:2504.06949).
+
+        score = scale * q @ k^T
+        score = score + G[q_idx] - G[kv_idx], G the cumulative sum of g along the sequence
+        keep = q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
+        o = exp(score) @ v / sum(exp(score))
+
+    Args:
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
+        k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
+        v: `[B, Skv, Hkv, Dv]`.
+        first_key: int32 `[b, h, q_idx]`, packed `[h, total_q]`, such as `max(32 * (i2 // 32) - 96, 0)`.
+        g: log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the
+            offset; differentiable.
+        scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
+        layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
+        return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
+        q_offset: position of the first query row: an int, an integer array `[B]`, or `"end"` for `Skv - Sq`. By
+            default 0, on paged caches `"end"`.
+        cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+            `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
+            is in a dense call. `q_offset` may be an integer array `[n]`; o is `[total_q, Hq, Dv]`, lse
+            `[Hq, total_q]`.
+        cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that rise by 1 from row to row of a segment and that the query and
+            the key of each row share (read by row: the log-decay).
+        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        padding_id: the segment id of padding, which attends to nothing.
+        page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
+            `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]` and
+            row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Sq, Hq, D]`,
+            or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
+            `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
+            Entries and pages that no query can see are never read.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
+            `paging.append_decay` keeps.
+        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
+            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+        v_scale: the same of values.
+        values_in_keys: how many of the first columns of k are the values, in a call on paged caches without v: one load
+            then serves both products, as latent attention wants it.
+        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
+            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split.
+        page_layout: `"pshd"` for caches as above, or `"phsd"` for those of `[pages, Hkv, page size, D]`.
+        config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
+            passes are fwd, dkdv and dq, and one that is not named keeps its default.
+            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
+            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
+        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
+            `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
+            fastest backward adds up dq in any order.
+        schedule: what `forgetting_pruned.schedule(...)` gave for a call like this one, or on paged caches
+            `forgetting_pruned.plan(...)`; by default each call makes its own.
+
+    Returns:
+        o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+
+    Arrays of integers may be of any integer dtype: each call casts those that are not int32. The variant's own arrays
+    of floats may be of any float dtype, and so are their gradients, which are summed in float32.
+
+    On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
+    """
+    if page_table is not None:
+        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family)
+        pages = PageArguments(
+            q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+        )
+        cached = CacheArguments.checked(NAME, q, k, v, pages, layout=layout, scale=scale, values_in_keys=values_in_keys)
+        cached.with_scales(k_scale, v_scale)
+        cached.tensors = {
+            "first_key": cached.own(
+                "first_key",
+                first_key,
+                (
+                    "b",
+                    "h",
+                    "q_idx",
+                ),
+                ("int32",),
+            ),
+        }
+
+        cached.tensors = {**cached.tensors, **decay_caches(cached, g, g_base)}
+        o, lse = paged_attention(PAGED, cached, schedule)
+        return (o, lse) if return_lse else o
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_base(NAME, g_base)
+    check_page_layout(NAME, page_layout, has_table=False)
+    o, lse = _call(
+        attention,
+        q,
+        k,
+        v,
+        first_key,
+        g,
+        scale,
+        layout,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(
+    run: Run,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    first_key: Array | None,
+    g: Array | None,
+    scale: float | None,
+    layout: str,
+    q_offset: int | str | Array,
+    cu_seqlens_q: Array | None,
+    cu_seqlens_k: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_positions: Array | None,
+    kv_positions: Array | None,
+    kv_lengths: Array | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> tuple[Array, Array]:
+    """A call without pages, its arguments checked, as `run` computes it."""
+    sequences = SequenceArguments(
+        q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+    )
+    options = checked_options(NAME, config, family, deterministic)
+    arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
+    if arguments.packed:
+        arguments.tensors = {
+            "first_key": check_tensor(
+                NAME, "first_key", first_key, (arguments.q.shape[1], arguments.q.shape[0]), ("int32",)
+            ),
+            "g": check_tensor(NAME, "g", g, (arguments.k.shape[0], arguments.q.shape[1]), FLOAT_DTYPES),
+        }
+    else:
+        arguments.tensors = {
+            "first_key": check_tensor(
+                NAME,
+                "first_key",
+                first_key,
+                (arguments.q.shape[0], arguments.q.shape[1], at_least(arguments.row_offset + arguments.q.shape[2])),
+                ("int32",),
+            ),
+            "g": check_tensor(
+                NAME,
+                "g",
+                g,
+                (
+                    arguments.q.shape[0],
+                    at_least(max(arguments.row_offset + arguments.q.shape[2], arguments.k.shape[2])),
+                    arguments.q.shape[1],
+                ),
+                FLOAT_DTYPES,
+            ),
+        }
+
+    return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
+
+
+give_backward(forgetting_pruned, _call)

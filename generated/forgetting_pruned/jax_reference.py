@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/jax_reference.py.jinja
+# hash: 484b6a622ee8028b
+"""`forgetting_pruned` as plain mathematics in jax.numpy.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .._runtime.jax.gradients import packed_row, running_sums, sequence_of_rows
+
+
+def reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    first_key: Array,
+    g: Array,
+    scale: float | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    q_offset: int | str | Array = 0,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_positions: Array | None = None,
+    kv_positions: Array | None = None,
+    padding_id: int = -1,
+) -> Array | tuple[Array, Array]:
+    """The op of the same name, differentiable by JAX, with the whole score matrix in memory.
+
+    Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
+    """
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    g = g.astype(dtype)
+    if layout == "bshd":
+        q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    group_size = q.shape[1] // k.shape[1]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
+    row_offset = row_offset if isinstance(row_offset, int) else row_offset.reshape(-1, 1, 1, 1)
+    q_row = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + row_offset
+    q_idx = q_row if q_positions is None else q_positions[:, None, :, None]
+    kv_row = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
+    kv_positions = q_positions if kv_positions is None else kv_positions
+    kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :]
+    h = jnp.arange(q.shape[1]).reshape(1, -1, 1, 1)
+    b = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1)
+
+    keys = jnp.repeat(k.astype(dtype), group_size, 1)
+    values = jnp.repeat(v.astype(dtype), group_size, 1)
+    score = jnp.einsum("bhqd,bhkd->bhqk", q.astype(dtype), keys, precision="highest") * scale
+    keep = (q_idx >= kv_idx) & (
+        kv_idx >= first_key[jnp.clip(b, 0, first_key.shape[0] - 1), h, jnp.clip(q_row, 0, first_key.shape[2] - 1)]
+    )
+    if q_segment_ids is not None:
+        q_ids = q_segment_ids[:, None, :, None]
+        kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
+        keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+
+    total = jnp.cumsum(g, 1)
+    last = g.shape[1] - 1
+    batch = jnp.clip(b, 0, g.shape[0] - 1)
+    score = score + (total[batch, jnp.clip(q_row, 0, last), h] - total[batch, kv_row, h])
+    score = jnp.where(keep, score, -jnp.inf)
+    lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
+    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
+    o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
+    if layout == "bshd":
+        o = o.transpose(0, 2, 1, 3)
+    return (o, lse) if return_lse else o
+
+
+def packed_reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    first_key: Array,
+    g: Array,
+    scale: float | None = None,
+    return_lse: bool = False,
+    q_offset: int | str | Array = 0,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array | None = None,
+) -> Array | tuple[Array, Array]:
+    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    g = g.astype(dtype)
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    group_size = q.shape[1] // k.shape[1]
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    q_seq = sequence_of_rows(cu_seqlens_q, q.shape[0]).reshape(1, -1, 1)
+    kv_seq = sequence_of_rows(cu_seqlens_k, k.shape[0]).reshape(1, 1, -1)
+    row_offset = jnp.diff(cu_seqlens_k - cu_seqlens_q) if isinstance(q_offset, str) else q_offset
+    q_idx = (
+        jnp.arange(q.shape[0]).reshape(1, -1, 1)
+        - cu_seqlens_q[q_seq]
+        + (row_offset if isinstance(row_offset, int) else row_offset[q_seq])
+    )
+    kv_idx = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
+    h = jnp.arange(q.shape[1]).reshape(-1, 1, 1)
+
+    keys = jnp.repeat(k.astype(dtype), group_size, 1)
+    values = jnp.repeat(v.astype(dtype), group_size, 1)
+    score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
+    keep = (q_idx >= kv_idx) & (kv_idx >= first_key[h, packed_row(q_idx, cu_seqlens_q, q_seq, row_offset)])
+    keep = keep & (q_seq == kv_seq)
+
+    total = running_sums(g, kv_seq[0, 0])
+    kv_row = jnp.arange(k.shape[0]).reshape(1, 1, -1)
+    score = score + (total[packed_row(q_idx, cu_seqlens_k, q_seq), h] - total[kv_row, h])
+    score = jnp.where(keep, score, -jnp.inf)
+    lse = jax.nn.logsumexp(score, -1)
+    # A row without any key has lse = -inf: its probabilities are 0, not NaN.
+    probs = jnp.exp(score - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    probs = jnp.where(keep, probs, 0.0)
+    o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
+    return (o, lse) if return_lse else o

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: portable/block_ranges.py.jinja
+# hash: f68fb3072b75eab5
+"""Which blocks of keys a block of queries visits under `forgetting_pruned`, packed sequences, and the other way
+round.
+
+    keep             q_idx >= kv_idx and kv_idx >= first_key[h, q_idx]
+    first_key_q_min  [B, H, parts]  int32, smallest first_key[h, q_idx] of each part
+    first_key_q_max  [B, H, parts]  int32, largest
+    cu_seqlens_q     [n + 1]  int32, where the sequences of queries begin
+    cu_seqlens_k     [n + 1]  int32, where those of keys begin
+    block_seqs       [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length
+                     of its queries, and of its keys; how many blocks there are
+    ranges           [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
+
+A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
+full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
+empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+"""
+
+import triton
+import triton.language as tl
+
+from ..._runtime.device.tl import clamp_index, store_range
+
+
+@triton.jit(do_not_specialize=["q_offset", "q_parts", "num_seqs"])
+def forgetting_pruned_packed_extremes(
+    first_key_ptr,
+    cu_seqlens_q_ptr,
+    cu_seqlens_k_ptr,
+    q_offset,
+    first_key_q_min_ptr,
+    first_key_q_max_ptr,
+    stride_first_key_0,
+    stride_first_key_1,
+    q_parts,
+    num_seqs,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    # One program reduces PARTS parts of PART positions each.
+    num_q = q_parts
+    query_programs = tl.cdiv(num_q, PARTS)
+    programs = query_programs
+    head = tl.program_id(0) // programs
+    program = tl.program_id(0) % programs
+    h = head.to(tl.int64)
+    slots = program * PARTS + tl.arange(0, PARTS)[:, None]
+    # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no two sequences share one, some stay empty.
+    b = tl.zeros([PARTS, 1], tl.int64)
+    for step in tl.static_range(SEARCH_STEPS):
+        probe = b + (1 << (SEARCH_STEPS - 1 - step))
+        first_slot = tl.load(cu_seqlens_q_ptr + tl.minimum(probe, num_seqs)) // PART + probe
+        b = tl.where((probe < num_seqs) & (first_slot <= slots), probe, b)
+    q_start = tl.load(cu_seqlens_q_ptr + b).to(tl.int64)
+    q_len = (tl.load(cu_seqlens_q_ptr + b + 1) - q_start).to(tl.int32)
+    kv_start = tl.load(cu_seqlens_k_ptr + b).to(tl.int64)
+    kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
+    part_idx = slots - q_start // PART - b
+    has_part = part_idx * PART < q_len
+    # What has no part reads the first tokens, and stores nothing.
+    q_len, kv_len, part_idx = (
+        tl.where(has_part, q_len, 0),
+        tl.where(has_part, kv_len, 0),
+        tl.where(has_part, part_idx, 0),
+    )
+    q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Beyond the end the last position stands in for itself once more.
+    q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
+    first_key_q = tl.load(
+        first_key_ptr
+        + h * stride_first_key_0
+        + q_start * stride_first_key_1
+        + clamp_index(tl.maximum(q_idx, 0) - q_shift, q_len).to(tl.int64) * stride_first_key_1
+    )
+    part_offs = head * q_parts + slots
+    in_parts = has_part
+    q_values = first_key_q.to(tl.int32)
+    tl.store(first_key_q_min_ptr + part_offs, tl.min(q_values, 1, keep_dims=True), mask=in_parts)
+    tl.store(first_key_q_max_ptr + part_offs, tl.max(q_values, 1, keep_dims=True), mask=in_parts)
+
+
+@triton.jit(do_not_specialize=["q_offset", "q_parts", "num_heads"])
+def forgetting_pruned_packed_query_ranges(
+    first_key_q_min_ptr,
+    first_key_q_max_ptr,
+    block_seqs_ptr,
+    q_offset,
+    ranges_ptr,
+    q_parts,
+    num_heads,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start = tl.load(record + 2).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = program % num_blocks
+    head = program // num_blocks
+    table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    num_q = tl.cdiv(q_len, PART)
+    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+    part_offs = head * q_parts + q_start // PART + b + tl.minimum(part_idx, num_q - 1)
+    first_key_q_min = tl.min(tl.load(first_key_q_min_ptr + part_offs), 1).to(tl.int64)
+    first_key_q_max = tl.max(tl.load(first_key_q_max_ptr + part_offs), 1).to(tl.int64)
+    q_first = block * BLOCK_M + q_shift
+    q_last = tl.minimum(block * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+    num_others = tl.cdiv(kv_len, BLOCK_N)
+    visited_begin, visited_end = num_others, 0
+    full_begin, full_end = num_others, num_others
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
+        kv_first = other_blocks * BLOCK_N
+        kv_last = tl.minimum(other_blocks * BLOCK_N + BLOCK_N, kv_len) - 1
+        visits = visits & ((q_last >= kv_first) & (kv_last >= first_key_q_min))
+        # A cut last block is never full: full blocks are read without bounds.
+        is_full = (
+            visits
+            & ((q_first >= kv_last) & (kv_first >= first_key_q_max))
+            & (other_blocks * BLOCK_N + BLOCK_N <= kv_len)
+        )
+        visited_begin = tl.minimum(visited_begin, tl.min(tl.where(visits, other_blocks, num_others), 0))
+        visited_end = tl.maximum(visited_end, tl.max(tl.where(visits, other_blocks + 1, 0), 0))
+        full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
+        behind_full = (other_blocks > full_begin) & ~is_full
+        full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
+    store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others)
+
+
+@triton.jit(do_not_specialize=["q_offset", "q_parts", "num_heads"])
+def forgetting_pruned_packed_key_ranges(
+    first_key_q_min_ptr,
+    first_key_q_max_ptr,
+    block_seqs_ptr,
+    q_offset,
+    ranges_ptr,
+    q_parts,
+    num_heads,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start = tl.load(record + 2).to(tl.int64)
+    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
+    program = tl.program_id(0) - first_entry * num_heads
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    block = program % num_blocks
+    head = program // num_blocks
+    table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    kv_first = block * BLOCK_N
+    kv_last = tl.minimum(block * BLOCK_N + BLOCK_N, kv_len) - 1
+    num_q = tl.cdiv(q_len, PART)
+    num_others = tl.cdiv(q_len, BLOCK_M)
+    visited_begin, visited_end = num_others, 0
+    full_begin, full_end = num_others, num_others
+    for chunk_first in range(0, num_others, CHUNK):
+        other_blocks = chunk_first + tl.arange(0, CHUNK)
+        visits = other_blocks < num_others
+        their_part_idx = other_blocks[:, None] * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
+        their_part_offs = head * q_parts + q_start // PART + b + tl.minimum(their_part_idx, num_q - 1)
+        first_key_q_min = tl.min(tl.load(first_key_q_min_ptr + their_part_offs), 1).to(tl.int64)
+        first_key_q_max = tl.max(tl.load(first_key_q_max_ptr + their_part_offs), 1).to(tl.int64)
+        q_first = other_blocks * BLOCK_M + q_shift
+        q_last = tl.minimum(other_blocks * BLOCK_M + BLOCK_M, q_len) - 1 + q_shift
+        visits = visits & ((q_last >= kv_first) & (kv_last >= first_key_q_min))
+        # A cut last block is never full: full blocks are read without bounds.
+        is_full = (
+            visits
+            & ((q_first >= kv_last) & (kv_first >= first_key_q_max))
+            & (other_blocks * BLOCK_M + BLOCK_M <= q_len)
+        )
+        visited_begin = tl.minimum(visited_begin, tl.min(tl.where(visits, other_blocks, num_others), 0))
+        visited_end = tl.maximum(visited_end, tl.max(tl.where(visits, other_blocks + 1, 0), 0))
+        full_begin = tl.minimum(full_begin, tl.min(tl.where(is_full, other_blocks, num_others), 0))
+        behind_full = (other_blocks > full_begin) & ~is_full
+        full_end = tl.minimum(full_end, tl.min(tl.where(behind_full, other_blocks, num_others), 0))
+    store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others)

@@ -1,0 +1,843 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: hopper/bwd.py.jinja
+# hash: 3c1d28842c3da05d
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
+"""Gradients of `forgetting_pruned`, packed sequences on Hopper with respect to k and v and g, and with WITH_DQ to q.
+
+    keep         q_idx >= kv_idx and kv_idx >= first_key[h, q_idx]
+    q            [total_q, Hq, D]
+    k            [total_k, Hkv, D]
+    v            [total_k, Hkv, Dv]
+    do           [total_q, Hq, Dv]
+    lse          [Hq, total_q]  fp32, log of the softmax denominator
+    delta        [Hq, total_q]  fp32, sum(o * do) - dlse
+    first_key    [h, q_idx]  int32
+    decay        [Hq, total_k]  fp32, cumulative log-decay of each sequence times log2(e)
+    block_seqs   [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
+                 its queries, and of its keys; how many blocks there are
+    ranges       [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
+    ddecay_rows  [Hq, total_q]  fp32, partial sums
+    dk           [total_k, Hkv, D]
+    dv           [total_k, Hkv, Dv]
+    ddecay_cols  [Hq, total_k]  fp32, partial sums
+
+lse and delta come from `forgetting_pruned_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q
+is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and
+without its factor.
+
+A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
+inputs may give other last bits. `templates/hopper/README.md` has a picture.
+
+Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
+heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
+exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+
+For more columns of q or v there is `forgetting_pruned_packed_hopper_bwd_wide`: the accumulator of dk or of dv
+then fills half of a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities
+and ds of each block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv,
+and with WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+
+Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
+counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ..._runtime.device.gl import (
+    LOG2E,
+    SequenceRows,
+    at_columns,
+    columns_before,
+    describe_packed_rows,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    product_layout,
+)
+from ..._runtime.device.gl_backward import (
+    RowRing,
+    add_rows,
+    describe_lines,
+    describe_vector,
+    locate_keys,
+    make_exchange,
+    make_hand_over,
+    make_ones,
+    make_row_ring,
+    of_lines,
+    store_through,
+    store_tile,
+    sums_layout,
+)
+from ..._runtime.device.gl_backward_steps import (
+    add_block,
+    begin_block,
+    begin_exchange,
+    end_block,
+    end_rows,
+    end_wide_block,
+    send_packed_rows,
+)
+from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_versions import async_add
+
+
+@gluon.jit
+def visited_rows(first_entry, h, ranges_ptr, start_n, stride_ranges_h, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of query rows the keys from `start_n` on visit with a mask, and without, and where they begin."""
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + h * stride_ranges_h + (first_entry + start_n // BLOCK_N) * 4
+    row_begin, full_begin = gl.load(block_range) * BLOCK_M, gl.load(block_range + 1) * BLOCK_M
+    full_end, row_end = gl.load(block_range + 2) * BLOCK_M, gl.load(block_range + 3) * BLOCK_M
+    gap = full_end - full_begin
+    num_partial = gl.maximum(gl.cdiv(row_end - gap - row_begin, BLOCK_M), 0)
+    num_full = (full_end - full_begin) // BLOCK_M
+    return row_begin, full_begin, gap, num_partial, num_full
+
+
+@gluon.jit
+def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys and values of each work item, and the rows of each block of queries that sees them."""
+    _q_desc, k_desc, v_desc, _do_desc, _lse_desc, _delta_desc, k_ring, v_ring, _q_ring, _do_ring = rings
+    work_ring, pointers, strides, numbers = arguments
+    block_seqs_ptr, ranges_ptr, work_counter_ptr = pointers
+    (stride_ranges_h,) = strides
+    q_total, num_heads, group_size, num_seqs = numbers
+    num_kv_heads = num_heads // group_size
+    num_row_blocks = q_total // BLOCK_M + num_seqs
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    item, work_turn = gl.program_id(0), 0
+    while item < num_items:
+        b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
+            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        )
+        # Each sequence has whole blocks of rows: where `forgetting_pruned_packed_hopper_delta` puts them.
+        row_first = q_start // BLOCK_M + b
+        q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
+        kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
+        k_ring.fill(k_desc, kv_rows, start_n, 0, k_lap)
+        for part in gl.static_range(V_PARTS):
+            v_ring.fill(v_desc, kv_rows, start_n + part * (BLOCK_N // V_PARTS), part, k_lap)
+        for member in range(group_size):
+            h = hkv * group_size + member
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                first_entry, h, ranges_ptr, start_n, stride_ranges_h, BLOCK_M, BLOCK_N
+            )
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                head_row = h * num_row_blocks + row_first
+                send_packed_rows(rings, head_row, q_end, q_len, h, start_m, q_turn)
+                q_turn += 1
+            for nth in range(num_full):
+                row_turn = nth
+                if V_PARTS == 1:
+                    # Of heads that share keys the wide backward takes the last rows first: all programs have these, and
+                    # so meet them at a time.
+                    row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                head_row = h * num_row_blocks + row_first
+                send_packed_rows(rings, head_row, q_end, q_len, h, start_m, q_turn)
+                q_turn += 1
+        k_lap ^= 1
+        item = work_ring.fetch(work_counter_ptr, work_turn)
+        work_turn += 1
+
+
+@gluon.jit
+def consume(
+    rings,
+    exchange,
+    arguments,
+    PART: gl.constexpr,
+    stride_dks: gl.constexpr,
+    stride_dvs: gl.constexpr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
+    k_ring, v_ring, _q_ring, _do_ring = rings
+    work_ring, pointers, strides, numbers = arguments
+    first_key_ptr, decay_ptr, block_seqs_ptr, ranges_ptr, q_offset, dk_ptr, dv_ptr, ddecay_cols_ptr = pointers
+    stride_dkh, stride_dvh, stride_first_key_0, stride_first_key_1, stride_decay_0, stride_ranges_h = strides
+    kv_total, num_heads, group_size, scale = numbers
+    DTYPE: gl.constexpr = k_ring.tiles.dtype
+    KEYS: gl.constexpr = BLOCK_N // 2
+    SCORES: gl.constexpr = product_layout(BLOCK_M)
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    K_SUMS: gl.constexpr = product_layout(BLOCK_D)
+    V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    V_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_SUMS, k_width=2)
+    k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
+    k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
+    v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
+    # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
+    k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
+    if WITH_DQ:
+        begin_exchange(exchange, PART)
+    qk_scale = scale * LOG2E
+    unscaled = 1.0 / qk_scale
+    num_kv_heads = num_heads // group_size
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    item, work_turn = gl.program_id(0), 0
+    while item < num_items:
+        b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
+            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        )
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        kv_idx = start_n + PART * KEYS + gl.arange(0, KEYS, layout=KEY)
+        dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
+        dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
+        mbarrier.wait(k_ring.full.index(0), k_lap)
+        mbarrier.wait(v_ring.full.index(PART), k_lap)
+        first_turn = q_turn
+        for member in range(group_size):
+            h = hkv * group_size + member
+            decay_val = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(start_n, kv_len))
+            decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(kv_idx, kv_len))
+            key_term = decay_val - decay_kv
+            block_term = (-decay_val) * unscaled
+            ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
+            column_sums = gl.zeros([KEYS, 8], gl.float32, sums_layout())  # [KEYS, 8]
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                first_entry, h, ranges_ptr, start_n, stride_ranges_h, BLOCK_M, BLOCK_N
+            )
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                own_row = start_m + gl.arange(0, BLOCK_M, layout=OWN_ROW)
+                own_position = own_row + q_shift
+                first_key_q = gl.load(
+                    first_key_ptr
+                    + h * stride_first_key_0
+                    + q_start * stride_first_key_1
+                    + clamp_index(gl.maximum(own_position, 0) - q_shift, q_len).to(gl.int64) * stride_first_key_1
+                )
+                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                first_key_q = gl.convert_layout(first_key_q, ROW)
+                logit = qk * qk_scale + key_term[:, None]
+                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                if start_m < q_len:
+                    run_first = kv_idx - q_shift
+                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M) & (kv_idx[:, None] >= first_key_q[None, :])
+                    logit = gl.where(keep, logit, float("-inf"))
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p * dp  # [KEYS, BLOCK_M]
+                if not WITH_DQ:
+                    ddecay_cols += gl.sum(-ds, 1)
+                dk, dv, column_sums = end_block(
+                    ds.to(DTYPE),
+                    (dk, dv, column_sums),
+                    k_part,
+                    q_tile,
+                    rings,
+                    exchange,
+                    q_turn,
+                    first_turn,
+                    WITH_DQ,
+                    PART,
+                    ROW_SUMS=True,
+                    COLUMN_SUMS=True,
+                )
+                q_turn += 1
+            for _ in range(num_full):
+                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                logit = qk * qk_scale + key_term[:, None]
+                if start_n + BLOCK_N > kv_len:
+                    logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p * dp  # [KEYS, BLOCK_M]
+                if not WITH_DQ:
+                    ddecay_cols += gl.sum(-ds, 1)
+                dk, dv, column_sums = end_block(
+                    ds.to(DTYPE),
+                    (dk, dv, column_sums),
+                    k_part,
+                    q_tile,
+                    rings,
+                    exchange,
+                    q_turn,
+                    first_turn,
+                    WITH_DQ,
+                    PART,
+                    ROW_SUMS=True,
+                    COLUMN_SUMS=True,
+                )
+                q_turn += 1
+            if WITH_DQ:
+                ddecay_cols = -of_lines(column_sums, KEY)
+            gl.store(ddecay_cols_ptr + h * kv_total + kv_start + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
+
+        if WITH_DQ:
+            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART, ROW_SUMS=True)
+        mbarrier.arrive(k_ring.empty.index(0), count=1)
+        own_start = start_n + PART * KEYS
+        # Through the shared memory of v, whose last reader this was.
+        dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+        store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
+        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        fence_async_shared()
+        mbarrier.arrive(v_ring.empty.index(PART), count=1)
+        k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
+
+
+@gluon.jit
+def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Add what each block of keys contributes to dq, and its sums of rows, to memory."""
+    work_ring, pointers, strides, numbers = arguments
+    block_seqs_ptr, ranges_ptr, ddecay_rows_ptr = pointers
+    (stride_ranges_h,) = strides
+    q_total, num_heads, group_size, num_seqs = numbers
+    LINES: gl.constexpr = dq_ring.tiles.shape[-2]
+    ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
+    num_kv_heads = num_heads // group_size
+    num_row_blocks = q_total // BLOCK_M + num_seqs
+    q_turn = 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    item, work_turn = gl.program_id(0), 0
+    while item < num_items:
+        b, first_entry, q_start, q_len, _kv_start, _kv_len, hkv, start_n = locate_keys(
+            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        )
+        # Each sequence has whole blocks of rows: where `forgetting_pruned_packed_hopper_delta` puts them.
+        row_first = q_start // BLOCK_M + b
+        for member in range(group_size):
+            h = hkv * group_size + member
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                first_entry, h, ranges_ptr, start_n, stride_ranges_h, BLOCK_M, BLOCK_N
+            )
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
+                for part in gl.static_range(2):
+                    mbarrier.wait(dq_ring.full.index(part), q_turn & 1)
+                    async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part))
+                    own_start_m = start_m + part * (BLOCK_M - 64)
+                    add_rows(
+                        ddecay_rows_ptr + h * q_total + q_start + own_start_m,
+                        dq_ring.vectors.index(part).load(ROWS),
+                        q_len - own_start_m,
+                        ROWS,
+                    )
+                    tma.store_wait(0)
+                    mbarrier.arrive(dq_ring.empty.index(part), count=1)
+                q_turn += 1
+            for nth in range(num_full):
+                start_m = full_begin + nth * BLOCK_M
+                row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
+                for part in gl.static_range(2):
+                    mbarrier.wait(dq_ring.full.index(part), q_turn & 1)
+                    async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part))
+                    own_start_m = start_m + part * (BLOCK_M - 64)
+                    add_rows(
+                        ddecay_rows_ptr + h * q_total + q_start + own_start_m,
+                        dq_ring.vectors.index(part).load(ROWS),
+                        q_len - own_start_m,
+                        ROWS,
+                    )
+                    tma.store_wait(0)
+                    mbarrier.arrive(dq_ring.empty.index(part), count=1)
+                q_turn += 1
+        item = work_ring.receive(work_turn, 1)[0]
+        work_turn += 1
+
+
+@gluon.jit(
+    do_not_specialize=["q_offset", "stride_ranges_h", "q_total", "kv_total", "num_heads", "group_size", "num_seqs"]
+)
+def forgetting_pruned_packed_hopper_bwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    first_key_ptr,
+    decay_ptr,
+    block_seqs_ptr,
+    ranges_ptr,
+    q_offset,
+    ddecay_rows_ptr,
+    dk_ptr,
+    dv_ptr,
+    ddecay_cols_ptr,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_doh,
+    stride_dos: gl.constexpr,
+    stride_dkh,
+    stride_dks: gl.constexpr,
+    stride_dvh,
+    stride_dvs: gl.constexpr,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_decay_0,
+    stride_ranges_h,
+    q_total,
+    kv_total,
+    num_heads,
+    group_size,
+    scale,
+    dq_sums_ptr,
+    num_seqs,
+    work_counter_ptr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q_ptr.dtype.element_ty
+    kv_heads = num_heads // group_size
+    # Each sequence has whole blocks of rows: so many at most.
+    num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
+    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N // 2, BLOCK_DV)
+    do_desc = describe_packed_rows(do_ptr, num_heads, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, BLOCK_DV)
+    lse_desc, delta_desc = describe_vector(lse_ptr, num_rows, BLOCK_M), describe_vector(delta_ptr, num_rows, BLOCK_M)
+    k_ring = make_ring(k_desc, 1, 1, 2)
+    v_ring = make_ring(v_desc, 2, 1, 1)
+    q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
+    do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
+    inputs = (k_ring, v_ring, q_ring, do_ring)
+    rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
+    producer = (
+        work_ring,
+        (block_seqs_ptr, ranges_ptr, work_counter_ptr),
+        (stride_ranges_h,),
+        (q_total, num_heads, group_size, num_seqs),
+    )
+    consumer = (
+        work_ring,
+        (first_key_ptr, decay_ptr, block_seqs_ptr, ranges_ptr, q_offset, dk_ptr, dv_ptr, ddecay_cols_ptr),
+        (stride_dkh, stride_dvh, stride_first_key_0, stride_first_key_1, stride_decay_0, stride_ranges_h),
+        (kv_total, num_heads, group_size, scale),
+    )
+    CONSTANTS: gl.constexpr = (
+        stride_dks,
+        stride_dvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+        WITH_DQ,
+    )
+    if WITH_DQ:
+        ones = make_ones(DTYPE, BLOCK_M)
+        LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
+        dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
+        ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
+        row_sums = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        dq_ring = RowRing(dq_tiles, row_sums, make_barriers(2, 1), make_barriers(2, 1), 2)
+        exchange = (ds_ring, dq_ring, ones)
+        adder = (
+            work_ring,
+            (block_seqs_ptr, ranges_ptr, ddecay_rows_ptr),
+            (stride_ranges_h,),
+            (q_total, num_heads, group_size, num_seqs),
+        )
+        gl.warp_specialize(
+            [
+                (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
+                (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
+                (produce, (rings, producer, 2, BLOCK_M, BLOCK_N)),
+                (add_dq, (dq_desc, dq_ring, adder, BLOCK_M, BLOCK_N)),
+            ],
+            worker_num_warps=[4, 1, 1],
+            # The registers of each thread. The first consumer gets what is left, as much as the second.
+            worker_num_regs=[240, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (inputs, None, consumer, 0) + CONSTANTS),
+                (consume, (inputs, None, consumer, 1) + CONSTANTS),
+                (produce, (rings, producer, 2, BLOCK_M, BLOCK_N)),
+            ],
+            worker_num_warps=[4, 1],
+            worker_num_regs=[240, 24],
+        )
+
+
+@gluon.jit
+def score(
+    rings,
+    hand_over,
+    arguments,
+    stride_dks: gl.constexpr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    """Probabilities and ds of each work item, and its dk."""
+    k_ring, v_ring, _q_ring, _do_ring = rings
+    p_ring = hand_over[0]
+    work_ring, pointers, strides, numbers = arguments
+    first_key_ptr, decay_ptr, block_seqs_ptr, ranges_ptr, q_offset, dk_ptr, ddecay_cols_ptr = pointers
+    stride_dkh, stride_first_key_0, stride_first_key_1, stride_decay_0, stride_ranges_h = strides
+    kv_total, num_heads, group_size, scale = numbers
+    DTYPE: gl.constexpr = k_ring.tiles.dtype
+    KEYS: gl.constexpr = BLOCK_N
+    SCORES: gl.constexpr = product_layout(BLOCK_M)
+    ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
+    OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    SUMS: gl.constexpr = product_layout(BLOCK_D)
+    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
+    v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
+    qk_scale = scale * LOG2E
+    unscaled = 1.0 / qk_scale
+    num_kv_heads = num_heads // group_size
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    item, work_turn = gl.program_id(0), 0
+    while item < num_items:
+        b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
+            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        )
+        q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
+        dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
+        mbarrier.wait(k_ring.full.index(0), k_lap)
+        mbarrier.wait(v_ring.full.index(0), k_lap)
+        for member in range(group_size):
+            h = hkv * group_size + member
+            decay_val = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(start_n, kv_len))
+            decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(kv_idx, kv_len))
+            key_term = decay_val - decay_kv
+            block_term = (-decay_val) * unscaled
+            ddecay_cols = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
+            column_sums = gl.zeros([KEYS, 8], gl.float32, sums_layout())  # [KEYS, 8]
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                first_entry, h, ranges_ptr, start_n, stride_ranges_h, BLOCK_M, BLOCK_N
+            )
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                own_row = start_m + gl.arange(0, BLOCK_M, layout=OWN_ROW)
+                own_position = own_row + q_shift
+                first_key_q = gl.load(
+                    first_key_ptr
+                    + h * stride_first_key_0
+                    + q_start * stride_first_key_1
+                    + clamp_index(gl.maximum(own_position, 0) - q_shift, q_len).to(gl.int64) * stride_first_key_1
+                )
+                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                first_key_q = gl.convert_layout(first_key_q, ROW)
+                logit = qk * qk_scale + key_term[:, None]
+                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                if start_m < q_len:
+                    run_first = kv_idx - q_shift
+                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M) & (kv_idx[:, None] >= first_key_q[None, :])
+                    logit = gl.where(keep, logit, float("-inf"))
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                p_ring.put(p.to(DTYPE), q_turn)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p * dp  # [KEYS, BLOCK_M]
+                if not WITH_DQ:
+                    ddecay_cols += gl.sum(-ds, 1)
+                dk, column_sums = end_wide_block(
+                    ds.to(DTYPE), (dk, column_sums), q_tile, rings, hand_over, q_turn, WITH_DQ, COLUMN_SUMS=True
+                )
+                q_turn += 1
+            for _ in range(num_full):
+                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                logit = qk * qk_scale + key_term[:, None]
+                if start_n + BLOCK_N > kv_len:
+                    logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                p_ring.put(p.to(DTYPE), q_turn)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p * dp  # [KEYS, BLOCK_M]
+                if not WITH_DQ:
+                    ddecay_cols += gl.sum(-ds, 1)
+                dk, column_sums = end_wide_block(
+                    ds.to(DTYPE), (dk, column_sums), q_tile, rings, hand_over, q_turn, WITH_DQ, COLUMN_SUMS=True
+                )
+                q_turn += 1
+            if WITH_DQ:
+                ddecay_cols = -of_lines(column_sums, KEY)
+            gl.store(ddecay_cols_ptr + h * kv_total + kv_start + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
+
+        mbarrier.arrive(k_ring.empty.index(0), count=1)
+        mbarrier.arrive(v_ring.empty.index(0), count=1)
+        dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
+        store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
+        k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
+
+
+@gluon.jit
+def accumulate(
+    rings,
+    hand_over,
+    dq_sums_ptr,
+    arguments,
+    stride_dvs: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    """dv of each work item, and what it adds to dq."""
+    k_ring, v_ring, _q_ring, _do_ring = rings
+    work_ring, pointers, strides, numbers = arguments
+    block_seqs_ptr, ranges_ptr, ddecay_rows_ptr, dv_ptr = pointers
+    stride_dvh, stride_ranges_h = strides
+    q_total, num_heads, group_size, num_seqs = numbers
+    KEYS: gl.constexpr = BLOCK_N
+    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    LINE: gl.constexpr = gl.SliceLayout(1, sums_layout())
+    k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
+    num_kv_heads = num_heads // group_size
+    num_row_blocks = q_total // BLOCK_M + num_seqs
+    q_turn, k_lap = 0, 0
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    item, work_turn = gl.program_id(0), 0
+    while item < num_items:
+        b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
+            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        )
+        # Each sequence has whole blocks of rows: where `forgetting_pruned_packed_hopper_delta` puts them.
+        row_first = q_start // BLOCK_M + b
+        dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
+        mbarrier.wait(k_ring.full.index(0), k_lap)
+        mbarrier.wait(v_ring.full.index(0), k_lap)
+        for member in range(group_size):
+            h = hkv * group_size + member
+            row_begin, full_begin, gap, num_partial, num_full = visited_rows(
+                first_entry, h, ranges_ptr, start_n, stride_ranges_h, BLOCK_M, BLOCK_N
+            )
+            for nth in range(num_partial):
+                start_m = row_begin + nth * BLOCK_M
+                start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
+                row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
+                dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
+                dv, row_sums = add_block(
+                    dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True
+                )
+                if WITH_DQ:
+                    add_rows(
+                        ddecay_rows_ptr + h * q_total + q_start + start_m,
+                        of_lines(row_sums, LINE),
+                        q_len - start_m,
+                        LINE,
+                    )
+                q_turn += 1
+            for nth in range(num_full):
+                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
+                start_m = full_begin + row_turn * BLOCK_M
+                row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
+                dq_part = dq_sums_ptr + row_block * (BLOCK_M * BLOCK_D)
+                dv, row_sums = add_block(
+                    dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ, ROW_SUMS=True
+                )
+                if WITH_DQ:
+                    add_rows(
+                        ddecay_rows_ptr + h * q_total + q_start + start_m,
+                        of_lines(row_sums, LINE),
+                        q_len - start_m,
+                        LINE,
+                    )
+                q_turn += 1
+
+        mbarrier.arrive(k_ring.empty.index(0), count=1)
+        mbarrier.arrive(v_ring.empty.index(0), count=1)
+        dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+        store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
+
+
+@gluon.jit(
+    do_not_specialize=["q_offset", "stride_ranges_h", "q_total", "kv_total", "num_heads", "group_size", "num_seqs"]
+)
+def forgetting_pruned_packed_hopper_bwd_wide(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    first_key_ptr,
+    decay_ptr,
+    block_seqs_ptr,
+    ranges_ptr,
+    q_offset,
+    ddecay_rows_ptr,
+    dk_ptr,
+    dv_ptr,
+    ddecay_cols_ptr,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_doh,
+    stride_dos: gl.constexpr,
+    stride_dkh,
+    stride_dks: gl.constexpr,
+    stride_dvh,
+    stride_dvs: gl.constexpr,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_decay_0,
+    stride_ranges_h,
+    q_total,
+    kv_total,
+    num_heads,
+    group_size,
+    scale,
+    dq_sums_ptr,
+    num_seqs,
+    work_counter_ptr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    WITH_DQ: gl.constexpr,
+):
+    DTYPE: gl.constexpr = q_ptr.dtype.element_ty
+    kv_heads = num_heads // group_size
+    # Each sequence has whole blocks of rows: so many at most.
+    num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
+    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
+    do_desc = describe_packed_rows(do_ptr, num_heads, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, BLOCK_DV)
+    lse_desc, delta_desc = describe_vector(lse_ptr, num_rows, BLOCK_M), describe_vector(delta_ptr, num_rows, BLOCK_M)
+    k_ring = make_ring(k_desc, 1, 1, 2)
+    v_ring = make_ring(v_desc, 1, 1, 2)
+    q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
+    do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 2)
+    p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
+    hand_over = (p_ring, ds_ring, make_ones(DTYPE, BLOCK_M))
+    inputs = (k_ring, v_ring, q_ring, do_ring)
+    rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
+    scorer = (
+        work_ring,
+        (first_key_ptr, decay_ptr, block_seqs_ptr, ranges_ptr, q_offset, dk_ptr, ddecay_cols_ptr),
+        (stride_dkh, stride_first_key_0, stride_first_key_1, stride_decay_0, stride_ranges_h),
+        (kv_total, num_heads, group_size, scale),
+    )
+    summer = (
+        work_ring,
+        (block_seqs_ptr, ranges_ptr, ddecay_rows_ptr, dv_ptr),
+        (stride_dvh, stride_ranges_h),
+        (q_total, num_heads, group_size, num_seqs),
+    )
+    producer = (
+        work_ring,
+        (block_seqs_ptr, ranges_ptr, work_counter_ptr),
+        (stride_ranges_h,),
+        (q_total, num_heads, group_size, num_seqs),
+    )
+    gl.warp_specialize(
+        [
+            (
+                score,
+                (
+                    inputs,
+                    hand_over,
+                    scorer,
+                    stride_dks,
+                    Q_OFFSET_PER_BATCH,
+                    HEAD_DIM,
+                    BLOCK_D,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
+            (
+                accumulate,
+                (
+                    inputs,
+                    hand_over,
+                    dq_sums_ptr,
+                    summer,
+                    stride_dvs,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_DV,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
+            (produce, (rings, producer, 1, BLOCK_M, BLOCK_N)),
+        ],
+        worker_num_warps=[4, 1],
+        # The registers of each thread. The first consumer gets what is left, as much as the second.
+        worker_num_regs=[240, 24],
+    )

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/launch.py.jinja
+# hash: 9094d7270528e2fb
+"""The launches of `forgetting_pruned`, packed sequences, for every framework: which kernels run, and with what."""
+
+from collections.abc import Sequence
+
+from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
+from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.launches import (
+    Backend,
+    Tensor,
+    delta_constants,
+    dq_rows_constants,
+    empty_gradients,
+    packed_strides,
+    packed_unit_strides,
+    tables_of,
+    tile_constants,
+    tiles_of,
+)
+from ..._runtime.core.options import CallOptions
+from ..._runtime.core.schedules import POSITIONS, least_block
+from .. import packed as kernels
+
+
+def make_tables(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    options: CallOptions,
+    passes: Sequence[str],
+) -> list[Tensor]:
+    """The tables of some passes, one after the other. Of each: block_seqs, ranges."""
+    tiles = tiles_of(backend, "forgetting_pruned", "packed", q, v, options, cu_seqlens_q)
+    list_heads = q.shape[1]
+    q_offset = row_offset if row_offsets is None else row_offsets
+    # The smallest and the largest of each value that the mask compares, over parts of so many positions.
+    part = least_block(*(tiles[name] for name in passes))
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    q_parts = q.shape[2] // part + num_seqs
+    block_extremes: list[Tensor] = []
+    block_extremes += [q.new_empty((list_heads, q_parts), dtype=backend.INT32) for _ in range(2)]
+    parts = POSITIONS // part
+    programs = cdiv(q_parts, parts)
+    backend.launch(
+        kernels.block_ranges.forgetting_pruned_packed_extremes,
+        (list_heads * programs,),
+        (first_key, cu_seqlens_q, cu_seqlens_k, q_offset, *block_extremes),
+        (*first_key.stride(),),
+        (q_parts, num_seqs),
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        SEARCH_STEPS=num_seqs.bit_length(),
+        PART=part,
+        PARTS=parts,
+    )
+
+    def make(tile: Tile, by_keys: bool) -> list[Tensor]:
+        block = tile.block_n if by_keys else tile.block_m
+        block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
+        other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
+        made_by = kernels.block_ranges
+        table_kernel = (
+            made_by.forgetting_pruned_packed_key_ranges if by_keys else made_by.forgetting_pruned_packed_query_ranges
+        )
+        ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=backend.INT32)
+        backend.launch(
+            table_kernel,
+            (list_heads * block_seqs.shape[0],),
+            (*block_extremes, block_seqs, q_offset, ranges),
+            (q_parts, list_heads),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            PART=part,
+            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+        )
+        return [block_seqs, ranges]
+
+    return tables_of(tiles, passes, make)
+
+
+def fill_decay(backend: Backend, g: Tensor, cu_seqlens_k: Tensor, decay: Tensor) -> None:
+    """Launch the running sum of the log-decay: `[B, Hq, S]`, anew for each sequence."""
+    num_heads = decay.shape[1]
+    backend.launch(
+        kernels.decay.forgetting_pruned_packed_decay_cumsum,
+        ((cu_seqlens_k.shape[0] - 1) * num_heads,),
+        (g, cu_seqlens_k, decay, *g.stride(), g.shape[0], num_heads),
+        BLOCK=1024,
+    )
+
+
+def forward(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor,
+    g: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offsets: Tensor | None,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    batch, num_heads, q_len, head_dim = q.shape
+    head_dim_v = v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(backend, "forgetting_pruned", "packed", q, v, options, cu_seqlens_q)["fwd"]
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
+    decay = q.new_empty((batch, num_heads, g.shape[0]), dtype=backend.FP32)
+    if o.numel() == 0:
+        return o, lse, decay
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = map(backend.aligned, (q, k, v))
+    block_seqs, ranges = block_tables[:2] or make_tables(
+        backend, q, k, v, first_key, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, options, ("fwd",)
+    )
+    fill_decay(backend, g, cu_seqlens_k, decay)
+    programs = block_seqs.shape[0] * num_heads
+    arguments = (
+        (q, k, v, first_key, decay, block_seqs, ranges, q_offset, o, lse),
+        (*packed_unit_strides(q, k, v), *packed_strides(o), *first_key.stride(), decay.stride(1)),
+        (ranges.stride(0),),
+        (q_len, num_heads, group_size, scale),
+    )
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v, cu_seqlens_k)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.forgetting_pruned_packed_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, first_key, decay, block_seqs, ranges, q_offset, o, lse),
+            (*packed_unit_strides(q, k), *packed_strides(o), *first_key.stride(), decay.stride(1)),
+            (ranges.stride(0),),
+            (q_len, columns.shape[3], num_heads, group_size, scale),
+            (backend.work_counter(q),),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
+        backend.launch_hopper(
+            kernels.hopper_fwd.forgetting_pruned_packed_hopper_fwd,
+            (min(programs, backend.multiprocessors(q)),),
+            *arguments,
+            (backend.work_counter(q),),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    else:
+        backend.launch(
+            kernels.portable.forgetting_pruned_packed_fwd,
+            (programs,),
+            *arguments,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    return o, lse, decay
+
+
+def backward(
+    backend: Backend,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor,
+    g: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    row_offsets: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    decay: Tensor,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, ...]:
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+
+    Behind dq, dk and dv it returns what the gradients of g are made of: dg.
+    """
+    num_heads, q_len, head_dim = q.shape[1:]
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(backend, "forgetting_pruned", "packed", q, v, options, cu_seqlens_q)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
+    delta = lse.new_empty(lse.shape)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
+    num_seqs = cu_seqlens_q.shape[0] - 1
+    tables = block_tables[2:] or make_tables(
+        backend,
+        q,
+        k,
+        v,
+        first_key,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        row_offset,
+        row_offsets,
+        options,
+        ("dkdv",) if fused else ("dkdv", "dq"),
+    )
+    key_block_seqs, key_ranges = tables[:2]
+    if not fused:
+        block_seqs, ranges = tables[2:]
+    if tile.family == "hopper":
+        row_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
+    if fused:
+        block_seqs = row_seqs
+    ddecay_rows = q.new_zeros((1, num_heads, q_len), dtype=backend.FP32)
+    ddecay_cols = q.new_empty((1, num_heads, kv_len), dtype=backend.FP32)
+    dg = g.new_empty(g.shape)
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
+    if dq.numel() > 0 and not fused:
+        backend.launch(
+            kernels.portable.forgetting_pruned_packed_bwd_dq,
+            (block_seqs.shape[0] * num_heads,),
+            (o, dlse, q, k, v, do, lse, first_key, decay, block_seqs, ranges, q_offset, delta, dq, ddecay_rows),
+            (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq), *first_key.stride(), decay.stride(1)),
+            (ranges.stride(0),),
+            (q_len, num_heads, group_size, scale),
+            HAS_DLSE=dlse is not None,
+            **constants,
+            **tile_constants(tiles["dq"], head_dim, head_dim_v),
+        )
+    if tile.family == "hopper":
+        # Each sequence has whole blocks of rows: so many at most.
+        num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
+        row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
+        sums_shape = (num_heads, num_row_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
+        if dq.numel() > 0:
+            backend.launch(
+                kernels.portable.forgetting_pruned_packed_hopper_delta,
+                (row_seqs.shape[0] * num_heads,),
+                (o, do, lse, dlse, row_seqs, decay, q_offset, delta, row_lse, row_delta),
+                (*packed_unit_strides(o, do), decay.stride(1), q_len, num_row_blocks, row_seqs.shape[0], scale),
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                **delta_constants(tile, head_dim_v),
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            backend.launch_hopper(
+                kernels.hopper_bwd.forgetting_pruned_packed_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.forgetting_pruned_packed_hopper_bwd,
+                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, first_key, decay, key_block_seqs, key_ranges, q_offset, ddecay_rows),
+                (dk, dv, ddecay_cols),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *first_key.stride(), decay.stride(1)),
+                (key_ranges.stride(0),),
+                (q_len, kv_len, num_heads, group_size, scale),
+                (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                WITH_DQ=fused,
+                **constants,
+                **tile_constants(tile, head_dim, head_dim_v),
+            )
+        if fused and dq.numel() > 0:
+            backend.launch(
+                kernels.portable.forgetting_pruned_packed_hopper_dq_rows,
+                (2 * row_seqs.shape[0] * num_heads,),
+                (dq_sums, row_seqs, dq, *packed_strides(dq), num_row_blocks, row_seqs.shape[0], scale),
+                **dq_rows_constants(tile, head_dim),
+            )
+    elif dk.numel() > 0:
+        backend.launch(
+            kernels.portable.forgetting_pruned_packed_bwd_dkdv,
+            (key_block_seqs.shape[0] * num_kv_heads,),
+            (q, k, v, do, lse, delta, first_key, decay, key_block_seqs, key_ranges, q_offset, dk, dv, ddecay_cols),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *first_key.stride(), decay.stride(1)),
+            (key_ranges.stride(0),),
+            (q_len, kv_len, num_heads, group_size, scale),
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    if dg.numel() > 0:
+        backend.launch(
+            kernels.decay.forgetting_pruned_packed_decay_grad,
+            (num_seqs * num_heads,),
+            (ddecay_rows, ddecay_cols, cu_seqlens_q, cu_seqlens_k, q_offset, dg),
+            (*dg.stride(), q_len, kv_len, num_heads),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            BLOCK=1024,
+        )
+    return dq, dk, dv, dg

@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: paged/portable.py.jinja
+# hash: 456d89e203393fa5
+"""`forgetting_pruned` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
+
+    keep          q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
+    q             [B, Hq, Sq, D], or [total_q, Hq, D] of packed sequences
+    k             [pages, page size, Hkv, D]
+    v             [pages, page size, Hkv, Dv]
+    k_scale       [Hkv] or [pages, page size, Hkv], what keys in the cache are times, or None: 1
+    v_scale       the same of values, or a number
+    first_key     [b, h, q_idx]  int32
+    g             [kv_page, kv_slot, h]  float32
+    g_base        [kv_page, h]  float32
+    page_table    [B, most pages]  int32, or with page_starts [all pages]: the pages of each sequence, in order; none
+                  where a page is a batch row
+    page_starts   [B + 1]  int32, where the pages of each sequence begin in page_table
+    records       [entries, 16]  int32, a part each: sequence, start and length of its queries, first row of the tile,
+                  first and last key of the part with gaps taken out, where its sums go (-1: it is all), its number,
+                  keys of the sequence, keys of a split
+    counts        [2]  int32, how many parts and how many tiles there are
+    o             as q, with Dv
+    lse           [B, Hq, Sq] or [Hq, total_q]  fp32, log of the softmax denominator
+    partial_o     [entries, Hkv, rows, Dv]  fp32, sums of values of each part
+    partial_sums  [entries, Hkv, rows, 2]  fp32, maximum of logits and sum of their exponentials of each part
+    cu_seqlens_q  [B + 1]  int32, where the packed sequences of queries begin
+    kv_lengths    [B]  int32, keys of each sequence; none where each has most_keys
+    tiles         [tiles, 8]  int32, each tile of several parts: sequence, start and length of its queries, first row,
+                  first part, number of parts, splits of a part
+
+A tile has BLOCK_M rows: the query heads that share a key head, token by token. Its keys are split, so that a few
+queries on long caches occupy the chip. `forgetting_pruned_paged_plan` plans the splits: `least_keys` or more
+each, at most `most_splits` of a sequence. Each split is folded in block by block (online softmax,
+arXiv:2205.14135), and splits are folded into each other in their order: by one program, if it takes several, else
+by `merge_splits`. Splits follow from the sequence's own lengths alone, and who folds them changes no bits:
+results are the same in any batch. Scores are kept times log2(e), so that each exponential is one `exp2`.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from ..._runtime.device.column_pairs import split_columns
+from ..._runtime.device.paged import (
+    FOLDED,
+    WAVES,
+    add_values,
+    dot_keys,
+    first_columns,
+    head_scale,
+    in_columns,
+    join_parts,
+    load_cache,
+    load_heads,
+    load_pages,
+    page_of,
+    slot_of,
+    store_heads,
+    token_scales,
+    value_unit,
+    zero_sums,
+)
+from ..._runtime.device.tl import LN2, clamp_index, load_pairs
+
+
+@triton.jit(do_not_specialize=["q_offset", "g_size_1", "table_stride", "num_kv_heads", "partial_rows"])
+def forgetting_pruned_paged_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    k_scale,
+    v_scale,
+    first_key_ptr,
+    g_ptr,
+    g_base_ptr,
+    page_table_ptr,
+    page_starts_ptr,
+    records_ptr,
+    counts_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
+    partial_o_ptr,
+    partial_sums_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs,
+    stride_kp,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vp,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os,
+    stride_lseb,
+    stride_lseh,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_first_key_2,
+    stride_g_0,
+    stride_g_1,
+    stride_g_2,
+    stride_g_base_0,
+    stride_g_base_1,
+    g_size_1,
+    table_stride,
+    num_kv_heads,
+    partial_rows,
+    softmax_scale,
+    Q_AT_END: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    PTX: tl.constexpr,
+    K_SCALE: tl.constexpr,
+    V_SCALE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    SHARED_KV: tl.constexpr,
+    FLAT_TABLE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    FOLDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    if OVERLAPS:
+        # What merges the parts may be launched: it waits for the end of this kernel.
+        gdc_launch_dependents()
+    # Programs take the splits of one key head after the other: how many there are, memory knows.
+    num_items = tl.load(counts_ptr) * num_kv_heads
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        record = records_ptr + item // num_kv_heads * 16
+        hkv = (item % num_kv_heads).to(tl.int64)
+        b, q_start = tl.load(record).to(tl.int64), tl.load(record + 1).to(tl.int64)
+        q_len, start_row = tl.load(record + 2), tl.load(record + 3)
+        first_step, last_step = tl.load(record + 4), tl.load(record + 5)
+        part = tl.load(record + 6).to(tl.int64)
+        kv_len, keys = tl.load(record + 8), tl.load(record + 9)
+        # Without a table a page is a batch row.
+        pages = (
+            b
+            if page_table_ptr is None
+            else page_table_ptr + (tl.load(page_starts_ptr + b) if FLAT_TABLE else b * table_stride)
+        )
+        q_shift = kv_len - q_len if Q_AT_END else tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        tile_rows = start_row + tl.arange(0, BLOCK_M)
+        is_row = tile_rows < q_len * GROUP
+        rows = tl.minimum(tile_rows // GROUP, q_len - 1)
+        q_head = hkv * GROUP + tile_rows % GROUP
+        q_rows = b * stride_qb + (q_start + rows) * stride_qs + q_head * stride_qh
+        q_tile = load_heads(q_ptr, q_rows, is_row, HEAD_DIM, BLOCK_D)
+        if PAIRS != "":
+            # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
+            q_tile, q_unit = split_columns(q_tile)
+        k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
+        scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
+        # What acc is times.
+        v_unit = value_unit(v_scale, hkv, V_SCALE)
+        q_idx = rows + q_shift
+        g_base_q = tl.load(
+            g_base_ptr + page_of(pages, q_idx, kv_len, PAGE_SIZE) * stride_g_base_0 + q_head * stride_g_base_1
+        )
+        g_q = tl.load(
+            g_ptr
+            + page_of(pages, q_idx, kv_len, PAGE_SIZE) * stride_g_0
+            + slot_of(q_idx, kv_len, g_size_1, PAGE_SIZE) * stride_g_1
+            + q_head * stride_g_2
+        )
+        first_key_q = tl.load(
+            first_key_ptr
+            + b * stride_first_key_0
+            + q_head * stride_first_key_1
+            + (q_start + clamp_index(tl.maximum(q_idx, 0) - q_shift, q_len)) * stride_first_key_2
+        )
+
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
+        # No bounds follow from the mask: positions are tried, so that blocks before and after all that some row may see
+        # are not read.
+        first_seen, last_seen = last_step, first_step
+        SCANNED: tl.constexpr = 8192 // BLOCK_M
+        for start_n in range(first_step, last_step, SCANNED):
+            kv_idx = start_n + tl.arange(0, SCANNED)
+            keep = (q_idx[:, None] >= kv_idx[None, :]) & (kv_idx[None, :] >= first_key_q[:, None])
+            seen = (tl.max((keep & is_row[:, None]).to(tl.int32), 0) > 0) & (kv_idx < last_step)
+            first_seen = tl.minimum(first_seen, tl.min(tl.where(seen, kv_idx, last_step), 0))
+            last_seen = tl.maximum(last_seen, tl.max(tl.where(seen, kv_idx + 1, first_step), 0))
+        split_end = first_step + ((first_seen - first_step) // keys + 1) * keys
+        first_step += (first_seen - first_step) // BLOCK_N * BLOCK_N
+        last_step = last_seen
+        if FOLDS:
+            all_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            all_sum = tl.zeros([BLOCK_M], tl.float32)
+            all_acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
+        # A page's number is loaded a block ahead: else the copies of its keys would wait for it.
+        final_step = first_step + tl.maximum(last_step - first_step - 1, 0) // BLOCK_N * BLOCK_N
+        next_n = first_step
+        next_page = load_pages(pages, next_n, kv_len, PAGE_SIZE, BLOCK_N)
+        for step in range(first_step, last_step, BLOCK_N):
+            # Each split begins anew, as if another program took it: so its bits are the same.
+            if FOLDS and step == split_end:
+                acc = [columns * v_unit for columns in acc]
+                all_max, all_sum, all_acc = join_parts(all_max, all_sum, all_acc, row_max, row_sum, acc)
+                row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+                row_sum = tl.zeros([BLOCK_M], tl.float32)
+                acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
+                if V_SCALE == "token":
+                    v_unit = value_unit(v_scale, hkv, V_SCALE)
+                split_end += keys
+            start_n, page = next_n, next_page
+            next_n = tl.minimum(step + BLOCK_N, final_step)
+            next_page = load_pages(pages, next_n, kv_len, PAGE_SIZE, BLOCK_N)
+            kv_idx = start_n + tl.arange(0, BLOCK_N)
+            # Nothing is read of keys that no row may see: their pages may be gone.
+            seen = kv_idx < kv_len
+            kv_page = tl.where(seen, page, 0)
+            kv_slot = tl.where(seen, kv_idx, 0) % PAGE_SIZE
+            k_tile = load_cache(
+                k_base,
+                page,
+                start_n,
+                seen,
+                stride_kp,
+                stride_ks,
+                q_ptr.dtype.element_ty,
+                PAGE_SIZE,
+                BLOCK_N,
+                HEAD_DIM,
+                BLOCK_D,
+                PAIRS,
+            )
+            qk = dot_keys(q_tile, k_tile)  # [M, N]
+            if PAIRS != "":
+                qk *= q_unit[:, None]
+            if K_SCALE == "token":
+                scales = token_scales(k_scale, hkv, num_kv_heads, page, start_n, seen, PAGE_SIZE, BLOCK_N)
+                qk *= scales[None, :]
+            g_base_qk = load_pairs(
+                g_base_ptr + kv_page[None, :] * stride_g_base_0 + q_head[:, None] * stride_g_base_1, PTX
+            )
+            g_qk = load_pairs(
+                g_ptr + kv_page[None, :] * stride_g_0 + kv_slot[None, :] * stride_g_1 + q_head[:, None] * stride_g_2,
+                PTX,
+            )
+            logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * (
+                g_base_q[:, None] - g_base_qk + (g_q[:, None] - g_qk)
+            )
+            keep = (q_idx[:, None] >= kv_idx[None, :]) & (kv_idx[None, :] >= first_key_q[:, None])
+            logit = tl.where(keep & seen[None, :], logit, float("-inf"))
+            max_new = tl.maximum(row_max, tl.max(logit, 1))
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+            p = tl.exp2(logit - max_ref[:, None])
+            alpha = tl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            if V_SCALE == "token":
+                # In units of the largest scale so far: 16 bits hold no product of a weight and a small scale.
+                scales = token_scales(v_scale, hkv, num_kv_heads, page, start_n, seen, PAGE_SIZE, BLOCK_N)
+                unit_new = tl.maximum(v_unit, tl.max(scales, 0))
+                p *= (scales / unit_new)[None, :]
+                alpha *= v_unit / unit_new
+                v_unit = unit_new
+            if SHARED_KV:
+                v_tile = first_columns(k_tile, HEAD_DIM_V, BLOCK_DV, PAIRS)
+            else:
+                v_tile = load_cache(
+                    v_base,
+                    page,
+                    start_n,
+                    seen,
+                    stride_vp,
+                    stride_vs,
+                    q_ptr.dtype.element_ty,
+                    PAGE_SIZE,
+                    BLOCK_N,
+                    HEAD_DIM_V,
+                    BLOCK_DV,
+                    PAIRS,
+                )
+            acc = add_values(acc, p, v_tile, alpha)
+            row_max = max_new
+
+        acc = [columns * v_unit for columns in acc]
+        if FOLDS:
+            row_max, row_sum, acc = join_parts(all_max, all_sum, all_acc, row_max, row_sum, acc)
+        if part < 0:
+            # A row without any key gives o = 0 and lse = -inf.
+            row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+            o_tile = in_columns([columns / row_sum[:, None] for columns in acc], PAIRS)
+            o_rows = b * stride_ob + (q_start + rows) * stride_os + q_head * stride_oh
+            store_heads(o_ptr, o_tile, o_rows, is_row, HEAD_DIM_V, BLOCK_DV)
+            lse = (row_max + tl.log2(row_sum)) * LN2
+            tl.store(lse_ptr + b * stride_lseb + q_head * stride_lseh + q_start + rows, lse, mask=is_row)
+        else:
+            part_rows = (part * num_kv_heads + hkv) * partial_rows + tl.arange(0, BLOCK_M)
+            store_heads(partial_o_ptr, in_columns(acc, PAIRS), part_rows * HEAD_DIM_V, is_row, HEAD_DIM_V, BLOCK_DV)
+            tl.store(partial_sums_ptr + part_rows * 2, row_max, mask=is_row)
+            tl.store(partial_sums_ptr + part_rows * 2 + 1, row_sum, mask=is_row)
+
+
+@triton.jit
+def forgetting_pruned_paged_plan_tile(
+    b,
+    tile,
+    share,
+    cu_seqlens_q_ptr,
+    kv_lengths_ptr,
+    q_rows,
+    most_keys,
+    most_splits,
+    least_keys,
+    PACKED: tl.constexpr,
+    BALANCED: tl.constexpr,
+    FIRST_ROWS: tl.constexpr,
+    LAST_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FOLDS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The splits of a tile of one sequence, or of some: start and length of its queries, its keys, first visited key
+    and number of them with gaps taken out, keys of a split, splits of a part, number of parts: 0 of no tile."""
+    kv_len = most_keys
+    if kv_lengths_ptr is not None:
+        kv_len = tl.maximum(tl.minimum(tl.load(kv_lengths_ptr + b), most_keys), 0)
+    q_start = tl.load(cu_seqlens_q_ptr + b) if PACKED else 0
+    q_len = tl.load(cu_seqlens_q_ptr + b + 1) - q_start if PACKED else q_rows
+    # Sequences of fewer rows than FIRST_ROWS or more than LAST_ROWS are left to another plan.
+    is_served = (q_len * GROUP >= FIRST_ROWS) & (q_len * GROUP <= LAST_ROWS)
+    num_tiles = tl.where(is_served, tl.cdiv(q_len * GROUP, BLOCK_M), 0)
+    # Tiles of one sequence share its splits: of a long prompt none is split.
+    most = tl.cdiv(most_splits, tl.maximum(num_tiles, 1))
+    least = least_keys
+    if BALANCED:
+        least = tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, least_keys)
+        most = tl.maximum(tl.cdiv(kv_len, BLOCK_N), 1)
+
+    first_step = 0
+    span = tl.maximum(kv_len - first_step, 0)
+    keys = tl.maximum(tl.cdiv(tl.cdiv(span, most), BLOCK_N) * BLOCK_N, least)
+    # Where the batch alone occupies the chip a program takes several splits, which saves their merging.
+    taken = tl.where(keys * FOLDED * WAVES <= share, FOLDED, 1) if FOLDS else 1
+    parts = tl.cdiv(tl.maximum(tl.cdiv(span, keys), 1), taken)
+    return q_start, q_len, kv_len, first_step, span, keys, taken, tl.where(tile < num_tiles, parts, 0)
+
+
+@triton.jit(do_not_specialize=["q_rows", "num_seqs", "most_keys", "most_splits", "least_keys"])
+def forgetting_pruned_paged_plan(
+    cu_seqlens_q_ptr,
+    kv_lengths_ptr,
+    records_ptr,
+    tiles_ptr,
+    counts_ptr,
+    q_rows,
+    num_seqs,
+    most_keys,
+    most_splits,
+    least_keys,
+    PACKED: tl.constexpr,
+    BALANCED: tl.constexpr,
+    FIRST_ROWS: tl.constexpr,
+    LAST_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FOLDS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    # If all sequences of the batch were cut into as many keys for each program, this would be how many.
+    all_keys = num_seqs * most_keys
+    if kv_lengths_ptr is not None:
+        all_keys = 0
+        for first in range(0, num_seqs, 256):
+            seqs = first + tl.arange(0, 256)
+            all_keys += tl.sum(tl.load(kv_lengths_ptr + seqs, mask=seqs < num_seqs, other=0), 0)
+    share = tl.cdiv(all_keys, most_splits)
+    ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
+    if ONE_TILE:
+        # Each program counts the parts of all sequences: no counter has to be cleared before.
+        entry, entries, split_tile, split_tiles = 0, 0, 0, 0
+        for first in range(0, num_seqs, 256):
+            seqs = first + tl.arange(0, 256)
+            _, _, _, _, _, _, _, parts = forgetting_pruned_paged_plan_tile(
+                tl.minimum(seqs, num_seqs - 1),
+                0,
+                share,
+                cu_seqlens_q_ptr,
+                kv_lengths_ptr,
+                q_rows,
+                most_keys,
+                most_splits,
+                least_keys,
+                PACKED,
+                BALANCED,
+                FIRST_ROWS,
+                LAST_ROWS,
+                GROUP,
+                FOLDS,
+                BLOCK_M,
+                BLOCK_N,
+            )
+            parts = tl.where(seqs < num_seqs, parts, 0)
+            merges = (parts > 1).to(tl.int32)
+            entry += tl.sum(tl.where(seqs < b, parts, 0), 0)
+            entries += tl.sum(parts, 0)
+            split_tile += tl.sum(tl.where(seqs < b, merges, 0), 0)
+            split_tiles += tl.sum(merges, 0)
+        tl.store(counts_ptr, entries, mask=b == 0)
+        tl.store(counts_ptr + 1, split_tiles, mask=b == 0)
+        num_tiles = 1
+    else:
+        q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
+        num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
+        entries = 0
+        for tile in range(num_tiles):
+            _, _, _, _, _, _, _, parts = forgetting_pruned_paged_plan_tile(
+                b,
+                tile,
+                share,
+                cu_seqlens_q_ptr,
+                kv_lengths_ptr,
+                q_rows,
+                most_keys,
+                most_splits,
+                least_keys,
+                PACKED,
+                BALANCED,
+                FIRST_ROWS,
+                LAST_ROWS,
+                GROUP,
+                FOLDS,
+                BLOCK_M,
+                BLOCK_N,
+            )
+            entries += parts
+        entry = tl.atomic_add(counts_ptr, entries)
+    for tile in range(num_tiles):
+        q_start, q_len, kv_len, first_step, span, keys, taken, parts = forgetting_pruned_paged_plan_tile(
+            b,
+            tile,
+            share,
+            cu_seqlens_q_ptr,
+            kv_lengths_ptr,
+            q_rows,
+            most_keys,
+            most_splits,
+            least_keys,
+            PACKED,
+            BALANCED,
+            FIRST_ROWS,
+            LAST_ROWS,
+            GROUP,
+            FOLDS,
+            BLOCK_M,
+            BLOCK_N,
+        )
+        for first in range(0, parts, 32):
+            nth = first + tl.arange(0, 32)
+            record = records_ptr + (entry + nth) * 16
+            begin = first_step + nth * taken * keys
+            end = tl.minimum(begin + taken * keys, first_step + span)
+            tl.store(record, b.to(tl.int32), mask=nth < parts)
+            tl.store(record + 1, q_start, mask=nth < parts)
+            tl.store(record + 2, q_len, mask=nth < parts)
+            tl.store(record + 3, tile * BLOCK_M, mask=nth < parts)
+            tl.store(record + 4, begin, mask=nth < parts)
+            tl.store(record + 5, end, mask=nth < parts)
+            tl.store(record + 6, tl.where(parts > 1, entry + nth, -1), mask=nth < parts)
+            tl.store(record + 7, nth, mask=nth < parts)
+            tl.store(record + 8, kv_len, mask=nth < parts)
+            tl.store(record + 9, keys, mask=nth < parts)
+        if parts > 1:
+            record = tiles_ptr + (split_tile if ONE_TILE else tl.atomic_add(counts_ptr + 1, 1)) * 8
+            tl.store(record, b.to(tl.int32))
+            tl.store(record + 1, q_start)
+            tl.store(record + 2, q_len)
+            tl.store(record + 3, tile * BLOCK_M)
+            tl.store(record + 4, entry)
+            tl.store(record + 5, parts)
+            tl.store(record + 6, taken)
+        entry += parts

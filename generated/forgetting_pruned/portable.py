@@ -1,0 +1,611 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: portable/portable.py.jinja
+# hash: 12d3b192f1f1c5a4
+"""Triton kernels of `forgetting_pruned`: forward and gradients, and what runs before and after Hopper's backward.
+
+keep         q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
+q            [B, Hq, Sq, D]
+k            [B, Hkv, Skv, D]
+v            [B, Hkv, Skv, Dv]
+first_key    [b, h, q_idx]  int32
+decay        [B, Hq, P]  fp32, cumulative log-decay times log2(e)
+ranges       [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+o            [B, Hq, Sq, Dv]
+lse          [B, Hq, Sq]  fp32, log of the softmax denominator
+dlse         [B, Hq, Sq]  fp32, gradient of lse
+do           [B, Hq, Sq, Dv]
+delta        [B, Hq, Sq]  fp32, sum(o * do) - dlse
+dq           [B, Hq, Sq, D]
+ddecay_rows  [B, Hq, Sq]  fp32, partial sums
+dk           [B, Hkv, Skv, D]
+dv           [B, Hkv, Skv, Dv]
+ddecay_cols  [B, Hq, Skv]  fp32, partial sums
+"""
+
+import triton
+import triton.language as tl
+
+from .._runtime.device.tl import (
+    LN2,
+    LOG2E,
+    add_dot,
+    clamp_index,
+    dot_rows,
+    load_tile,
+    load_vector,
+    row_products,
+    store_tile,
+    zero_tile,
+)
+from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "first_key_size_2",
+        "decay_size_2",
+        "stride_ranges_b",
+        "stride_ranges_h",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def forgetting_pruned_fwd(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    first_key_ptr,
+    decay_ptr,
+    ranges_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_first_key_2,
+    stride_decay_0,
+    stride_decay_1,
+    first_key_size_2,
+    decay_size_2,
+    stride_ranges_b,
+    stride_ranges_h,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`o = softmax(score) v`.
+
+    One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
+    softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
+    Scores are kept times log2(e), so that each exponential is one `exp2`.
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    q_idx = rows + q_shift
+    decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+    first_key_q = tl.load(
+        first_key_ptr
+        + b * stride_first_key_0
+        + h * stride_first_key_1
+        + clamp_index(q_idx, first_key_size_2).to(tl.int64) * stride_first_key_2
+    )
+
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + h * stride_ranges_h + start_m // BLOCK_M * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
+        logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
+        keep = (q_idx[:, None] >= kv_idx[None, :]) & (kv_idx[None, :] >= first_key_q[:, None])
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        logit = tl.where(keep, logit, float("-inf"))
+        max_new = tl.maximum(row_max, tl.max(logit, 1))
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(logit - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        acc = add_dot(acc, p, v_tile, alpha)
+        row_max = max_new
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
+        logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
+        max_new = tl.maximum(row_max, tl.max(logit, 1))
+        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+        p = tl.exp2(logit - max_ref[:, None])
+        alpha = tl.exp2(row_max - max_ref)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        acc = add_dot(acc, p, v_tile, alpha)
+        row_max = max_new
+
+    # A row without any key gives o = 0 and lse = -inf.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    o_tile = [part / row_sum[:, None] for part in acc]
+    lse = (row_max + tl.log2(row_sum)) * LN2
+    o_base = o_ptr + b * stride_ob + h * stride_oh
+    store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
+    lse_base = lse_ptr + (b * num_heads + h) * q_len
+    tl.store(lse_base + rows, lse, mask=rows < q_len)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "first_key_size_2",
+        "decay_size_2",
+        "stride_ranges_b",
+        "stride_ranges_h",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def forgetting_pruned_bwd_dq(
+    o_ptr,
+    dlse_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    first_key_ptr,
+    decay_ptr,
+    ranges_ptr,
+    q_offset,
+    delta_ptr,
+    dq_ptr,
+    ddecay_rows_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_first_key_2,
+    stride_decay_0,
+    stride_decay_1,
+    first_key_size_2,
+    decay_size_2,
+    stride_ranges_b,
+    stride_ranges_h,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    HAS_DLSE: tl.constexpr,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Gradient with respect to q and g.
+
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
+    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
+    stored for the kernel of dk and dv.
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    block = tl.program_id(0) % num_blocks
+    head = tl.program_id(0) // num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    start_m = block * BLOCK_M
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    rows = start_m + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
+    q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    # The part of ds that a whole row shares.
+    o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
+    delta = row_products(o_tile, do_tile)
+    dlse = tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0) if HAS_DLSE else 0.0
+    delta -= dlse
+    has_key = lse > float("-inf")
+    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    q_idx = rows + q_shift
+    decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+    first_key_q = tl.load(
+        first_key_ptr
+        + b * stride_first_key_0
+        + h * stride_first_key_1
+        + clamp_index(q_idx, first_key_size_2).to(tl.int64) * stride_first_key_2
+    )
+
+    # Of the blocks this one visits, those from full_begin to full_end need no mask.
+    block_range = ranges_ptr + b * stride_ranges_b + h * stride_ranges_h + start_m // BLOCK_M * 4
+    kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
+    full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
+
+    dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
+    ddecay_rows = tl.zeros([BLOCK_M], tl.float32)
+    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+    gap = full_end - full_begin
+    for step in range(kv_begin, kv_end - gap, BLOCK_N):
+        start_n = tl.where(step < full_begin, step, step + gap)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
+        p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :]) - lse[:, None])
+        keep = (q_idx[:, None] >= kv_idx[None, :]) & (kv_idx[None, :] >= first_key_q[:, None])
+        if RAGGED:
+            keep = keep & (kv_idx < kv_len)[None, :]
+        p = tl.where(keep, p, 0.0)
+        dp = dot_rows(do_tile, v_tile)
+        ds = p * (dp - delta[:, None])
+        ddecay_rows += tl.sum(ds, 1)
+        dq = add_dot(dq, ds, k_tile)
+
+    for start_n in range(full_begin, full_end, BLOCK_N):
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        kv_idx = start_n + tl.arange(0, BLOCK_N)
+        decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
+        p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :]) - lse[:, None])
+        dp = dot_rows(do_tile, v_tile)
+        ds = p * (dp - delta[:, None])
+        ddecay_rows += tl.sum(ds, 1)
+        dq = add_dot(dq, ds, k_tile)
+
+    dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
+    store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
+    # The ds of a row sum to dlse; what they sum to besides is the rounding of o in delta. The keys' sums would
+    # gather that over the whole sequence, so dkdv, which runs next, gets the delta of the unrounded o.
+    unrounded = ddecay_rows + delta - dlse
+    ddecay_rows = tl.where(has_key, dlse, 0.0)
+    tl.store(delta_ptr + row_offs, tl.where(has_key, unrounded, delta), mask=in_rows)
+    tl.store(ddecay_rows_ptr + row_offs, ddecay_rows, mask=in_rows)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "first_key_size_2",
+        "decay_size_2",
+        "stride_ranges_b",
+        "stride_ranges_h",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+    ]
+)
+def forgetting_pruned_bwd_dkdv(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    first_key_ptr,
+    decay_ptr,
+    ranges_ptr,
+    q_offset,
+    dk_ptr,
+    dv_ptr,
+    ddecay_cols_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_dkb,
+    stride_dkh,
+    stride_dks: tl.constexpr,
+    stride_dvb,
+    stride_dvh,
+    stride_dvs: tl.constexpr,
+    stride_first_key_0,
+    stride_first_key_1,
+    stride_first_key_2,
+    stride_decay_0,
+    stride_decay_1,
+    first_key_size_2,
+    decay_size_2,
+    stride_ranges_b,
+    stride_ranges_h,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Gradients with respect to k and v and g.
+
+    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
+    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
+    as they are.
+    """
+    num_kv_heads = num_heads // group_size
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    head = tl.program_id(0) // num_blocks
+    start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
+    b = (head // num_kv_heads).to(tl.int64)
+    hkv = (head % num_kv_heads).to(tl.int64)
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
+    v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
+
+    dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
+    dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+    for member in range(group_size):
+        h = hkv * group_size + member
+        q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+        row_base = (b * num_heads + h) * q_len
+        decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(kv_idx, decay_size_2))
+        # Of the blocks this one visits, those from full_begin to full_end need no mask.
+        block_range = ranges_ptr + b * stride_ranges_b + h * stride_ranges_h + start_n // BLOCK_N * 4
+        row_begin, full_begin = tl.load(block_range) * BLOCK_M, tl.load(block_range + 1) * BLOCK_M
+        full_end, row_end = tl.load(block_range + 2) * BLOCK_M, tl.load(block_range + 3) * BLOCK_M
+
+        ddecay_cols = tl.zeros([BLOCK_N], tl.float32)
+        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
+        gap = full_end - full_begin
+        for step in range(row_begin, row_end - gap, BLOCK_M):
+            start_m = tl.where(step < full_begin, step, step + gap)
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            # Starting at -delta leaves one vector less to keep beside the masks.
+            dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
+            dp = dot_rows(v_tile, do_tile, dp)
+            q_idx = rows + q_shift
+            decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+            first_key_q = tl.load(
+                first_key_ptr
+                + b * stride_first_key_0
+                + h * stride_first_key_1
+                + clamp_index(q_idx, first_key_size_2).to(tl.int64) * stride_first_key_2
+            )
+            p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[None, :] - decay_kv[:, None]) - lse[None, :])
+            keep = (q_idx[None, :] >= kv_idx[:, None]) & (kv_idx[:, None] >= first_key_q[None, :])
+            if RAGGED:
+                keep = keep & (rows < q_len)[None, :]
+            p = tl.where(keep, p, 0.0)
+            dv = add_dot(dv, p, do_tile)
+            ds = p * dp
+            ddecay_cols += tl.sum(-ds, 1)
+            dk = add_dot(dk, ds, q_tile)
+
+        for start_m in range(full_begin, full_end, BLOCK_M):
+            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+            rows = start_m + tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            qk = dot_rows(k_tile, q_tile)  # [N, M]
+            dp = dot_rows(v_tile, do_tile)
+            q_idx = rows + q_shift
+            decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+            p = tl.exp2(1.4426950408889634 * scale * qk + (decay_q[None, :] - decay_kv[:, None]) - lse[None, :])
+            dv = add_dot(dv, p, do_tile)
+            ds = p * (dp - delta[None, :])
+            ddecay_cols += tl.sum(-ds, 1)
+            dk = add_dot(dk, ds, q_tile)
+
+        ddecay_cols_ptrs = ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx
+        tl.store(ddecay_cols_ptrs, ddecay_cols, mask=kv_idx < kv_len)
+
+    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+
+
+@triton.jit(do_not_specialize=["q_offset", "decay_size_2", "q_len", "num_heads"])
+def forgetting_pruned_hopper_delta(
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    decay_ptr,
+    q_offset,
+    delta_ptr,
+    row_lse_ptr,
+    row_delta_ptr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_decay_0,
+    stride_decay_1,
+    decay_size_2,
+    q_len,
+    num_heads,
+    scale,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    HAS_DLSE: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
+
+    Without WITH_DQ the kernel of dq ran before, and left delta.
+
+        row_lse    [B, Hq, blocks * BLOCK_M]  fp32, (row_term - lse) / scale, -inf where no probability is above 0
+        row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+
+    `row_term` is what the logits of a row share: all of its keys have it, and so it is found here.
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    head, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    q_idx = rows + q_shift
+    decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+    row_term = decay_q
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    if WITH_DQ:
+        UNIT: tl.constexpr = 128 // o_ptr.dtype.element_ty.primitive_bitwidth
+        o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+        delta = row_delta(
+            o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
+        )
+    else:
+        delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, (row_term - lse) / (scale * LOG2E))
+    tl.store(row_delta_ptr + padded_offs, -delta)
+
+
+@triton.jit(do_not_specialize=["q_len", "num_heads"])
+def forgetting_pruned_hopper_dq_rows(
+    dq_sums_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    q_len,
+    num_heads,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
+    part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
+    head, block = tile // num_blocks, tile % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * (64 * PART_COLS)
+    dq_tile = load_dq_rows(dq_sums_ptr + first, scale, BLOCK_D, BLOCK_M)
+    store_dq_rows(dq_ptr, b, stride_dqb, h, stride_dqh, dq_tile, block, part, q_len, stride_dqs, HEAD_DIM, BLOCK_M)

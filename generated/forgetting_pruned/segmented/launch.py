@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/launch.py.jinja
+# hash: 0bf922470c8b22ab
+"""The launches of `forgetting_pruned`, with segment ids, for every framework: which kernels run, and with what."""
+
+from collections.abc import Sequence
+
+from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
+from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.launches import (
+    Backend,
+    Tensor,
+    delta_constants,
+    dq_rows_constants,
+    empty_gradients,
+    row_stride,
+    strides,
+    tables_of,
+    tile_constants,
+    tiles_of,
+    unit_strides,
+)
+from ..._runtime.core.options import CallOptions
+from ..._runtime.core.schedules import POSITIONS, least_block
+from .. import segmented as kernels
+
+
+def make_tables(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    padding_id: int,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offset: int,
+    row_offsets: Tensor | None,
+    options: CallOptions,
+    passes: Sequence[str],
+) -> list[Tensor]:
+    """The tables of some passes, one after the other. Of each: ranges."""
+    tiles = tiles_of(backend, "forgetting_pruned", "segmented", q, v, options, q_segment_ids)
+    list_batch, list_heads = q.shape[0], q.shape[1]
+    q_len, kv_len = q.shape[2], k.shape[2]
+    q_offset = row_offset if row_offsets is None else row_offsets
+    # The smallest and the largest of each value that the mask compares, over parts of so many positions.
+    part = least_block(*(tiles[name] for name in passes))
+    q_parts = cdiv(q_len, part)
+    kv_parts = cdiv(kv_len, part)
+    block_extremes: list[Tensor | None] = []
+    block_extremes += [q.new_empty((list_batch, list_heads, q_parts), dtype=backend.INT32) for _ in range(4)]
+    block_extremes += [q.new_empty((list_batch, list_heads, kv_parts), dtype=backend.INT32) for _ in range(4)]
+    shape = (list_batch, list_heads, q_parts)
+    block_extremes += [None if q_positions is None else q.new_empty(shape, dtype=backend.INT32) for _ in range(2)]
+    shape = (list_batch, list_heads, kv_parts)
+    block_extremes += [None if kv_positions is None else q.new_empty(shape, dtype=backend.INT32) for _ in range(2)]
+    parts = POSITIONS // part
+    programs = cdiv(q_parts, parts) + cdiv(kv_parts, parts)
+    backend.launch(
+        kernels.block_ranges.forgetting_pruned_segmented_extremes,
+        (list_batch * list_heads * programs,),
+        (first_key, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_offset, *block_extremes),
+        (*first_key.stride(), *q_segment_ids.stride(), *kv_segment_ids.stride(), first_key.shape[2]),
+        (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(q_positions), row_stride(kv_positions)),
+        (q_len, kv_len, list_heads, padding_id),
+        Q_OFFSET_PER_BATCH=row_offsets is not None,
+        POSITIONS=q_positions is not None,
+        PART=part,
+        PARTS=parts,
+    )
+
+    def make(tile: Tile, by_keys: bool) -> list[Tensor]:
+        num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
+        own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
+        made_by = kernels.block_ranges
+        table_kernel = (
+            made_by.forgetting_pruned_segmented_key_ranges
+            if by_keys
+            else made_by.forgetting_pruned_segmented_query_ranges
+        )
+        ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
+        backend.launch(
+            table_kernel,
+            (list_batch * list_heads * own_blocks,),
+            (*block_extremes, q_offset, ranges),
+            (q_len, kv_len, list_heads),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            POSITIONS=block_extremes[-1] is not None,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            PART=part,
+            CHUNK=min(256, next_power_of_2(max(other_blocks, 32))),
+        )
+        return [ranges]
+
+    return tables_of(tiles, passes, make)
+
+
+def fill_decay(backend: Backend, g: Tensor, decay: Tensor) -> None:
+    """Launch the running sum of the log-decay: `[B, Hq, S]`."""
+    batch, num_heads, _ = decay.shape
+    backend.launch(
+        kernels.decay.forgetting_pruned_decay_cumsum,
+        (batch * num_heads,),
+        (g, decay, *g.stride(), g.shape[1], num_heads),
+        BLOCK=1024,
+    )
+
+
+def forward(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    g: Tensor,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offsets: Tensor | None,
+    padding_id: int,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    batch, num_heads, q_len, head_dim = q.shape
+    kv_len, head_dim_v = k.shape[2], v.shape[3]
+    group_size = num_heads // k.shape[1]
+    tile = tiles_of(backend, "forgetting_pruned", "segmented", q, v, options, q_segment_ids)["fwd"]
+    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
+    decay = q.new_empty((batch, num_heads, g.shape[1]), dtype=backend.FP32)
+    if o.numel() == 0:
+        return o, lse, decay
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v = map(backend.aligned, (q, k, v))
+    (ranges,) = block_tables[:1] or make_tables(
+        backend,
+        q,
+        k,
+        v,
+        first_key,
+        q_segment_ids,
+        kv_segment_ids,
+        padding_id,
+        q_positions,
+        kv_positions,
+        row_offset,
+        row_offsets,
+        options,
+        ("fwd",),
+    )
+    fill_decay(backend, g, decay)
+    programs = cdiv(q_len, tile.block_m) * num_heads * batch
+    arguments = (
+        (q, k, v, first_key, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions, ranges),
+        (q_offset, o, lse),
+        (*unit_strides(q, k, v), *strides(o), *first_key.stride(), *q_segment_ids.stride()),
+        (*kv_segment_ids.stride(), *decay.stride()[:2], row_stride(q_positions), row_stride(kv_positions)),
+        (first_key.shape[2], q_segment_ids.shape[1], kv_segment_ids.shape[1], decay.shape[2]),
+        (row_stride(ranges), ranges.stride(1)),
+        (q_len, kv_len, num_heads, group_size, scale, padding_id),
+    )
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
+    if scales is not None:
+        q_scale, k_scale, v_scale = scales
+        columns = value_columns(backend, v)
+        backend.launch_hopper(
+            kernels.hopper_fwd_fp8.forgetting_pruned_segmented_hopper_fwd_fp8,
+            (min(programs, backend.multiprocessors(q)),),
+            (q, k, columns, q_scale, k_scale, v_scale, first_key, q_segment_ids, kv_segment_ids, decay),
+            (q_positions, kv_positions, ranges, q_offset, o, lse),
+            (*unit_strides(q, k), *strides(o), *first_key.stride(), *q_segment_ids.stride()),
+            (*kv_segment_ids.stride(), *decay.stride()[:2], row_stride(q_positions), row_stride(kv_positions)),
+            (first_key.shape[2], q_segment_ids.shape[1], kv_segment_ids.shape[1], decay.shape[2]),
+            (row_stride(ranges), ranges.stride(1)),
+            (q_len, kv_len, columns.shape[3], num_heads, group_size, scale, padding_id),
+            (batch, backend.work_counter(q)),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    elif tile.family == "hopper":
+        backend.launch_hopper(
+            kernels.hopper_fwd.forgetting_pruned_segmented_hopper_fwd,
+            (min(programs, backend.multiprocessors(q)),),
+            *arguments,
+            (batch, backend.work_counter(q)),
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    else:
+        backend.launch(
+            kernels.portable.forgetting_pruned_segmented_fwd,
+            (programs,),
+            *arguments,
+            RAGGED=kv_len % tile.block_n != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    if backend.ANSWERS_DISORDER and q_positions is not None and kv_positions is not None:
+        backend.launch(
+            kernels.token_order.mark_disorder,
+            (batch,),
+            (q_segment_ids, kv_segment_ids, q_positions, kv_positions, o, lse),
+            (row_stride(q_segment_ids), q_segment_ids.stride(1), row_stride(kv_segment_ids), kv_segment_ids.stride(1)),
+            (row_stride(q_positions), row_stride(kv_positions), *strides(o), q_len, kv_len, num_heads, padding_id),
+            IN_ORDER=True,
+            IN_STEP=True,
+            AS_ROWS=False,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK=1024,
+        )
+    return o, lse, decay
+
+
+def backward(
+    backend: Backend,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    g: Tensor,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    row_offsets: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    decay: Tensor,
+    padding_id: int,
+    row_offset: int,
+    scale: float,
+    options: CallOptions,
+    block_tables: list[Tensor],
+) -> tuple[Tensor, ...]:
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+
+    Behind dq, dk and dv it returns what the gradients of g are made of: dg.
+    """
+    batch, num_heads, q_len, head_dim = q.shape
+    num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group_size = num_heads // num_kv_heads
+    tiles = tiles_of(backend, "forgetting_pruned", "segmented", q, v, options, q_segment_ids)
+    tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
+    delta = lse.new_empty(lse.shape)
+    dq, dk, dv = empty_gradients(backend, q, k, v, options)
+    tables = block_tables[1:] or make_tables(
+        backend,
+        q,
+        k,
+        v,
+        first_key,
+        q_segment_ids,
+        kv_segment_ids,
+        padding_id,
+        q_positions,
+        kv_positions,
+        row_offset,
+        row_offsets,
+        options,
+        ("dkdv",) if fused else ("dkdv", "dq"),
+    )
+    (key_ranges,) = tables[:1]
+    if not fused:
+        (ranges,) = tables[1:]
+    ddecay_rows = q.new_zeros((batch, num_heads, q_len), dtype=backend.FP32)
+    ddecay_cols = q.new_empty((batch, num_heads, kv_len), dtype=backend.FP32)
+    dg = g.new_empty(g.shape)
+    q_offset = row_offset if row_offsets is None else row_offsets
+    q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
+    if dq.numel() > 0 and not fused:
+        backend.launch(
+            kernels.portable.forgetting_pruned_segmented_bwd_dq,
+            (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
+            (o, dlse, q, k, v, do, lse, first_key, q_segment_ids, kv_segment_ids, decay),
+            (q_positions, kv_positions, ranges, q_offset, delta, dq, ddecay_rows),
+            (*unit_strides(q, k, v, do, o), *strides(dq), *first_key.stride(), *q_segment_ids.stride()),
+            (*kv_segment_ids.stride(), *decay.stride()[:2], row_stride(q_positions), row_stride(kv_positions)),
+            (first_key.shape[2], q_segment_ids.shape[1], kv_segment_ids.shape[1], decay.shape[2]),
+            (row_stride(ranges), ranges.stride(1)),
+            (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            HAS_DLSE=dlse is not None,
+            RAGGED=kv_len % tiles["dq"].block_n != 0,
+            **constants,
+            **tile_constants(tiles["dq"], head_dim, head_dim_v),
+        )
+    if tile.family == "hopper":
+        num_blocks = cdiv(q_len, tile.block_m)
+        row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=backend.FP32)
+        row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
+        sums_shape = (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
+        if dq.numel() > 0:
+            backend.launch(
+                kernels.portable.forgetting_pruned_segmented_hopper_delta,
+                (num_blocks * num_heads * batch,),
+                (o, do, lse, dlse, decay, q_offset, delta, row_lse, row_delta),
+                (*unit_strides(o, do), *decay.stride()[:2], decay.shape[2], q_len, num_heads, scale),
+                Q_OFFSET_PER_BATCH=row_offsets is not None,
+                HAS_DLSE=dlse is not None,
+                WITH_DQ=fused,
+                **delta_constants(tile, head_dim_v),
+            )
+        if dk.numel() > 0:
+            is_wide = tile.block_n == WIDE_KEYS
+            backend.launch_hopper(
+                kernels.hopper_bwd.forgetting_pruned_segmented_hopper_bwd_wide
+                if is_wide
+                else kernels.hopper_bwd.forgetting_pruned_segmented_hopper_bwd,
+                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, first_key, q_segment_ids, kv_segment_ids, decay),
+                (q_positions, kv_positions, key_ranges, q_offset, ddecay_rows, dk, dv, ddecay_cols),
+                (*unit_strides(q, k, v, do), *strides(dk, dv), *first_key.stride(), *q_segment_ids.stride()),
+                (*kv_segment_ids.stride(), *decay.stride()[:2], row_stride(q_positions), row_stride(kv_positions)),
+                (first_key.shape[2], q_segment_ids.shape[1], kv_segment_ids.shape[1], decay.shape[2]),
+                (row_stride(key_ranges), key_ranges.stride(1)),
+                (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                (dq_sums, batch, backend.work_counter(q)),
+                WITH_DQ=fused,
+                RAGGED=kv_len % tile.block_n != 0,
+                **constants,
+                **tile_constants(tile, head_dim, head_dim_v),
+            )
+        if fused and dq.numel() > 0:
+            backend.launch(
+                kernels.portable.forgetting_pruned_segmented_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
+                **dq_rows_constants(tile, head_dim),
+            )
+    elif dk.numel() > 0:
+        backend.launch(
+            kernels.portable.forgetting_pruned_segmented_bwd_dkdv,
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
+            (q, k, v, do, lse, delta, first_key, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions),
+            (key_ranges, q_offset, dk, dv, ddecay_cols),
+            (*unit_strides(q, k, v, do), *strides(dk, dv), *first_key.stride(), *q_segment_ids.stride()),
+            (*kv_segment_ids.stride(), *decay.stride()[:2], row_stride(q_positions), row_stride(kv_positions)),
+            (first_key.shape[2], q_segment_ids.shape[1], kv_segment_ids.shape[1], decay.shape[2]),
+            (row_stride(key_ranges), key_ranges.stride(1)),
+            (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            RAGGED=q_len % tile.block_m != 0,
+            **constants,
+            **tile_constants(tile, head_dim, head_dim_v),
+        )
+    if dg.numel() > 0:
+        backend.launch(
+            kernels.decay.forgetting_pruned_decay_grad,
+            (batch * num_heads,),
+            (ddecay_rows, ddecay_cols, q_offset, dg, *dg.stride(), g.shape[1], q_len, kv_len, num_heads),
+            Q_OFFSET_PER_BATCH=row_offsets is not None,
+            BLOCK=1024,
+        )
+    return dq, dk, dv, dg

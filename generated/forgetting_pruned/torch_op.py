@@ -1,0 +1,653 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/torch_op.py.jinja
+# hash: db5cf9f979668ea6
+"""`forgetting_pruned` for PyTorch. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
+arXiv:2504.06949)."""
+
+from torch import Tensor
+
+from .. import forgetting_pruned as dense
+from .._runtime.core.checks import FLOAT_DTYPES, at_least
+from .._runtime.core.configs import PASSES
+from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
+from .._runtime.core.sequences import ByRow, check_alone
+from .._runtime.torch.attention import Kernels
+from .._runtime.torch.backward import Run, give_backward
+from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.fp8 import scaled_run
+from .._runtime.torch.module import AttentionModule
+from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
+from .._runtime.torch.paged_decay import check_decay_caches, check_without_base
+from .._runtime.torch.paged_kernels import PagedKernels, results_of
+from .._runtime.torch.replay import replayed_op
+from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
+from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
+from .._runtime.torch.support import (
+    autocast_inputs,
+    batch_row,
+    call_options,
+    check_inputs,
+    check_tensor,
+    interpreter_dtype,
+    launches_directly,
+    positive_scale,
+    query_offset,
+    result_dtype,
+    runs_reference,
+)
+from . import packed, paged, segmented, torch_reference
+
+NAME = "forgetting_pruned"
+BY_ROW = ByRow(
+    in_order=True,
+    in_step=True,
+    as_rows=False,
+    rule=(
+        "positions that rise by 1 from row to row of a segment and that the query and the key of "
+        "each row share (read by row: the log-decay)"
+    ),
+)
+
+
+DENSE = Kernels(
+    op=NAME,
+    mode="dense",
+    modules=dense,
+    reference=torch_reference.reference,
+    parameters=("q", "k", "v", "first_key", "g", "row_offsets", "row_offset", "scale", "options", "block_tables"),
+    dims={"first_key": ("b", "h", "q_idx"), "g": ("b", "kv_idx", "h")},
+    gradients=("g",),
+)
+PACKED = Kernels(
+    op=NAME,
+    mode="packed",
+    modules=packed,
+    reference=torch_reference.packed_reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "first_key",
+        "g",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "row_offsets",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"first_key": ("h", "q_idx"), "g": ("kv_idx", "h")},
+    gradients=("g",),
+)
+SEGMENTED = Kernels(
+    op=NAME,
+    mode="segmented",
+    modules=segmented,
+    reference=torch_reference.reference,
+    parameters=(
+        "q",
+        "k",
+        "v",
+        "first_key",
+        "q_segment_ids",
+        "kv_segment_ids",
+        "g",
+        "q_positions",
+        "kv_positions",
+        "row_offsets",
+        "padding_id",
+        "row_offset",
+        "scale",
+        "options",
+        "block_tables",
+    ),
+    dims={"first_key": ("b", "h", "q_idx"), "g": ("b", "kv_idx", "h")},
+    gradients=("g",),
+)
+PAGED = PagedKernels(
+    op=NAME,
+    modules=paged,
+    reference=torch_reference.packed_reference,
+    own={"first_key": ("b", "h", "q_idx"), "g": ("b", "kv_idx", "h"), "g_base": ("kv_page", "h")},
+)
+
+
+def _schedule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_key: Tensor | None = None,
+    layout: str = "bhsd",
+    q_offset: int | str | Tensor = 0,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    q_segment_ids: Tensor | None = None,
+    kv_segment_ids: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    padding_id: int = -1,
+    config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
+    deterministic: bool | None = None,
+    backward: bool = True,
+) -> Schedule:
+    """The blocks that calls with these arguments visit, for their `schedule=`: made once, used by every layer.
+
+    The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
+    the backward needs. Without a schedule a call makes its own.
+    """
+    options = call_options(NAME, config, family, deterministic)
+    tables: list[Tensor] = []
+    tokens: Tokens | None = None
+    sequences: tuple[Tensor, ...] = ()
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
+        row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
+        first_key = check_tensor(NAME, "first_key", first_key, (q.shape[1], q.shape[0]), ("int32",), q)
+        q, k, v = autocast_inputs(q, k, v)
+        call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        q, k, v = batch_row(q), batch_row(k), batch_row(v)
+        sequences = (cu_seqlens_q, cu_seqlens_k)
+        if not runs_reference(q):
+            tables = PACKED.tables(
+                q, k, v, first_key, cu_seqlens_q, cu_seqlens_k, row_offset, row_offsets, options, backward=backward
+            )
+    else:
+        check_inputs(NAME, q, k, v, None, layout)
+        q, k, v = autocast_inputs(q, k, v)
+        if layout == "bshd":
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        tokens = check_tokens(
+            NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
+        )
+        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        first_key = check_tensor(
+            NAME, "first_key", first_key, (q.shape[0], q.shape[1], at_least(row_offset + q.shape[2])), ("int32",), q
+        )
+        call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
+        if tokens is not None and not runs_reference(q):
+            q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
+            tables = SEGMENTED.tables(
+                q,
+                k,
+                v,
+                first_key,
+                q_segment_ids,
+                kv_segment_ids,
+                padding_id,
+                q_positions,
+                kv_positions,
+                row_offset,
+                row_offsets,
+                options,
+                backward=backward,
+            )
+        elif not runs_reference(q):
+            tables = DENSE.tables(q, k, v, first_key, row_offset, row_offsets, options, backward=backward)
+    if q.is_meta:
+        return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
+    tiles = DENSE.tiles(q, v, options)
+    if sequences:
+        tiles = PACKED.tiles(q, v, options, sequences[0])
+    elif tokens is not None:
+        tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
+    if runs_reference(q):
+        return Schedule(op=NAME, call=call_key, sequences=sequences, tiles={}, tables=())
+    tile_blocks = {each: (tiles[each].block_m, tiles[each].block_n) for each in (PASSES if backward else PASSES[:1])}
+    return Schedule(op=NAME, call=call_key, sequences=sequences, tiles=tile_blocks, tables=tuple(tables))
+
+
+def _plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None = None,
+    *,
+    layout: str = "bhsd",
+    q_offset: int | str | Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_starts: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
+) -> Schedule:
+    """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
+
+    The arguments are the op's, v where its head_dim is not k's; of q, k and v only shapes, strides, dtype and device
+    matter. Nothing waits for the device.
+    """
+    call = check_caches(
+        NAME,
+        q,
+        k,
+        k if v is None else v,
+        None,
+        layout,
+        q_offset,
+        page_table,
+        page_starts,
+        kv_lengths,
+        cu_seqlens_q,
+        max_seqlen_q,
+        splits,
+        config,
+        family,
+    )
+    return PAGED.plan(call)
+
+
+@scheduled(_schedule, plan=_plan)
+@replayed_op("first_key")
+def forgetting_pruned(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_key: Tensor | None = None,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    q_offset: int | str | Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    q_segment_ids: Tensor | None = None,
+    kv_segment_ids: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+    kv_lengths: Tensor | None = None,
+    padding_id: int = -1,
+    page_table: Tensor | None = None,
+    page_starts: Tensor | None = None,
+    g_base: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    splits: int | str | None = None,
+    q_scale: float | Tensor | None = None,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
+    config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
+    deterministic: bool | None = None,
+    schedule: Schedule | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025, arXiv:2504.06949).
+
+        score = scale * q @ k^T
+        score = score + G[q_idx] - G[kv_idx], G the cumulative sum of g along the sequence
+        keep = q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
+        o = exp(score) @ v / sum(exp(score))
+
+    Args:
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
+        k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
+        v: `[B, Hkv, Skv, Dv]`.
+        first_key: int32 `[b, h, q_idx]`, packed `[h, total_q]`, such as `max(32 * (i2 // 32) - 96, 0)`.
+        g: log-decay `[B, P, Hq]`, packed `[total_k, Hq]`, natural log, any float dtype; P covers all rows and the
+            offset; differentiable.
+        scale: factor of `q @ k^T`, by default `D ** -0.5`.
+        layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
+        return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
+        q_offset: position of the first query row: an int, an integer tensor `[B]`, or `"end"` for `Skv - Sq`. By
+            default 0, on paged caches `"end"`.
+        cu_seqlens_q: integers `[n + 1]`, for a packed call: q is `[total_q, Hq, D]`, k `[total_k, Hkv, D]`, v
+            `[total_k, Hkv, Dv]`, and sequence s, rows `cu_seqlens_q[s]` to `cu_seqlens_q[s + 1]`, is what batch row s
+            is in a dense call. `q_offset` may be an integer tensor `[n]`; o is `[total_q, Hq, Dv]`, lse
+            `[Hq, total_q]`.
+        cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
+        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+            They must be the rows, or positions that rise by 1 from row to row of a segment and that the query and
+            the key of each row share (read by row: the log-decay).
+        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
+        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        padding_id: the segment id of padding, which attends to nothing.
+        page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
+            `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]`, each of any strides but a last one of 1, and
+            row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Hq, Sq, D]`,
+            or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
+            `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
+            Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
+            `k[..., :512]`, one load serves both products.
+        page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
+        g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
+            `paging.append_decay` keeps.
+        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
+        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
+            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
+        v_scale: the same of values.
+        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
+            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
+            calls of few queries without a gradient split keys, too, by themselves where these are many.
+        config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
+            passes are fwd, dkdv and dq, and one that is not named keeps its default.
+            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
+            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
+        family: `"portable"` or `"hopper"`, of which kernels are, on paged caches those of prompts; by default Hopper's
+            where they are the faster ones and `config` names no tile of theirs.
+        deterministic: whether equal inputs must give gradients of equal bits, by default what
+            `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
+            order.
+        schedule: what `forgetting_pruned.schedule(...)` gave for a call like this one; by default each call makes
+            its own.
+
+    Returns:
+        o in the layout and dtype of q, or `(o, lse)`. A row without any key has o = 0, lse = -inf.
+
+    Raises:
+        ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
+        NotImplementedError: a second derivative, or one in forward mode, is wanted.
+
+    Tensors of integers may be of any integer dtype: each call casts those that are not int32. The variant's own tensors
+    of floats may be of any float dtype, and so are their gradients, which are summed in float32. A number may also be a
+    scalar of numpy or a tensor `[]` on the CPU. `torch.func.grad`, `vjp`, `jacrev` and `vmap` work as `backward` does.
+
+    On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
+    """
+    if page_table is not None:
+        check_beside_pages(
+            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+        )
+        return _paged(
+            q,
+            k,
+            v,
+            first_key,
+            g,
+            g_base,
+            scale,
+            layout,
+            return_lse,
+            q_offset,
+            page_table,
+            page_starts,
+            kv_lengths,
+            cu_seqlens_q,
+            max_seqlen_q,
+            splits,
+            config,
+            family,
+            k_scale,
+            v_scale,
+            schedule,
+        )
+    check_without_pages(NAME, page_starts, max_seqlen_q, splits)
+    run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
+    check_without_base(NAME, g_base)
+    return _call(
+        run,
+        q,
+        k,
+        v,
+        first_key,
+        g,
+        scale,
+        layout,
+        return_lse,
+        0 if q_offset is None else q_offset,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        q_segment_ids,
+        kv_segment_ids,
+        q_positions,
+        kv_positions,
+        kv_lengths,
+        padding_id,
+        config,
+        family,
+        deterministic,
+        schedule,
+    )
+
+
+def _call(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor | None,
+    g: Tensor | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    q_segment_ids: Tensor | None,
+    kv_segment_ids: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    kv_lengths: Tensor | None,
+    padding_id: int,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A call without pages, its kernels run by `run`."""
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        return _packed(
+            run,
+            q,
+            k,
+            v,
+            first_key,
+            g,
+            scale,
+            return_lse,
+            q_offset,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            config,
+            family,
+            deterministic,
+            schedule,
+        )
+    check_inputs(NAME, q, k, v, scale, layout)
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = result_dtype(q)
+    if layout == "bshd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    tokens = check_tokens(
+        NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
+    )
+    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    first_key = check_tensor(
+        NAME, "first_key", first_key, (q.shape[0], q.shape[1], at_least(row_offset + q.shape[2])), ("int32",), q
+    )
+    g = check_tensor(
+        NAME, "g", g, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
+    )
+    options = call_options(NAME, config, family, deterministic)
+    block_tables: list[Tensor] = []
+    check_order(NAME, tokens, padding_id, BY_ROW)
+    if schedule is not None:
+        tiles = None
+        # Traced, the operators alone know the chip, and with it the tiles.
+        if launches_directly(q) and not runs_reference(q):
+            tiles = DENSE.tiles(q, v, options)
+            if tokens is not None:
+                tiles = SEGMENTED.tiles(q, v, options, tokens.q_segment_ids)
+        block_tables = schedule_tables(NAME, schedule, call_sizes(q, k, row_offset, row_offsets, tokens), tiles)
+    if runs_reference(q):
+        options = options.plainly()
+    q, scale = positive_scale(q, scale)
+    q, k, v = interpreter_dtype(q, k, v)
+    if tokens is None:
+        o, lse, *_ = run(DENSE.function, q, k, v, first_key, g, row_offsets, row_offset, scale, options, block_tables)
+    else:
+        q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
+        padding_id = int(padding_id)
+        o, lse, *_ = run(
+            SEGMENTED.function,
+            q,
+            k,
+            v,
+            first_key,
+            q_segment_ids,
+            kv_segment_ids,
+            g,
+            q_positions,
+            kv_positions,
+            row_offsets,
+            padding_id,
+            row_offset,
+            scale,
+            options,
+            block_tables,
+        )
+    if runs_reference(q):
+        o, lse = marked(o, lse, tokens, padding_id, BY_ROW)
+    o = o.to(dtype)
+    if layout == "bshd":
+        o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def _packed(
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor | None,
+    g: Tensor | None,
+    scale: float | None,
+    return_lse: bool,
+    q_offset: int | str | Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    deterministic: bool | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The packed call: q, k and v are `[total, H, D]`."""
+    cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
+    row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
+    first_key = check_tensor(NAME, "first_key", first_key, (q.shape[1], q.shape[0]), ("int32",), q)
+    g = check_tensor(NAME, "g", g, (k.shape[0], q.shape[1]), FLOAT_DTYPES, q)
+    options = call_options(NAME, config, family, deterministic)
+    block_tables: list[Tensor] = []
+    q, k, v = autocast_inputs(q, k, v)
+    dtype = result_dtype(q)
+    if schedule is not None:
+        call_key = packed_sizes(q, k, cu_seqlens_q, row_offset, row_offsets)
+        launched = launches_directly(q) and not runs_reference(q)
+        tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
+        block_tables = schedule_tables(NAME, schedule, call_key, tiles)
+        check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
+    # Where there is no key or no query at all, there is nothing for kernels to read.
+    if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
+        options = options.plainly()
+    q, scale = positive_scale(q, scale)
+    q, k, v = interpreter_dtype(q, k, v)
+    o, lse, *_ = run(
+        PACKED.function,
+        q,
+        k,
+        v,
+        first_key,
+        g,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        row_offsets,
+        row_offset,
+        scale,
+        options,
+        block_tables,
+    )
+    o = o.to(dtype)
+    return (o, lse) if return_lse else o
+
+
+def _paged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_key: Tensor | None,
+    g: Tensor | None,
+    g_base: Tensor | None,
+    scale: float | None,
+    layout: str,
+    return_lse: bool,
+    q_offset: int | str | Tensor | None,
+    page_table: Tensor,
+    page_starts: Tensor | None,
+    kv_lengths: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int | None,
+    splits: int | str | None,
+    config: dict[str, dict[str, int]] | None,
+    family: str | None,
+    k_scale: float | Tensor | None,
+    v_scale: float | Tensor | None,
+    schedule: Schedule | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    call = check_caches(
+        NAME,
+        q,
+        k,
+        v,
+        scale,
+        layout,
+        q_offset,
+        page_table,
+        page_starts,
+        kv_lengths,
+        cu_seqlens_q,
+        max_seqlen_q,
+        splits,
+        config,
+        family,
+    )
+    call = with_scales(NAME, call, k_scale, v_scale)
+    first_key = own_tensor(
+        NAME,
+        call,
+        "first_key",
+        first_key,
+        (
+            "b",
+            "h",
+            "q_idx",
+        ),
+        ("int32",),
+    )
+    check_decay_caches(NAME, call, g, g_base)
+
+    o, lse = PAGED.forward(call, schedule, first_key, g, g_base)
+    return results_of(o, lse, q.dtype, swaps=layout == "bshd" and cu_seqlens_q is None, return_lse=return_lse)
+
+
+class ForgettingPruned(AttentionModule):
+    """forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025, arXiv:2504.06949).
+
+    Calls the op `forgetting_pruned`: q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, first_key
+    `[b, h, q_idx]`, g `[B, P, Hq]` to o `[B, Hq, Sq, Dv]`.
+    """
+
+    op = staticmethod(forgetting_pruned)
+    entry = (("mask", "causal and kv_idx >= first_key[b, h, q_idx]"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+give_backward(forgetting_pruned, _call)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
+# variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
+#     q_idx], dtype: int32}}, decay: true}
+# template: host/torch_reference.py.jinja
+# hash: 9a40f276bc1f1881
+"""`forgetting_pruned` as plain mathematics.
+
+What the kernels are tested against, and what the op computes on the CPU.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .._runtime.torch.sequences import packed_sequences
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_key: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    q_offset: int | str | Tensor = 0,
+    q_segment_ids: Tensor | None = None,
+    kv_segment_ids: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+    padding_id: int = -1,
+    first_batch: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The op of the same name, differentiable by autograd, with the whole score matrix in memory.
+
+    Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q. `first_batch` is
+    the number of the first batch row.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    g = g.to(dtype)
+    if layout == "bshd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    group_size = q.shape[1] // k.shape[1]
+    scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    row_offset = k.shape[2] - q.shape[2] if isinstance(q_offset, str) else q_offset
+    row_offset = row_offset.view(-1, 1, 1, 1) if isinstance(row_offset, Tensor) else row_offset
+    q_row = torch.arange(q.shape[2], device=q.device)[:, None] + row_offset
+    q_idx = q_row if q_positions is None else q_positions[:, None, :, None].long()
+    kv_row = torch.arange(k.shape[2], device=q.device)
+    kv_positions = q_positions if kv_positions is None else kv_positions
+    kv_idx = kv_row if kv_positions is None else kv_positions[:, None, None, :].long()
+    h = torch.arange(q.shape[1], device=q.device).view(-1, 1, 1)
+    b = first_batch + torch.arange(q.shape[0], device=q.device).view(-1, 1, 1, 1)
+
+    # Autocast would round the products that the kernels keep in float32.
+    with torch.autocast(q.device.type, enabled=False):
+        keys = k.to(dtype).repeat_interleave(group_size, 1)
+        values = v.to(dtype).repeat_interleave(group_size, 1)
+        score = torch.einsum("bhqd,bhkd->bhqk", q.to(dtype), keys) * scale
+        total = g.cumsum(1)
+        last = g.shape[1] - 1
+        batch = b.clamp(0, g.shape[0] - 1)
+        score = score + (total[batch, q_row.clamp(0, last), h] - total[batch, kv_row, h])
+        keep = (q_idx >= kv_idx) & (
+            kv_idx >= first_key[b.clamp(0, first_key.shape[0] - 1), h, q_row.clamp(0, first_key.shape[2] - 1)]
+        )
+        score = torch.where(keep, score, float("-inf"))
+        if q_segment_ids is not None:
+            q_ids = q_segment_ids[:, None, :, None]
+            kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
+            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        keyless = (score == float("-inf")).all(-1)
+        lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
+        lse = torch.where(keyless, float("-inf"), lse)
+        # Its lse is -inf, and its probabilities are 0, not NaN.
+        finite = torch.where(keyless, 0.0, lse)
+        o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
+    if layout == "bshd":
+        o = o.transpose(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def packed_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_key: Tensor,
+    g: Tensor,
+    scale: float | None = None,
+    return_lse: bool = False,
+    q_offset: int | str | Tensor = 0,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The packed call: `reference` of each sequence alone. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    g = g.to(dtype)
+    o_parts = [q.new_empty((0, q.shape[1], v.shape[2]))]
+    lse_parts = [q.new_empty((q.shape[1], 0), dtype=torch.promote_types(q.dtype, torch.float32))]
+    for sequence in packed_sequences(cu_seqlens_q, cu_seqlens_k, q_offset):
+        o, lse = reference(
+            q[None, sequence.q_rows],
+            k[None, sequence.kv_rows],
+            v[None, sequence.kv_rows],
+            first_key=sequence.own(first_key, "b", "h", "q_idx"),
+            g=sequence.own(g, "b", "kv_idx", "h"),
+            scale=scale,
+            layout="bshd",
+            return_lse=True,
+            q_offset=sequence.q_offset,
+            first_batch=sequence.number,
+        )
+        o_parts.append(o[0])
+        lse_parts.append(lse[0])
+    o, lse = torch.cat(o_parts), torch.cat(lse_parts, 1)
+    return (o, lse) if return_lse else o
