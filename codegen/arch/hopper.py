@@ -37,7 +37,6 @@ class HopperFamily:
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
         forward_tiles: tiles of the forward: 64 rows for each of two warpgroups, and as many keys and pipeline stages as
             fit shared memory.
-        fp8_forward_tiles: the same of float8_e4m3fn.
         long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
             attends to one key range that starts at key 0. Three warpgroups hide each other's exponentials, but more of
             their tiles are cut by the mask, and no registers are left for a score expression.
@@ -60,7 +59,6 @@ class HopperFamily:
     arch: str = ARCH
     launch_warps: int = 4
     forward_tiles: Mapping[int, TileConfig]
-    fp8_forward_tiles: Mapping[int, TileConfig]
     long_forward_tile: TileConfig
     long_forward_from: int
     long_forward_from_if_alike: int
@@ -90,7 +88,6 @@ class HopperFamily:
 
 FAMILY = HopperFamily(
     forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
-    fp8_forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 128, 8, 2)},
     long_forward_tile=_tile(192, 128, 12, 2),
     long_forward_from=8192,
     long_forward_from_if_alike=2048,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 0db1737dd06e38d7
+# hash: 9afaaf3ef823013a
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -37,11 +37,6 @@ HOPPER_FAMILY = HopperFamily(
         64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),
         128: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
         256: HopperTile(block_m=128, block_n=64, num_warps=8, num_stages=2),
-    },
-    fp8_forward_tiles={
-        64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),
-        128: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
-        256: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
     },
     long_forward_tile=HopperTile(block_m=192, block_n=128, num_warps=12, num_stages=2),
     long_forward_from=8192,

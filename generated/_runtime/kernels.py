@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: d39fe63111ccfe60
+# hash: 71de3241f39486b9
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -362,7 +362,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "b7f8182119baa2dd",
+            "fwd": "dae3a31f719a058a",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -396,7 +396,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "dbc0999059d5ea74",
+            "fwd": "a179a1567dadea71",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -459,7 +459,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "b2d914ce33ca0ad8",
+            "fwd": "8c2505faace45526",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -493,7 +493,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "78090515f87ba201",
+            "fwd": "c65c63b42e3f2055",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -527,7 +527,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "c350fc6a577f1e31",
+            "fwd": "387119c8388ff21b",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -561,7 +561,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "0f477f9a30595916",
+            "fwd": "17e7a73916ff381a",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -595,7 +595,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "137030e14fda3901",
+            "fwd": "02860977013b20ea",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -629,7 +629,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "234c9050a6f975d8",
+            "fwd": "4e09087ef9fdab76",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -663,7 +663,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "d13a5e48d2f65fab",
+            "fwd": "f8413b17b1f7329b",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -697,7 +697,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "d79e76d2e39ed899",
+            "fwd": "630e47858f8968be",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -731,7 +731,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "43e5526594a61a85",
+            "fwd": "df23c56128585beb",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -765,7 +765,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "b23ce8bc02eccdf9",
+            "fwd": "8de6a60e40fbf8f4",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -799,7 +799,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "a151e0675cf64be8",
+            "fwd": "b2ef3bffb576c3e6",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -833,7 +833,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "cdc0b00cc42427b1",
+            "fwd": "fca4a4bc66463e88",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -867,7 +867,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "142348c26d466733",
+            "fwd": "42c00fb4842283ba",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -901,7 +901,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "0ced1fe46e267c00",
+            "fwd": "4936bd91c63b7642",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -935,7 +935,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "4f09d0be42dcc49b",
+            "fwd": "3cecbfa861214310",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -969,7 +969,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "a7961a355e888e28",
+            "fwd": "532105c42c1f17ad",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1003,7 +1003,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "27c04aaf76fc177c",
+            "fwd": "5a651e65686d6a1f",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1037,7 +1037,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "ff3c223ae3f41a02",
+            "fwd": "3015e3fc8ea586b7",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1071,7 +1071,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "b3a35101a0aa117c",
+            "fwd": "09fdc743451c1e19",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1105,7 +1105,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "38a7efad1836c967",
+            "fwd": "042f76b1a48df007",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

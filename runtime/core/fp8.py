@@ -15,6 +15,13 @@ FP8 = "float8_e4m3fn"
 UNIT = 16
 """Columns of values of a sequence begin at a multiple of so many, as in `device/gl_fp8.py`."""
 
+_TILES = {
+    64: HopperTile(128, 128, 8, 3),
+    128: HopperTile(128, 128, 8, 2),
+    256: HopperTile(128, 128, 8, 2),
+}
+"""Tiles by the columns of the wider tile of a call, that of q and k or that of v."""
+
 _BLOCK_N = 128
 
 
@@ -51,7 +58,7 @@ def fp8_tile(op: str, arch: str, head_dims: tuple[int, int], options: CallOption
         fail(op, "family", f"None or 'hopper' where q, k and v are {FP8}", repr(PORTABLE))
     own = options.tile("fwd")
     if own is None:
-        return HOPPER_FAMILY.fp8_forward_tiles[max(map(tile_columns, head_dims))]
+        return _TILES[max(map(tile_columns, head_dims))]
     if (own.block_m, own.num_warps) != (128, 8):
         wanted = f"block_m 128 and num_warps 8 where q, k and v are {FP8}"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")

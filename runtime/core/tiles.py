@@ -98,7 +98,6 @@ class HopperFamily:
     launch_warps: int
     least_head_dim: Mapping[int, int]
     forward_tiles: Mapping[int, HopperTile]
-    fp8_forward_tiles: Mapping[int, HopperTile]
     long_forward_tile: HopperTile
     long_forward_from: int
     long_forward_from_if_alike: int
