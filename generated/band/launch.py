@@ -3,13 +3,13 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 0c3321bfcdc83208
+# hash: f96b2a473b01d96c
 """The launches of `band`, for every framework: which kernels run, and with what."""
 
 from .. import band as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
-from .._runtime.core.fp8 import value_columns
+from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -42,7 +42,7 @@ def forward(
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band", "dense", q, v, options)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

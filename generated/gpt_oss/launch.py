@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 1b2011d71c805819
+# hash: 71476f836acaa23f
 """The launches of `gpt_oss`, for every framework: which kernels run, and with what."""
 
 from .. import gpt_oss as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
-from .._runtime.core.fp8 import value_columns
+from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -40,7 +40,7 @@ def forward(
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "gpt_oss", "dense", q, v, options)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

@@ -3,13 +3,13 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 49e09ba4f5f1e5b8
+# hash: e2ae110d9207ce9b
 """The launches of `streaming_llm`, for every framework: which kernels run, and with what."""
 
 from .. import streaming_llm as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
-from .._runtime.core.fp8 import value_columns
+from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -42,7 +42,7 @@ def forward(
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "streaming_llm", "dense", q, v, options)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

@@ -65,6 +65,11 @@ def fp8_tile(op: str, arch: str, head_dims: tuple[int, int], options: CallOption
     return HopperTile(*own)
 
 
+def output_dtype(backend: Any, scales: Any) -> Any:
+    """The dtype of o where it is not that of q: bfloat16 in a call with scales."""
+    return None if scales is None else backend.BF16
+
+
 def value_columns(backend: Any, v: Any, cu_seqlens: Any = None) -> Any:
     """Values `[B, Hkv, Skv, Dv]` as Hopper's kernels of float8_e4m3fn read them: `[B, Hkv, Dv, columns]`.
 

@@ -23,7 +23,6 @@ class Backend(Protocol):
 
     FP32: Any
     INT32: Any
-    BF16: Any
     ANSWERS_DISORDER: bool
     """True if the forward launches the kernel that answers positions in no order with NaN."""
 

@@ -3,14 +3,14 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 4862aa7755d25f0a
+# hash: ff043a07825b7af1
 """The launches of `band`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
-from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -69,7 +69,7 @@ def forward(
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

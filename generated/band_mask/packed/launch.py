@@ -4,14 +4,14 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 9bb303e84e429d93
+# hash: 27714848f6b01d60
 """The launches of `band_mask`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
-from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -71,7 +71,7 @@ def forward(
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band_mask", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

@@ -4,14 +4,14 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 246cf1c11b73be30
+# hash: 45927a02204e83eb
 """The launches of `band_mask`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
-from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -127,7 +127,7 @@ def forward(
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "band_mask", "segmented", q, v, options, q_segment_ids)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

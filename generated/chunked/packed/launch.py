@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 9faf64b5331f2056
+# hash: 209e0f970fd100a3
 """The launches of `chunked`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
-from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -87,7 +87,7 @@ def forward(
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "chunked", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse

@@ -3,14 +3,14 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 782c0374095b7d11
+# hash: df9ebe2e982d96ef
 """The launches of `relative_bias`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS
-from ..._runtime.core.fp8 import value_columns
+from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -67,7 +67,7 @@ def forward(
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "relative_bias", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, None if scales is None else backend.BF16)
+    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
