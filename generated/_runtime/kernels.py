@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 7cfe7b6569797e7f
+# hash: 77f7bbde28e8f182
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -362,7 +362,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "7c5ee123a96b4722",
+            "fwd": "1795f5170e6b85cf",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -396,7 +396,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "1100e783494b7b8b",
+            "fwd": "f0b5feed6fffee44",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -459,7 +459,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "c4f0baf5b0cd6a06",
+            "fwd": "c4cd7c39041167e2",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -493,7 +493,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "5281da0f9a350d40",
+            "fwd": "1eecea21deb2a8b9",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -527,7 +527,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "f25dddca8a02eea7",
+            "fwd": "bbbeaa1bc9d927e5",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -561,7 +561,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "43a61e03a6e140be",
+            "fwd": "71e1b0b365e24595",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -595,7 +595,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "aca5026a0299d9b5",
+            "fwd": "d5f46ba518325bb3",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -629,7 +629,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "4e20a664cd6f89ae",
+            "fwd": "a36c5901f5260bc8",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -663,7 +663,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "8c47fd5573e8d844",
+            "fwd": "1cc16a069a039f55",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -697,7 +697,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "911005485a83c728",
+            "fwd": "fe167ff95825ddc8",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -731,7 +731,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "5e37fca0f0ac4cde",
+            "fwd": "5a06d5ed05508edd",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -765,7 +765,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
-            "fwd": "da8de3c3bc3e545b",
+            "fwd": "884eae9abcce1bbb",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -799,7 +799,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "89a84c67a838b0b7",
+            "fwd": "415760a0ef07153c",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -833,7 +833,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "8fefc2a4475ab781",
+            "fwd": "17c9156982466281",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -867,7 +867,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "145a34ddda5dfbba",
+            "fwd": "4119af6894783c1e",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -901,7 +901,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "31063608e37cfdce",
+            "fwd": "d9734046925dbe6c",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -935,7 +935,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "38080132097b169d",
+            "fwd": "a5e5c35212652144",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -969,7 +969,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "e142787185fafcdf",
+            "fwd": "2b970d2b29f63928",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1003,7 +1003,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "b39d0a7ea78958ce",
+            "fwd": "2267d40985bfae7a",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1037,7 +1037,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "795090eaa577f5bd",
+            "fwd": "f09531f2cd46c105",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1071,7 +1071,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "43c75d67cad63ed6",
+            "fwd": "62672047751e7499",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1105,7 +1105,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "2e27559df07de222",
+            "fwd": "6dc95eb3f1da1dd0",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },
