@@ -107,6 +107,7 @@ def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock:
         "parallel": lambda: _parallel(options, results, keep, clock),
         "jax": lambda: run_jax(options, results, keep, clock),
         "pruning": lambda: _printed("pruning"),
+        "fp8": lambda: _printed("fp8"),
         "schedules": lambda: _printed("schedules"),
         "host": lambda: _host(results, keep),
         "memory": lambda: _printed("memory"),

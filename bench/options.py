@@ -12,7 +12,7 @@ from bench.record import OURS, TITLES
 SPEED = ("front", "core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
 
-SUITES = (*SPEED, "packed", "decode", "models", "parallel", "jax", "pruning", "schedules", "host", "memory")
+SUITES = (*SPEED, "packed", "decode", "models", "parallel", "jax", "pruning", "fp8", "schedules", "host", "memory")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
 PARALLEL_PARTS = ("links", "exact", "ours", "peers", "jax")
 """Parts of the suite `parallel`, those of `bench.cases.parallel`."""
