@@ -11,7 +11,7 @@ from torch import Tensor
 
 from codegen.analysis.call_modes import Mode, packed_dims
 from codegen.ir.expr import TensorSpec
-from codegen.lint.jobs import Job
+from codegen.lint.jobs import FP8, Job
 from codegen.spec.model import Pass, Variant
 
 BATCH, HEADS, KV_HEADS, LENGTH = 2, 4, 2, 500
@@ -27,17 +27,20 @@ def run_call(variant: Variant, job: Job, package: str) -> None:
     Passes that `job` names run with its configs, the others with the chip's defaults.
     """
     dtype = getattr(torch, job.dtype)
-    packed = job.mode is Mode.PACKED
+    packed, scaled = job.mode is Mode.PACKED, job.dtype == FP8
     length = LENGTH if job.length is None else job.length + LENGTH
     q, k, v = (
         torch.zeros(
             (BATCH * length, heads, job.head_dim) if packed else (BATCH, heads, length, job.head_dim),
             dtype=dtype,
-            requires_grad=True,
+            requires_grad=not scaled,
         )
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
     own = _own_arguments(variant, job.mode, length)
+    if scaled:
+        own = {name: x.detach() if isinstance(x, Tensor) else x for name, x in own.items()}
+        own |= dict.fromkeys(("q_scale", "k_scale", "v_scale"), 1.0)
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
     config = {p.value: asdict(tile) for p, tile in job.configs} if job.length is None else {}
     o, lse = op(

@@ -22,6 +22,9 @@ from codegen.util.cover import cover
 HALF_DTYPE = "bfloat16"
 """Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""
 
+FP8 = "float8_e4m3fn"
+"""What the forwards of Hopper's family take besides: `codegen.plan.hopper_fp8`."""
+
 FAST_VARIANT = "causal"
 """The variant that `--fast` looks at with every config; in a spec without it, the first."""
 
@@ -192,7 +195,7 @@ def _hopper_calls(
     ]
     if long := hopper_long_forward_tile(planned, head_dim):
         tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
-    return [
+    found = [
         Job(
             variant=variant.name,
             mode=mode,
@@ -206,6 +209,8 @@ def _hopper_calls(
         for each, tile, length in tiles
         if each in passes
     ]
+    forward = found[0] if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None else None
+    return found if forward is None else [*found, replace(forward, dtype=FP8)]
 
 
 def _calls(
