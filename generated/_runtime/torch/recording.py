@@ -70,6 +70,11 @@ def _is_swapped(x: Tensor, of: Tensor) -> bool | None:
 class Recording(TorchDispatchMode):
     """Notes what a call does."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep Dynamo out PyTorch would import it when a mode is first used, for two seconds; it traces none."""
+        return False
+
     def __init__(self, given: Sequence[Tensor], pointers: Sequence[int]) -> None:
         super().__init__()
         self._is_whole = True
