@@ -68,7 +68,7 @@ class ForwardPlan:
     @property
     def packed_weights(self) -> str:
         """The variable of the weights that the loop carries, several in a word."""
-        return "p_words" if self.fp8 else "p_pairs"
+        return "p_pairs"
 
     # -- the blocks of keys that a block of rows visits
 

@@ -65,6 +65,10 @@ class Fp8ForwardPlan(ForwardPlan):
     def fp8(self) -> bool:
         return True
 
+    @property
+    def packed_weights(self) -> str:
+        return "p_words"
+
     @cached_property
     def _reads(self) -> frozenset[str]:
         return super()._reads | {"b"}
@@ -76,10 +80,10 @@ class Fp8ForwardPlan(ForwardPlan):
     @property
     def imports(self) -> dict[str, list[str]]:
         packed = self.kernel.packed
-        replaced = {*_OWN, "pack_pairs", "unpack_pairs", *(["describe_packed_rows"] if packed else [])}
+        replaced = {*_OWN, "pack_pairs", "unpack_pairs"}
         found = {module: [n for n in names if n not in replaced] for module, names in super().imports.items()}
         own = [*_OWN, "pack_words", "unpack_words"]
-        own += ["SequenceColumns", "UNIT", "describe_packed_columns", "describe_packed_rows"] if packed else []
+        own += ["SequenceColumns", "UNIT", "describe_packed_columns"] if packed else []
         own += [] if packed else ["HeadColumns", "describe_columns"]
         found["gl_fp8"] = sorted_names(own)
         return {module: found[module] for module in sorted(found)}

@@ -18,10 +18,10 @@ LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
 # The virtual tensor of `describe_packed_rows`: its number of rows; its number of steps along each axis that moves them;
-# and a stride, in elements of 16 bits, of which MOST_ROWS steps are 2**64 bytes.
+# and a stride, in bits, of which MOST_ROWS steps are 2**64 bytes.
 MOST_ROWS = gl.constexpr(2**30)
 MOST_COUNT = gl.constexpr(0x7FFF0000)
-WRAP_STRIDE = gl.constexpr(2**33)
+WRAP_BITS = gl.constexpr(2**37)
 
 
 @triton.constexpr_function
@@ -122,6 +122,7 @@ def describe_packed_rows(
     # The stride of heads counts units of 16 bytes.
     unit = gl.cast(128 // DTYPE.primitive_bitwidth, gl.int64)
     row_stride = gl.cast(stride_s, gl.int64)
+    WRAP_STRIDE: gl.constexpr = WRAP_BITS // DTYPE.primitive_bitwidth
     return tma.make_tensor_descriptor(
         ptr,
         [MOST_COUNT, MOST_COUNT, heads, MOST_ROWS, COLS],

@@ -18,9 +18,8 @@ from .gl import MOST_COUNT, MOST_ROWS
 from .gl_forward import ROWS, change_turns
 from .gl_versions import aggregate
 
-# The virtual tensors of packed calls, as in `gl`, of elements of 8 bits. A stride of which MOST_ROWS steps are 2**64
-# bytes; and one of which MOST_WRAPS steps are, so many that the strides of columns are below 2**40.
-WRAP_STRIDE = gl.constexpr(2**34)
+# The virtual tensor of `describe_packed_columns`, as `gl` has one of rows. A stride, in elements of 8 bits, of which
+# MOST_WRAPS steps are 2**64 bytes: so many that the strides of columns are below 2**40.
 MOST_WRAPS = gl.constexpr(2**26)
 COLUMN_WRAP_STRIDE = gl.constexpr(2**38)
 
@@ -106,24 +105,6 @@ def describe_columns(ptr, batch, heads, length, HEAD_DIM: gl.constexpr, BLOCK_D:
         [batch, heads, HEAD_DIM, length],
         [row * HEAD_DIM * heads, row * HEAD_DIM, row, 1],
         [1, 1, BLOCK_D, COLS],
-        LAYOUT,
-    )
-
-
-@gluon.jit
-def describe_packed_rows(
-    ptr, heads, stride_h, stride_s, COLS: gl.constexpr, ROWS_: gl.constexpr, BLOCK_COLS: gl.constexpr
-):
-    """As `gl.describe_packed_rows`, of elements of 8 bits."""
-    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 1, ROWS_, BLOCK_COLS], ptr.dtype.element_ty)
-    # The stride of heads counts units of 16 bytes.
-    unit = gl.cast(16, gl.int64)
-    row_stride = gl.cast(stride_s, gl.int64)
-    return tma.make_tensor_descriptor(
-        ptr,
-        [MOST_COUNT, MOST_COUNT, heads, MOST_ROWS, COLS],
-        [WRAP_STRIDE - row_stride, row_stride, stride_h * unit, row_stride, 1],
-        [1, 1, 1, ROWS_, BLOCK_COLS],
         LAYOUT,
     )
 

@@ -13,9 +13,6 @@ from .tiles import PORTABLE, HopperTile
 
 FP8 = "float8_e4m3fn"
 
-UNIT = 16
-"""Columns of values of a sequence begin at a multiple of so many, as in `device/gl_fp8.py`."""
-
 _TILES = {
     64: HopperTile(128, 128, 8, 3),
     128: HopperTile(128, 128, 8, 2),
@@ -76,11 +73,13 @@ def value_columns(backend: Any, v: Any, cu_seqlens: Any = None) -> Any:
 
     `cu_seqlens`: of packed sequences, which are one batch row. Each has whole units of columns.
     """
+    from ..device.gl_fp8 import UNIT
     from ..device.value_columns import value_columns as kernel
 
     batch, num_heads, kv_len, head_dim = v.shape
     num_seqs = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    count = (-(-kv_len // UNIT) if cu_seqlens is None else kv_len // UNIT + num_seqs) * UNIT
+    unit = UNIT.value
+    count = (-(-kv_len // unit) if cu_seqlens is None else kv_len // unit + num_seqs) * unit
     columns = v.new_empty((batch, num_heads, head_dim, count))
     backend.launch(
         kernel,

@@ -4,8 +4,7 @@
 import triton
 import triton.language as tl
 
-# Columns of a sequence begin at a multiple of so many, as `gl_fp8.UNIT`.
-UNIT = tl.constexpr(16)
+from .gl_fp8 import UNIT
 
 
 @triton.jit(do_not_specialize=["kv_len", "v_columns", "num_seqs"])

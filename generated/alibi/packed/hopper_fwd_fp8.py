@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 8b681a02d45dd4b0
+# hash: 83016fa33a2cb9fb
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -41,7 +41,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, SequenceRows, at_columns, columns_before, make_ring, make_work_ring
+from ..._runtime.device.gl import (
+    LN2,
+    SequenceRows,
+    at_columns,
+    columns_before,
+    describe_packed_rows,
+    make_ring,
+    make_work_ring,
+)
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -59,7 +67,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

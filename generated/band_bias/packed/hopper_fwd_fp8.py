@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 30a7b0dc133ba0ed
+# hash: fb28ce1526b27c4f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_bias`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -43,7 +43,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, SequenceRows, at_columns, columns_before, make_ring, make_work_ring
+from ..._runtime.device.gl import (
+    LN2,
+    SequenceRows,
+    at_columns,
+    columns_before,
+    describe_packed_rows,
+    make_ring,
+    make_work_ring,
+)
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -61,7 +69,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 4c1bb93e9ebd65b7
+# hash: 56f966063d36cf0e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -45,7 +45,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, LOG2E, SequenceRows, make_ring, make_work_ring
+from ..._runtime.device.gl import LN2, LOG2E, SequenceRows, describe_packed_rows, make_ring, make_work_ring
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -63,7 +63,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

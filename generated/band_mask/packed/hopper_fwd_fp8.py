@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: b3d776d4b31918ed
+# hash: d17090f22708d4aa
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_mask`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -42,7 +42,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, LOG2E, SequenceRows, at_columns, columns_before, make_ring, make_work_ring
+from ..._runtime.device.gl import (
+    LN2,
+    LOG2E,
+    SequenceRows,
+    at_columns,
+    columns_before,
+    describe_packed_rows,
+    make_ring,
+    make_work_ring,
+)
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -60,7 +69,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

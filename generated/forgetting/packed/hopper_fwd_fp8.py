@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: e79cb0e307dd2431
+# hash: e9d1a53235396463
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -40,7 +40,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, SequenceRows, at_columns, columns_before, make_ring, make_work_ring
+from ..._runtime.device.gl import (
+    LN2,
+    SequenceRows,
+    at_columns,
+    columns_before,
+    describe_packed_rows,
+    make_ring,
+    make_work_ring,
+)
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -58,7 +66,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

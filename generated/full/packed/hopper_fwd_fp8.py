@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 671e78a537a5cc91
+# hash: ba0447f36376ddc5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -38,7 +38,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, LOG2E, SequenceRows, make_ring, make_work_ring
+from ..._runtime.device.gl import LN2, LOG2E, SequenceRows, describe_packed_rows, make_ring, make_work_ring
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -56,7 +56,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: 1ac370a6a5e2d2f8
+# hash: 87690cfa29d636b2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `prefix_lm`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -39,7 +39,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, LOG2E, SequenceRows, at_columns, columns_before, make_ring, make_work_ring
+from ..._runtime.device.gl import (
+    LN2,
+    LOG2E,
+    SequenceRows,
+    at_columns,
+    columns_before,
+    describe_packed_rows,
+    make_ring,
+    make_work_ring,
+)
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -57,7 +66,6 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
-    describe_packed_rows,
     pack_words,
     product_layout,
     raise_maximum,

@@ -217,8 +217,8 @@ MUTATIONS = {
         call="one",
     ),
     "an address that does not wrap around": Mutation(
-        old="WRAP_STRIDE = gl.constexpr(2**33)",
-        new="WRAP_STRIDE = gl.constexpr(2**32)",
+        old="WRAP_BITS = gl.constexpr(2**37)",
+        new="WRAP_BITS = gl.constexpr(2**36)",
         error=EmulationError,
         message="TMA copies byte",
         call="one",
