@@ -1,4 +1,4 @@
-"""Adaptive pruning (arXiv:2504.06949) of JAX arrays: as `runtime/torch/pruning.py` derives it, in float32.
+"""The first keys of pruned calls of JAX, as `core/pruning.py` derives them, in float32.
 
 What float32 rounds is a part of the bound: of the running sum, and of its exponentials', `SUM_ERROR` of the largest.
 """
@@ -11,15 +11,10 @@ import jax.numpy as jnp
 
 from ..core.checks import FLOAT_DTYPES, at_least, check_prune
 from ..core.options import checked_options
+from ..core.pruning import GROUP, PRODUCT_ERROR
 from .call import Arguments
 from .sequences import SequenceArguments
 from .support import check_tensor
-
-GROUP = 128
-"""Rows that share their first key, and what the first key is a multiple of: tiles of keys then need no mask there."""
-
-PRODUCT_ERROR = 2.0**-7
-"""The rounding of a sum of products, relative to the product of both norms, and more."""
 
 SUM_ERROR = 2.0**-13
 """The rounding of sums of up to 2**19 numbers, in two steps, relative to the largest sum, and more."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from generated._runtime.torch.pruning import GROUP, first_keys
+from generated._runtime.core.pruning import GROUP
+from generated._runtime.torch.pruning import first_keys
 from tests.support.cases import DTYPES, FRAMEWORKS, Shape, draw, evaluate, tiles
 from tests.support.judge import check_results
 from tests.support.packings import Packing, draw_packed
