@@ -129,10 +129,12 @@ class Routes:
 
     Attributes:
         send: rows of this rank for each rank, counted from its first. receive: rows of the sequence from each rank.
+        any_sends: some rank sends something to another.
     """
 
     send: tuple[Array, ...]
     receive: tuple[Array, ...]
+    any_sends: bool
 
 
 def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
@@ -142,7 +144,7 @@ def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
     needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
     send = tuple(places[rows[owners[rows] == rank]] - rank * layout.local for rows in needed)
     receive = tuple(needed[rank][owners[needed[rank]] == other] for other in range(layout.ranks))
-    return Routes(send, receive)
+    return Routes(send, receive, any(bool((owners[keys] != each).any()) for each, keys in enumerate(needed)))
 
 
 def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
@@ -150,7 +152,7 @@ def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
     found = _rows(needs.runs[rank])
     if layout.cu_seqlens is None:
         return found
-    return np.intersect1d(found, _rows(key_rows(layout, rank).runs), assume_unique=True)
+    return np.intersect1d(found, key_rows(layout, rank).rows, assume_unique=True)
 
 
 def _rows(runs: Sequence[Chunk]) -> Array:
@@ -189,7 +191,11 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
     """The tables of one rank, whose calls have the keys of its documents, or all."""
     found, local = routes(layout, needs, rank), layout.local
     others = [other for other in range(layout.ranks) if other != rank]
-    rows = np.arange(layout.seq) if layout.cu_seqlens is None else _rows(key_rows(layout, rank).runs)
+    if layout.cu_seqlens is None:
+        rows, most = np.arange(layout.seq), layout.seq
+    else:
+        of_ranks = [key_rows(layout, each) for each in range(layout.ranks)]
+        rows, most = of_ranks[rank].rows, max(each.count for each in of_ranks)
     send = tuple(found.send[other] for other in others)
     received = np.concatenate([np.zeros(0, np.int64), *(found.receive[other] for other in others)])
     source, place = np.full(layout.seq, NONE), np.zeros(layout.seq, np.int64)
@@ -200,18 +206,15 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
     at_key = np.full(layout.seq, -1)
     at_key[rows] = np.arange(len(rows))
     shared = np.unique(np.concatenate([np.zeros(0, np.int64), *send]))
-    needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
     return KeyTables(
-        most=layout.seq
-        if layout.cu_seqlens is None
-        else max(key_rows(layout, each).count for each in range(layout.ranks)),
+        most=most,
         send=send,
         receive=tuple(at_key[found.receive[other]] for other in others),
         pieces=_pieces(source[rows], place[rows]),
         shared=shared,
         shared_keys=at_key[layout.order[rank * local : (rank + 1) * local][shared]],
         parts=tuple(np.searchsorted(shared, sent) for sent in send),
-        sends=any(bool((owners[keys] != each).any()) for each, keys in enumerate(needed)),
+        sends=found.any_sends,
     )
 
 

@@ -59,10 +59,10 @@ def own_rows(x: Tensor, layout: Layout, rank: int) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- gather
 
 
-def split_pair(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """`[rows, features]` as tensors `[rows, *shape]`."""
-    parts = x.split([prod(shape) for shape in shapes], 1)
-    return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+def split_features(x: Tensor, shapes: Sequence[tuple[int, ...]], axis: int = 1) -> list[Tensor]:
+    """`[..., features]`, the last axis of which is `axis`, as tensors `[..., *shape]`."""
+    parts = x.split([prod(shape) for shape in shapes], axis)
+    return [part.unflatten(axis, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class Keys(Protocol):
@@ -103,7 +103,9 @@ class AllKeys:
         rows, self._rows[group] = self._rows[group], None
         assert rows is not None
         rows, places = self.comm.wait(rows), self.places
-        return split_pair(in_order(rows, self.layout) if places is None else rows.index_select(0, places), self.shapes)
+        return split_features(
+            in_order(rows, self.layout) if places is None else rows.index_select(0, places), self.shapes
+        )
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:
         total, places = torch.cat([dk.flatten(1), dv.flatten(1)], 1), self.places
@@ -114,7 +116,7 @@ class AllKeys:
         self._gradients[group] = self.comm.reduce_scatter(total)
 
     def receive(self, dtype: torch.dtype) -> list[Tensor]:
-        parts = [split_pair(self.comm.wait(x), self.shapes) for x in self._gradients if x is not None]
+        parts = [split_features(self.comm.wait(x), self.shapes) for x in self._gradients if x is not None]
         return [torch.cat(each, 2).to(dtype) for each in zip(*parts, strict=True)]
 
     def kept(self) -> list[Tensor]:
@@ -161,7 +163,7 @@ def to_heads(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:
     size = comm.size
     shapes = [(x.shape[1], x.shape[2] // size, x.shape[3]) for x in tensors]
     parts = [x.unflatten(2, (size, -1)).movedim(2, 0).flatten(2) for x in tensors]
-    return split_pair(comm.wait(comm.all_to_all(torch.cat(parts, 2).flatten(0, 1))), shapes)
+    return split_features(comm.wait(comm.all_to_all(torch.cat(parts, 2).flatten(0, 1))), shapes)
 
 
 def to_rows(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:

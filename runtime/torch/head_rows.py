@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.costs import repeats_of_keys
 from .collectives import Exchanges
-from .exchange import by_rank, in_order
+from .exchange import by_rank, in_order, split_features
 from .row_strategies import Call, OwnHeads, OwnSums
 
 Started: TypeAlias = tuple[Tensor, list[tuple[int, ...]]]
@@ -132,9 +132,7 @@ class HeadRows:
         """Heads of all rows, `[seq, B, h, D]`."""
         found = []
         for x, shapes in started:
-            rows = in_order(self.comm.wait(x), self.layout)
-            widths = [prod(shape) for shape in shapes]
-            found += [part.unflatten(1, shape) for part, shape in zip(rows.split(widths, 1), shapes, strict=True)]
+            found += split_features(in_order(self.comm.wait(x), self.layout), shapes)
         return found
 
     # ------------------------------------------------------------------------------------------------ heads to rows
@@ -151,9 +149,7 @@ class HeadRows:
     def _rows(self, started: Started) -> list[Tensor]:
         """What came, `[ranks, local, B, h, D]` each."""
         x, shapes = started
-        rows = self.comm.wait(x).unflatten(0, (self.comm.size, -1))
-        widths = [prod(shape) for shape in shapes]
-        return [part.unflatten(2, shape) for part, shape in zip(rows.split(widths, 2), shapes, strict=True)]
+        return split_features(self.comm.wait(x).unflatten(0, (self.comm.size, -1)), shapes, axis=2)
 
     def _write(self, output: Tensor, started: Started, group: int) -> None:
         (part,) = self._rows(started)

@@ -16,7 +16,7 @@ from ..core.parallel_calls import TOKENS
 from ..core.ring_steps import NO_SINK, check_ring, keeps_rows_apart, ring_steps
 from ..core.shards import Layout
 from .collectives import Exchanges
-from .exchange import index, split_pair
+from .exchange import index, split_features
 from .ring_pairs import PackedPair, Pair, packed_pairs, takes_documents
 from .row_strategies import Call, Given, Gradients, OwnHeads, OwnSums, Saved, starts
 
@@ -74,7 +74,7 @@ class RingRows:
         total = dq.new_zeros(len(self.q), sum(map(prod, shapes)))
         for step, (owner, k, v) in enumerate(self._keys()):
             total = self._next(total) if step else total
-            of_keys = split_pair(total, shapes)
+            of_keys = split_features(total, shapes)
             for pair in self._pairs(owner):
                 tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
 
@@ -95,7 +95,7 @@ class RingRows:
                 for x, change in zip(of_keys, found[1:], strict=True):
                     pair.add_keys(x, change)
                 sums.add(own)
-        dk, dv = split_pair(self._moved(total, 1 - self.steps.count), shapes)
+        dk, dv = split_features(self._moved(total, 1 - self.steps.count), shapes)
         return dq.to(self.q.dtype), dk, dv, sums.total
 
     def kept(self) -> list[Tensor]:
@@ -113,7 +113,7 @@ class RingRows:
         for step in range(self.steps.count):
             is_last = step == self.steps.count - 1
             coming = None if is_last else self._sent(rows, 1)
-            k, v = split_pair(rows, shapes)
+            k, v = split_features(rows, shapes)
             yield (self.comm.rank - step) % self.comm.size, k, v
             rows = rows if coming is None else self.comm.wait(coming)
 

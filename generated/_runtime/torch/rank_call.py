@@ -18,7 +18,7 @@ from ..core.parallel_calls import TOKENS, form_of, local_axes, own_dims
 from ..core.shards import Layout
 from ..core.work import VariantWork
 from .collectives import Collectives, Exchanges, GridCollectives
-from .exchange import index, rows_of_all, sum_of_rows, to_heads, to_rows
+from .exchange import index, kept, rows_of_all, sum_of_rows, to_heads, to_rows
 from .head_rows import HeadRows
 from .plain import recording_gradients
 from .ring import RingRows
@@ -208,11 +208,11 @@ class RankCall:
 
     def numbers(self, values: Any) -> Tensor:
         """Numbers of a layout on the device of this call, int32, copied there once."""
-        cache = self.layout.__dict__.setdefault("_tables", {})
-        key = (tuple(values), self.device)
-        if key not in cache:
-            cache[key] = torch.tensor(key[0], dtype=torch.int32, device=self.device)
-        found: Tensor = cache[key]
+        found: Tensor = kept(
+            self.layout,
+            (tuple(values), self.device),
+            lambda: torch.tensor(tuple(values), dtype=torch.int32, device=self.device),
+        )
         return found
 
     def computed(self, tensors: Sequence[Tensor], keywords: Mapping[str, Any], form: str) -> tuple[Tensor, Tensor]:
