@@ -41,11 +41,11 @@ def _thorough(selection: Selection) -> Selection:
 
 
 def _one_per_kernel(found: Sequence[Job]) -> list[Job]:
-    """The first portable call of each variant, mode and chip; of Hopper's family one for each tile."""
+    """The first portable call of each variant, mode and chip; of Hopper's family one for each dtype and tile."""
     chosen: dict[object, Job] = {}
     for job in found:
         tile = job.configs[0] if job.family else None
-        chosen.setdefault((job.variant, job.mode, job.arch, job.family, tile), job)
+        chosen.setdefault((job.variant, job.mode, job.arch, job.dtype, job.family, tile), job)
     return list(chosen.values())
 
 

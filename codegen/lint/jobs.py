@@ -209,8 +209,9 @@ def _hopper_calls(
         for each, tile, length in tiles
         if each in passes
     ]
-    forward = found[0] if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None else None
-    return found if forward is None else [*found, replace(forward, dtype=FP8)]
+    if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None:
+        found.append(replace(found[0], dtype=FP8))
+    return found
 
 
 def _calls(

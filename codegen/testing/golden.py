@@ -131,7 +131,8 @@ def print_errors(shape: Shape, dtype: torch.dtype, variants: Sequence[str], erro
     columns = " ".join(f"{name:>8}" for name in OUTPUTS)
     dtype_name = str(dtype).removeprefix("torch.")
     print(f"\n  {dtype_name}, {shape}; largest error / largest element, bound {BOUND[dtype]:.0e}", flush=True)
-    print(f"  {'variant':14} {columns}  {'own gradients':16}", flush=True)
+    width = max(map(len, ("variant", *variants)))
+    print(f"  {'variant':{width}} {columns}  {'own gradients':16}", flush=True)
     rows = []
     for variant in variants:
         start = time.perf_counter()
@@ -145,7 +146,7 @@ def print_errors(shape: Shape, dtype: torch.dtype, variants: Sequence[str], erro
             seconds=seconds,
         )
         rows.append(row)
-        print(f"  {variant:14} {_row(errors)} {'OK' if row.is_right else 'WRONG'} ({seconds:.1f} s)", flush=True)
+        print(f"  {variant:{width}} {_row(errors)} {'OK' if row.is_right else 'WRONG'} ({seconds:.1f} s)", flush=True)
     return rows
 
 
