@@ -79,4 +79,3 @@ def batch_rows(x: Tensor) -> int | None:
     if batch == 1:
         return 0
     return None if row_stride <= 0 or batch_stride % row_stride else batch_stride // row_stride
-

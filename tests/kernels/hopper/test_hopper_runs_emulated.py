@@ -50,8 +50,8 @@ def launched(monkeypatch: pytest.MonkeyPatch, variant: str, wrong: str) -> list[
         return {**sources, "kernel": sources["kernel"].replace(")) * LN2", ")) * LN2 + 1")}
 
     def kernel(mode: str) -> Kernel:
-        changed = {"mutate": mutate} if mode == wrong else {}
-        return emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, mode=mode, **changed)
+        change = mutate if mode == wrong else lambda sources: sources
+        return emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, change, mode=mode)
 
     return [kernel("packed"), kernel("segmented")]
 
