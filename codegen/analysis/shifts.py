@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codegen.analysis.affine import linear
-from codegen.analysis.call_modes import POSITIONAL
+from codegen.analysis.call_modes import POSITIONAL, has_tokens
+from codegen.analysis.schedule import Schedule, analyse
 from codegen.ir import expr
 from codegen.ir.expr import Const, Expr, Load, Op, TensorSpec, Var, int_var
 from codegen.spec.model import Variant
@@ -26,6 +27,14 @@ def computes_with_lengths(variant: Variant) -> bool:
     """True if mask or score depend on how many queries or keys a call has."""
     roots = [e for e in (variant.mask, variant.score) if e is not None]
     return any(expr.names(e).intersection(expr.LENGTH_NAMES) for e in roots)
+
+
+def computes_runs_alone(variant: Variant) -> bool:
+    """True if a run of tokens whose queries attend to nothing else is computed like a sequence of its own."""
+    by_token = any(has_tokens(spec.dims) for spec in variant.tensors.values())
+    if variant.decay or variant.dropout or by_token or computes_with_lengths(variant):
+        return False
+    return is_shift_invariant(variant) and analyse(variant.mask).schedule in (Schedule.DENSE, Schedule.CLOSED_FORM)
 
 
 def _change(e: Expr, tensors: Mapping[str, TensorSpec]) -> int | None:

@@ -152,6 +152,7 @@ class ForwardPlan:
         fields += ["q_shift"] if kernel.has_offset and "q_shift" in reads else []
         if kernel.packed:
             fields += ["q_start", "q_len", *(["kv_start"] if "kv_start" in reads else []), "kv_len"]
+            fields += sorted(uses(kernel.layout.published_lse_offset) & {"lse_start"})
         fields += ["num_masked"] + (["num_plain"] if self.bounds.has_full else [])
         return fields + (["first_plain"] if self.counts_plain_blocks else [])
 
@@ -269,7 +270,14 @@ class ForwardPlan:
     @property
     def extra(self) -> list[str]:
         """What the launch passes beside the portable kernel's arguments."""
-        return ([] if self.kernel.packed else ["batch"]) + (["work_counter_ptr"] if self.kernel.shares_work else [])
+        batch = [] if self.kernel.packed else ["batch"]
+        runs = ["run_blocks_ptr"] if self.leaves_runs else []
+        return batch + runs + (["work_counter_ptr"] if self.kernel.shares_work else [])
+
+    @property
+    def leaves_runs(self) -> bool:
+        """True if the packed kernel may compute the call in the place of this one."""
+        return self.kernel.leaves_runs
 
     @property
     def constants(self) -> list[str]:

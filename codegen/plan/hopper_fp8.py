@@ -66,6 +66,10 @@ class Fp8ForwardPlan(ForwardPlan):
         return True
 
     @property
+    def leaves_runs(self) -> bool:
+        return False
+
+    @property
     def packed_weights(self) -> str:
         return "p_words"
 

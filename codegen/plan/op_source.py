@@ -109,6 +109,15 @@ class OpSource(OpPlan):
         return ", ".join(f'{a.keyword}="{a.name}"' for a in self.mask_arguments if a.public)
 
     @property
+    def values_of_runs(self) -> str:
+        """The arguments of the packed forward where it computes the runs of a segmented call."""
+        own = [a.name for a in self.arguments if a.name not in (*TOKEN_IDS, PADDING.name)]
+        offset = ["row_offsets", "row_offset"] if self.has_offset else []
+        given = {name: name for name in ("q", "k", "v", *own, *offset, "scale")}
+        given |= {"cu_seqlens_q": "None", "cu_seqlens_k": "None", "options": "OPTIONS", "block_tables": "[runs]"}
+        return ", ".join(f"{name}={value}" for name, value in {**given, "results": "(o, lse)"}.items())
+
+    @property
     def forward_type(self) -> str:
         return f"tuple[{', '.join(['Tensor'] * (3 if self.decay else 2))}]"
 

@@ -40,6 +40,10 @@ class PagedLayout(PackedLayout):
         strides = [product(Name("b"), Name("stride_lseb")), product(Name("h"), Name("stride_lseh"))]
         return total([*strides, Name("q_start")])
 
+    @property
+    def published_lse_offset(self) -> Code:
+        return self.lse_offset
+
 
 @dataclass(frozen=True, kw_only=True)
 class PagedKernelPlan(KernelPlan):

@@ -51,6 +51,11 @@ class TokenLayout:
         return self.row_offset("q")
 
     @property
+    def published_lse_offset(self) -> Code:
+        """The same in a kernel whose programs read it from their work descriptors."""
+        return self.lse_offset
+
+    @property
     def partial_sum_index(self) -> Code:
         """The index of a sum that a program of query rows leaves for the host to add up."""
         return total([product(_HEAD_NUMBER, Name("num_blocks")), _QUERY_BLOCK])
@@ -150,6 +155,11 @@ class PackedLayout(TokenLayout):
     def row_offset(self, axis: str) -> Code:
         """As in a dense call, in vectors `[Hq, total]`."""
         return total([product(Name("h"), Name(f"{axis}_total")), Name(f"{axis}_start")])
+
+    @property
+    def published_lse_offset(self) -> Code:
+        """The rows of runs of a segmented call lie elsewhere in lse than in q."""
+        return total([product(Name("h"), Name("q_total")), Name("lse_start")])
 
     @property
     def partial_sum_index(self) -> Code:

@@ -6,11 +6,12 @@ templates/README.md for the contract.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.analysis import schedule as blocks
 from codegen.analysis.call_modes import Mode, specialised, split_mask
 from codegen.analysis.gradients import GradientTerm, gradient_terms
+from codegen.analysis.shifts import computes_runs_alone
 from codegen.plan import hopper_kernels, portable
 from codegen.plan.block_tables import ListsPlan, lists_plan
 from codegen.plan.hopper_fp8 import fp8_kernel
@@ -44,6 +45,11 @@ class VariantPlan(InMode):
     terms: tuple[GradientTerm, ...]
     portable_legend: str
 
+    @property
+    def computes_runs(self) -> bool:
+        """True if the packed forward computes segmented calls whose segments are runs of tokens."""
+        return self.packed and computes_runs_alone(self.written)
+
 
 def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     """Decide everything about a variant's kernels for one mode of calls."""
@@ -55,6 +61,8 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     dq, dkdv = portable.query_backward(variant, analysis, sign), portable.key_backward(variant, analysis, sign)
     hopper_bwd = hopper_kernels.backward(variant, analysis, sign)
     hopper_fwd = hopper_kernels.forward(variant, analysis, sign)
+    if mode is Mode.SEGMENTED and computes_runs_alone(written):
+        hopper_fwd = replace(hopper_fwd, leaves_runs=True)
     hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)
     return VariantPlan(
         written=written,

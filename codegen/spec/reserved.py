@@ -126,6 +126,7 @@ _WORDS = """
     ONE_TILE PAIRS add_values dot_keys in_columns merges pairs q_unit split_columns split_tile split_tiles value_unit
     zero_sums
     v_scale v_unit with_scales
+    OPTIONS lse_start packed_forward results run_blocks runs
     columns output_dtype q_scale result_dtype scaled_run value_columns
 """
 WORDS = frozenset(_WORDS.split())

@@ -130,6 +130,12 @@ def begin_alike(x: Tensor, y: Tensor) -> bool:
     return x.array is not None and x.array is y.array and x.strides == y.strides
 
 
+def fill_in_parts(*tensors: Tensor) -> None:
+    """Several launches fill the tensors: each keeps what the one before has written."""
+    for x in tensors:
+        x.in_parts = True
+
+
 def has_even_rows(x: Tensor) -> bool:
     """Whether rows of 8-bit numbers begin at even addresses, so that two columns make one 16-bit number."""
     return not any(stride % 2 for stride in x.strides[:-1])

@@ -30,7 +30,7 @@ def packed_blocks(
 
         cu_seqlens_q, cu_seqlens_k  [n + 1]  int32, where the sequences of queries and of keys begin
         block_seqs                  [entries, 8]  int32: sequence, its first entry, q_start, q_len, kv_start, kv_len,
-                                    how many blocks there are in all
+                                    how many blocks there are in all, its first row in lse of head 0
 
     The queries are cut into blocks, or BY_KEYS the keys; a program then loops over the other axis. Program s places
     sequence s. Entries that are left over have the sequence -1. An axis without a token begins at 0, where something
@@ -67,6 +67,7 @@ def packed_blocks(
         tl.store(records + 4, tl.where(kv_len > 0, kv_start, 0) + tl.zeros_like(entries), mask=inside)
         tl.store(records + 5, kv_len + tl.zeros_like(entries), mask=inside)
         tl.store(records + 6, num_blocks + tl.zeros_like(entries), mask=inside)
+        tl.store(records + 7, tl.where(q_len > 0, q_start, 0) + tl.zeros_like(entries), mask=inside)
     # No more entries are left over than there are sequences.
     if num_blocks + seq < num_entries:
         tl.store(block_seqs_ptr + (num_blocks + seq) * 8, -1)

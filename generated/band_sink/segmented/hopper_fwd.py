@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: b020ff32eddd4998
+# hash: 5b8292637cd7fbe9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_sink`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -364,6 +364,7 @@ def band_sink_segmented_hopper_fwd(
     scale,
     padding_id,
     batch,
+    run_blocks_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
@@ -389,6 +390,9 @@ def band_sink_segmented_hopper_fwd(
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(7, PARTS + 1)
+    if run_blocks_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

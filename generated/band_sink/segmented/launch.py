@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: b2414b9655b488a3
+# hash: 8dd8ad62004a61a3
 """The launches of `band_sink`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ from ..._runtime.core.launches import (
 )
 from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, least_block
+from ..._runtime.core.segment_runs import OPTIONS, run_blocks
 from .. import segmented as kernels
+from ..packed.launch import forward as packed_forward
 
 
 def make_tables(
@@ -181,11 +183,31 @@ def forward(
             **tile_constants(tile, head_dim, head_dim_v),
         )
     elif tile.family == "hopper":
+        runs = run_blocks(backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, q_positions)
+        if runs is not None:
+            backend.fill_in_parts(o, lse)
+            packed_forward(
+                backend,
+                q=q,
+                k=k,
+                v=v,
+                sink=sink,
+                before=before,
+                after=after,
+                row_offsets=row_offsets,
+                row_offset=row_offset,
+                scale=scale,
+                cu_seqlens_q=None,
+                cu_seqlens_k=None,
+                options=OPTIONS,
+                block_tables=[runs],
+                results=(o, lse),
+            )
         backend.launch_hopper(
             kernels.hopper_fwd.band_sink_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch, backend.work_counter(q)),
+            (batch, runs, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: 2133d8913299aa04
+# hash: 757d06f71abf79f8
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -88,6 +88,7 @@ class Work:
     q_start: gl.tensor
     q_len: gl.tensor
     kv_len: gl.tensor
+    lse_start: gl.tensor
     num_masked: gl.tensor
     num_plain: gl.tensor
 
@@ -131,6 +132,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         q_start = gl.load(record + 2).to(gl.int64)
         q_len = gl.load(record + 3)
         kv_len = gl.load(record + 5)
+        lse_start = gl.load(record + 7)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
@@ -141,14 +143,16 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
             after, before, kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N
         )
         num_plain = num_full - (num_masked - num_partial)
-        work_ring.publish(q_turn, (item, h, b, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain))
+        work_ring.publish(
+            q_turn, (item, h, b, block, q_shift, q_start, q_len, kv_len, lse_start, num_masked, num_plain)
+        )
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
         q_rows = SequenceRows(q_end, q_len, q_head)
         for part in gl.static_range(PARTS):
             q_ring.send(q_desc, q_rows, start_m + part * ROWS, PARTS * q_turn + part)
         q_turn += 1
         item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
-    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1))
+    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1))
 
 
 @gluon.jit
@@ -243,6 +247,7 @@ def consume(
         q_start = work.q_start.to(gl.int64)
         q_len = work.q_len
         kv_len = work.kv_len
+        lse_start = work.lse_start
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -314,7 +319,7 @@ def consume(
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
-        gl.store(lse_ptr + h * q_total + q_start + rows, lse, mask=rows < q_len)
+        gl.store(lse_ptr + h * q_total + lse_start + rows, lse, mask=rows < q_len)
         # The epilogue of these rows runs beside the first block of the next.
         inv_sum = gl.convert_layout(gl.load(v_scale_ptr + kv_head) / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = q_start * stride_os + h * stride_oh, start_m + PART * ROWS
@@ -377,7 +382,7 @@ def band_softcap_packed_hopper_fwd_fp8(
     v_desc = describe_packed_columns(columns_ptr, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
-    work_ring = make_work_ring(10, PARTS + 1)
+    work_ring = make_work_ring(11, PARTS + 1)
     consumer = (
         q_ring,
         kv_ring,

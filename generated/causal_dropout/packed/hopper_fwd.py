@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 83b22c931e8848f4
+# hash: 935b364f663a5412
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
@@ -77,6 +77,7 @@ class Work:
     q_start: gl.tensor
     q_len: gl.tensor
     kv_len: gl.tensor
+    lse_start: gl.tensor
     num_masked: gl.tensor
     num_plain: gl.tensor
     first_plain: gl.tensor
@@ -117,6 +118,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         q_start = gl.load(record + 2).to(gl.int64)
         q_len = gl.load(record + 3)
         kv_len = gl.load(record + 5)
+        lse_start = gl.load(record + 7)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
@@ -128,7 +130,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         num_plain = num_full - (num_masked - num_partial)
         first_plain = num_masked - num_partial
         work_ring.publish(
-            q_turn, (item, h, b, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain, first_plain)
+            q_turn, (item, h, b, block, q_shift, q_start, q_len, kv_len, lse_start, num_masked, num_plain, first_plain)
         )
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
         q_rows = SequenceRows(q_end, q_len, q_head)
@@ -136,7 +138,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
             q_ring.send(q_desc, q_rows, start_m + part * ROWS, PARTS * q_turn + part)
         q_turn += 1
         item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
-    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1))
+    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1))
 
 
 @gluon.jit
@@ -225,6 +227,7 @@ def consume(
         q_start = work.q_start.to(gl.int64)
         q_len = work.q_len
         kv_len = work.kv_len
+        lse_start = work.lse_start
         head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
@@ -291,7 +294,7 @@ def consume(
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
-        gl.store(lse_ptr + h * q_total + q_start + rows, lse, mask=rows < q_len)
+        gl.store(lse_ptr + h * q_total + lse_start + rows, lse, mask=rows < q_len)
         # The epilogue of these rows runs beside the first block of the next.
         inv_sum = gl.convert_layout(keep_scale / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = q_start * stride_os + h * stride_oh, start_m + PART * ROWS
@@ -354,7 +357,7 @@ def causal_dropout_packed_hopper_fwd(
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
-    work_ring = make_work_ring(11, PARTS + 1)
+    work_ring = make_work_ring(12, PARTS + 1)
     consumer = (
         q_ring,
         kv_ring,

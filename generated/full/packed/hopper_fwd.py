@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 221e70fde9f18d2f
+# hash: ea0cef9abca4e920
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -69,6 +69,7 @@ class Work:
     q_start: gl.tensor
     q_len: gl.tensor
     kv_len: gl.tensor
+    lse_start: gl.tensor
     num_masked: gl.tensor
     num_plain: gl.tensor
 
@@ -103,6 +104,7 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         q_start = gl.load(record + 2).to(gl.int64)
         q_len = gl.load(record + 3)
         kv_len = gl.load(record + 5)
+        lse_start = gl.load(record + 7)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
@@ -110,14 +112,14 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         start_m = block * BLOCK_M
         _full_end, num_partial, num_full, num_masked = visited_keys(kv_len, BLOCK_N)
         num_plain = num_full - (num_masked - num_partial)
-        work_ring.publish(q_turn, (item, h, block, q_start, q_len, kv_len, num_masked, num_plain))
+        work_ring.publish(q_turn, (item, h, block, q_start, q_len, kv_len, lse_start, num_masked, num_plain))
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
         q_rows = SequenceRows(q_end, q_len, q_head)
         for part in gl.static_range(PARTS):
             q_ring.send(q_desc, q_rows, start_m + part * ROWS, PARTS * q_turn + part)
         q_turn += 1
         item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
-    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1))
+    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1, -1))
 
 
 @gluon.jit
@@ -195,6 +197,7 @@ def consume(
         q_start = work.q_start.to(gl.int64)
         q_len = work.q_len
         kv_len = work.kv_len
+        lse_start = work.lse_start
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -242,7 +245,7 @@ def consume(
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
-        gl.store(lse_ptr + h * q_total + q_start + rows, lse, mask=rows < q_len)
+        gl.store(lse_ptr + h * q_total + lse_start + rows, lse, mask=rows < q_len)
         # The epilogue of these rows runs beside the first block of the next.
         inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = q_start * stride_os + h * stride_oh, start_m + PART * ROWS
@@ -291,7 +294,7 @@ def full_packed_hopper_fwd(
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
-    work_ring = make_work_ring(8, PARTS + 1)
+    work_ring = make_work_ring(9, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale)
     CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, num_heads, work_counter_ptr)

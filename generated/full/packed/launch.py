@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: f4703065cfab64a1
+# hash: 4b8ecb1aa69f988b
 """The launches of `full`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -58,14 +58,22 @@ def forward(
     options: CallOptions,
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
+    results: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward.
+
+    `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16. `results`: the o and lse of a segmented
+    call, of whose batch `[B, H, S, D]` the blocks of the table are runs of rows.
+    """
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
     tile = tiles_of(backend, "full", "packed", q, v, options, cu_seqlens_q)["fwd"]
-    o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
-    lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
+    if results is not None:
+        o, lse = results
+    else:
+        o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
+        lse = q.new_empty((num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
         return o, lse
     q, k, v = map(backend.aligned, (q, k, v))

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 6fc67680a13fba1c
+# hash: 8f75827535fec8ca
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -322,6 +322,7 @@ def full_segmented_hopper_fwd(
     scale,
     padding_id,
     batch,
+    run_blocks_ptr,
     work_counter_ptr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -342,6 +343,9 @@ def full_segmented_hopper_fwd(
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(6, PARTS + 1)
+    if run_blocks_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: b7fe8b9cb659c7c7
+# hash: df2590896b57d17a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gpt_oss`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -359,6 +359,7 @@ def gpt_oss_segmented_hopper_fwd(
     scale,
     padding_id,
     batch,
+    run_blocks_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     POSITIONS: gl.constexpr,
@@ -381,6 +382,9 @@ def gpt_oss_segmented_hopper_fwd(
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(7, PARTS + 1)
+    if run_blocks_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

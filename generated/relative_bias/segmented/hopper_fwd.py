@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: d8a20064ab2dfc5e
+# hash: f6d9d1eb8dabca25
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -400,6 +400,7 @@ def relative_bias_segmented_hopper_fwd(
     scale,
     padding_id,
     batch,
+    run_blocks_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     POSITIONS: gl.constexpr,
@@ -423,6 +424,9 @@ def relative_bias_segmented_hopper_fwd(
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(8, PARTS + 1)
+    if run_blocks_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 291fb6194cfeac9c
+# hash: 0c9c27476eb446f1
 """The launches of `softcap`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ from ..._runtime.core.launches import (
 )
 from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, least_block
+from ..._runtime.core.segment_runs import OPTIONS, run_blocks
 from .. import segmented as kernels
+from ..packed.launch import forward as packed_forward
 
 
 def make_tables(
@@ -171,11 +173,28 @@ def forward(
             **tile_constants(tile, head_dim, head_dim_v),
         )
     elif tile.family == "hopper":
+        runs = run_blocks(backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, q_positions)
+        if runs is not None:
+            backend.fill_in_parts(o, lse)
+            packed_forward(
+                backend,
+                q=q,
+                k=k,
+                v=v,
+                row_offsets=row_offsets,
+                row_offset=row_offset,
+                scale=scale,
+                cu_seqlens_q=None,
+                cu_seqlens_k=None,
+                options=OPTIONS,
+                block_tables=[runs],
+                results=(o, lse),
+            )
         backend.launch_hopper(
             kernels.hopper_fwd.softcap_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch, backend.work_counter(q)),
+            (batch, runs, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

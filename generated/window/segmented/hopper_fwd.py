@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 01f59d00f5c6745d
+# hash: 9a17cb1b04ef0d3e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `window`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -356,6 +356,7 @@ def window_segmented_hopper_fwd(
     scale,
     padding_id,
     batch,
+    run_blocks_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
@@ -380,6 +381,9 @@ def window_segmented_hopper_fwd(
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(7, PARTS + 1)
+    if run_blocks_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

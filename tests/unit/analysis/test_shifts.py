@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.analysis.shifts import computes_with_lengths, is_shift_invariant, looks_back
+from codegen.analysis.shifts import computes_runs_alone, computes_with_lengths, is_shift_invariant, looks_back
 from codegen.load.spec_file import load
 from tests.support.paths import ROOT
 
@@ -14,6 +14,16 @@ MOVE = {"prefix_lm", "padding", "streaming_llm", "natten", "chunked", "forgettin
 """Of `variants.yaml`: those that compare a position with a number, or count positions from the first on."""
 
 LOOK_AHEAD = {"full", "prefix_lm", "padding", "natten", "band", "band_softcap", "band_sink", "band_bias", "band_mask"}
+
+
+RUN_ALONE = {"causal", "full", "window", "alibi", "softcap", "relative_bias", "gpt_oss", "gemma2_local"}
+RUN_ALONE |= {"band", "band_sink", "band_softcap"}
+"""Those without a tensor by token, a log-decay or dropout, whose blocks have bounds in closed form."""
+
+
+def test_which_variants_compute_a_run_like_a_sequence() -> None:
+    variants = load(ROOT / "variants.yaml").variants
+    assert {name for name, variant in variants.items() if computes_runs_alone(variant)} == RUN_ALONE
 
 
 def test_the_variants_of_the_library() -> None:

@@ -1,0 +1,90 @@
+"""Segmented calls whose segments are runs of tokens: Hopper's packed forward computes them, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from codegen.testing import golden
+from codegen.testing.golden import Inputs
+from emulator import Kernel, Timing
+from generated._runtime.core import segment_runs
+from tests.kernels.hopper.test_hopper_emulated import Sources, check_lse, check_output, emulate
+from tests.support.cases import Shape
+from tests.support.judge import golden_of
+from tests.support.segments import PADDING, Call, runs
+
+VARIANTS = ("causal", "full", "window", "alibi", "gpt_oss")
+"""No score, no mask, a distance, a score and a vector of rows, a sink."""
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="segmented", family="hopper", direction="forward", dtype="float16", framework="torch"),
+]
+
+DOCUMENTS, OTHERS = runs((3, 90), (5, 150), (7, 93)), runs((PADDING, 20), (1, 13), (4, 100), (PADDING, 7), (9, 193))
+IN_ORDER = {
+    "documents": Call(shape=Shape(q_len=333, kv_heads=2, group=2), tokens={"q_segment_ids": [DOCUMENTS]}),
+    "padding between segments": Call(
+        shape=Shape(q_len=333, batch=2, group=2), tokens={"q_segment_ids": [OTHERS, DOCUMENTS]}, q_offset=40
+    ),
+    "one segment": Call(shape=Shape(q_len=200, batch=2), tokens={"q_segment_ids": [[4] * 200, [PADDING] * 200]}),
+}
+OUT_OF_ORDER = {
+    "a segment of two runs": runs((3, 90), (5, 150), (3, 93)),
+    "one run behind padding": runs((3, 90), (PADDING, 150), (3, 93)),
+    "falling ids": runs((7, 90), (5, 243)),
+    "more runs than there is room for": [i // 20 for i in range(333)],
+}
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, variant: str, wrong: str) -> list[Kernel]:
+    """The kernels of the forwards of packed and of segmented calls; the `wrong` one adds 1 to lse."""
+    monkeypatch.setattr(segment_runs, "LEAST_ITEMS", 0)
+
+    def mutate(sources: Sources) -> Sources:
+        assert ")) * LN2" in sources["kernel"]
+        return {**sources, "kernel": sources["kernel"].replace(")) * LN2", ")) * LN2 + 1")}
+
+    def kernel(mode: str) -> Kernel:
+        change = mutate if mode == wrong else lambda sources: sources
+        return emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, change, mode=mode)
+
+    return [kernel("packed"), kernel("segmented")]
+
+
+def check(variant: str, inputs: Inputs, options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        o, lse = inputs.call(golden.load_op(variant), family="hopper", return_lse=True, **options)
+    want = golden_of(variant, inputs, **options)
+    check_lse(lse, want["lse"])
+    check_output(o, want["o"], want["lse"])
+
+
+def by_token(inputs: Inputs) -> Inputs:
+    """The same tensors, which lie as `[B, S, H, D]` in memory."""
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+    return replace(inputs, q=q, k=k, v=v)
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_packed_forward_computes_runs(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    packed, segmented = launched(monkeypatch, variant, wrong="segmented")
+    call = IN_ORDER[name]
+    inputs = call.inputs(variant)
+    for each in (inputs, by_token(inputs)):
+        check(variant, each, call.options())
+    assert (packed.launches, segmented.launches) == (2, 2)
+
+
+@pytest.mark.parametrize("name", OUT_OF_ORDER)
+@pytest.mark.parametrize("variant", ["causal", "gpt_oss"])
+def test_the_segmented_forward_computes_the_rest(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    packed, segmented = launched(monkeypatch, variant, wrong="packed")
+    call = Call(shape=Shape(q_len=333, batch=2), tokens={"q_segment_ids": [DOCUMENTS, OUT_OF_ORDER[name]]})
+    check(variant, call.inputs(variant), call.options())
+    assert (packed.launches, segmented.launches) == (1, 1)
