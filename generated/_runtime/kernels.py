@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: a61e9f8da8402817
+# hash: 9a9796a5c8e0c94f
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -406,27 +406,27 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "ad6625cbc3dd8d14",
             "dq": "2d2b283bf81609d7",
             "dkdv": "51526513021a3798",
-            "hopper_fwd": "28d01b07a7103550",
-            "hopper_bwd": "01c41cc58deb7015",
-            "hopper_bwd_wide": "78eede7a18529090",
+            "hopper_fwd": "f4304fbdb7866675",
+            "hopper_bwd": "bebe656ff5dc5dc9",
+            "hopper_bwd_wide": "754b1f9f41d09ea1",
             "hopper_delta": "178575ad6dac11a2",
         },
         "packed": {
             "fwd": "df84147b4637eca4",
             "dq": "f204a798e78b02a4",
             "dkdv": "263e1ec4ffde2d1d",
-            "hopper_fwd": "bfada907e13db557",
-            "hopper_bwd": "b476bf5c133e5c5e",
-            "hopper_bwd_wide": "ad878b31ab3ef3b3",
+            "hopper_fwd": "e87d27c57cc16572",
+            "hopper_bwd": "107994d0daa06234",
+            "hopper_bwd_wide": "49c86e4577511e0b",
             "hopper_delta": "38a07d496e011aaa",
         },
         "segmented": {
             "fwd": "197ebd0ebc5966c7",
             "dq": "d162d0702be399db",
             "dkdv": "f87d9ce580a35215",
-            "hopper_fwd": "ac45593365484d61",
-            "hopper_bwd": "f4974a3bb6f5f51b",
-            "hopper_bwd_wide": "44efce2d5279bfe6",
+            "hopper_fwd": "7fc9a6085bf9e514",
+            "hopper_bwd": "ca3bfe0d8756ef7d",
+            "hopper_bwd_wide": "56cc1590aed23ef1",
             "hopper_delta": "178575ad6dac11a2",
         },
     },

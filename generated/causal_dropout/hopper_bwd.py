@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: f5e663e7e8a1f0a0
+# hash: 35d9a120025a2ad4
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -224,7 +224,6 @@ def consume(
                         first_row,
                         start_m,
                         start_n + PART * KEYS,
-                        q_len,
                         SCORES,
                         True,
                         DROPOUT,
@@ -267,7 +266,6 @@ def consume(
                         first_row,
                         start_m,
                         start_n + PART * KEYS,
-                        q_len,
                         SCORES,
                         True,
                         DROPOUT,
@@ -600,7 +598,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -643,7 +640,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,

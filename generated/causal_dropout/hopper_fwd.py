@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 0b04cb6fa9e5ba4a
+# hash: 7fe22e576cd0a606
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout` on Hopper: `o = dropout(softmax(score)) v`.
@@ -232,8 +232,7 @@ def consume(
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
-            # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
-            if DROPOUT and start_m < q_len:
+            if DROPOUT:
                 p_pairs = without_dropped(
                     p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
                 )
@@ -254,8 +253,7 @@ def consume(
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
-            # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
-            if DROPOUT and start_m < q_len:
+            if DROPOUT:
                 p_pairs = without_dropped(
                     p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
                 )

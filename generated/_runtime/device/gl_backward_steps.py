@@ -90,7 +90,7 @@ def begin_block(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, L
 
 @gluon.jit
 def begin_dropped_block(
-    k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n, q_len,
+    k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n,
     SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """The same; with DROPOUT, beside the products the random bits of the block are drawn, rows counted from `first_row`
@@ -98,8 +98,7 @@ def begin_dropped_block(
     qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR)
     BLOCK_M: gl.constexpr = q_tile.shape[0]
     dropped = gl.zeros([32, BLOCK_M // 64, 4], gl.int32, bit_layout(BLOCK_M))
-    # The second is always true: otherwise the compiler would draw the bits elsewhere.
-    if DROPOUT and start_m < q_len:
+    if DROPOUT:
         dropped = dropped_bits(seed, threshold, head_index, first_row + start_m, start_n, BLOCK_M)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile, dropped

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: ee17fd445bb39954
+# hash: a60f1422b3c8ed08
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -236,7 +236,6 @@ def consume(
                     first_row,
                     start_m,
                     start_n + PART * KEYS,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -278,7 +277,6 @@ def consume(
                     first_row,
                     start_m,
                     start_n + PART * KEYS,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -549,7 +547,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -591,7 +588,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: f2262d33af8e919a
+# hash: a0c4dd42f3d5c3bb
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
@@ -254,8 +254,7 @@ def consume(
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
-            # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
-            if DROPOUT and start_m < q_len:
+            if DROPOUT:
                 p_pairs = without_dropped(
                     p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
                 )
@@ -276,8 +275,7 @@ def consume(
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
             p_pairs = pack_pairs(p, DTYPE)
-            # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
-            if DROPOUT and start_m < q_len:
+            if DROPOUT:
                 p_pairs = without_dropped(
                     p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
                 )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 8297c8750fc1de76
+# hash: 96513fa57c966067
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -268,7 +268,6 @@ def consume(
                     first_row,
                     start_m,
                     start_n + PART * KEYS,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -318,7 +317,6 @@ def consume(
                     first_row,
                     start_m,
                     start_n + PART * KEYS,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -702,7 +700,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -752,7 +749,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
