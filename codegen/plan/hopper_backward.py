@@ -10,6 +10,7 @@ from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.plan.code import Arange, Code, Infix, Name, product
 from codegen.plan.hopper_gradients import GradientStep, gradient_step
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
+from codegen.plan.hopper_tanh import FUNCTION as SPLIT_TANH
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -18,6 +19,7 @@ from codegen.plan.statements import (
     Part,
     Statement,
     assign,
+    calls,
     needed,
     rewritten,
     uses,
@@ -145,6 +147,13 @@ class BackwardPlan:
     def plain(self) -> GradientStep:
         assert self.kernel.full is not None
         return gradient_step(self.kernel.full, linear=self.kernel.linear)
+
+    @property
+    def derivative_first(self) -> bool:
+        """True if probabilities are multiplied by the score's derivative ahead of dp: what both are computed of is then
+        dead where dp is live. All that is summed up pair by pair reads ds without the derivative, and later."""
+        sums = self.kernel.row_adds or self.plain.gradients or self.masked.gradients or self.variant.dropout
+        return self.plain.dscore is not None and not sums
 
     @property
     def _steps(self) -> list[GradientStep]:
@@ -322,6 +331,7 @@ class BackwardPlan:
             shared += ["make_barriers"]
             found["gl_versions"] = ["async_add"] if kernel.row_sums else []
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
+        found["gl_capped"] = [SPLIT_TANH] if SPLIT_TANH in calls(parts) else []
         if self.variant.dropout:
             found["gl_dropout"] = ["with_signs"]
         return {module: names for module, names in found.items() if names}

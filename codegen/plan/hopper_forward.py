@@ -18,6 +18,8 @@ from codegen.plan.code import (
 )
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper_scores import OWN_KEYS, ScoreStep, score_step
+from codegen.plan.hopper_tanh import FUNCTION as SPLIT_TANH
+from codegen.plan.hopper_tanh import is_relative
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -26,6 +28,7 @@ from codegen.plan.statements import (
     Part,
     Statement,
     assign,
+    calls,
     defines,
     needed,
     rewritten,
@@ -69,6 +72,16 @@ class ForwardPlan:
     def packed_weights(self) -> str:
         """The variable of the weights that the loop carries, several in a word."""
         return "p_pairs"
+
+    @property
+    def has_fixed_reference(self) -> bool:
+        """True if bfloat16 weights need no maximum of their row."""
+        return self.kernel.fixed_reference is not None
+
+    @property
+    def logit_is_relative(self) -> bool:
+        """True if the logits come relative to the fixed reference."""
+        return is_relative(self._full.logit)
 
     # -- the blocks of keys that a block of rows visits
 
@@ -255,6 +268,9 @@ class ForwardPlan:
             found["gl_dropout"] = ["without_dropped"]
         if math := math_imports(parts):
             found["gl_math"] = math
+        capped = ["add_columns"] if self.has_fixed_reference else []
+        if capped := capped + ([SPLIT_TANH] if SPLIT_TANH in calls(parts) else []):
+            found["gl_capped"] = capped
         return {module: sorted_names(found[module]) for module in sorted(found)}
 
     # -- roles

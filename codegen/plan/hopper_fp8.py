@@ -9,6 +9,7 @@ from functools import cached_property
 from codegen.plan.code import Code, renamed
 from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.hopper_roles import Role, role, sorted_names
+from codegen.plan.hopper_tanh import without_reference
 from codegen.plan.host_code import host
 from codegen.plan.kernel import ArgGroup, Block, KernelPlan, pointers
 from codegen.plan.signature import Signatures
@@ -21,7 +22,7 @@ _SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
-    """The kernel of a forward of 16 bits for float8_e4m3fn."""
+    """The kernel of a forward of 16 bits for float8_e4m3fn, whose weights need a maximum of their rows."""
     assert kernel.full is not None
     assert kernel.partial is not None
     args = _arguments(kernel.args)
@@ -32,6 +33,7 @@ def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
         legend=sign.legend(args),
         full=_scaled_by_head(kernel.full),
         partial=_scaled_by_head(kernel.partial),
+        fixed_reference=None,
     )
 
 
@@ -54,7 +56,9 @@ def _scaled_by_head(block: Block) -> Block:
     def change(code: Code) -> Code:
         return renamed(code, names)
 
-    return replace(block, statements=[rewritten(s, change) for s in block.statements], logit=change(block.logit))
+    return replace(
+        block, statements=[rewritten(s, change) for s in block.statements], logit=change(without_reference(block.logit))
+    )
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from codegen.analysis.call_modes import Mode, split_mask
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
+from codegen.analysis.score_bounds import fixed_reference
 from codegen.ir import expr
 from codegen.ir.expr import Expr
-from codegen.plan.kernel import KernelPlan
+from codegen.plan.hopper_tanh import with_split_tanh
+from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder, unless_true
 from codegen.plan.logits import Logits, logits
@@ -24,7 +26,14 @@ from codegen.spec.model import Variant
 
 
 class HopperBuilder(KernelBuilder):
-    """Builds the code of one kernel, with a mask in up to two parts."""
+    """Builds the code of one kernel, with a mask in up to two parts. `relative`: its logits are relative to the
+    reference of a bounded score, where that costs no instruction."""
+
+    relative: bool = False
+
+    def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> Block:
+        found = super().block(partial=partial, terms=terms, backward=backward)
+        return with_split_tanh(found, {"scale", *self.variant.scalars}, relative=self.relative)
 
     def masks(self) -> tuple[Expr | None, Expr | None, Limits]:
         mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
@@ -46,13 +55,20 @@ def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse. It adds what all keys of a row share to the row's maximum."""
-    builder = HopperBuilder(variant, sign.mode, forward_logits(variant, sign), query_axis=0)
-    return query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
+    return forward_kernel(variant, analysis, sign, sign.constants())[0]
 
 
-def forward_logits(variant: Variant, sign: Signatures) -> Logits:
-    """The logits of a forward, without what all keys of a row share."""
-    return logits(variant, sign.mode).split_by_rows(in_order=_in_order(sign))
+def forward_kernel(
+    variant: Variant, analysis: BlockAnalysis, sign: Signatures, constants: Sequence[str]
+) -> tuple[KernelPlan, HopperBuilder]:
+    """The same with its builder, for a kernel with constants of its own."""
+    whole = logits(variant, sign.mode)
+    # A sink's logit is not bounded.
+    reference = None if variant.sink else fixed_reference(whole.logit)
+    builder = HopperBuilder(variant, sign.mode, whole.split_by_rows(in_order=_in_order(sign)), query_axis=0)
+    builder.relative = reference is not None
+    plan = query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=constants)
+    return replace(plan, fixed_reference=reference), builder
 
 
 def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:

@@ -106,6 +106,8 @@ class KernelPlan(InMode):
     pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
     with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
     derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others.
+    `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
+    they are relative to running maxima.
     """
 
     name: str
@@ -128,6 +130,7 @@ class KernelPlan(InMode):
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False
     orders_work: bool = False
+    fixed_reference: float | None = None
     mode: Mode = Mode.DENSE
 
     @property

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: 92f8962049507d57
+# hash: 209c2c68fecde383
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -82,7 +82,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_packed_rows,
 )
-from ..._runtime.device.gl_math import tanh
+from ..._runtime.device.gl_capped import tanh_of_product
 
 
 @gluon.jit
@@ -224,7 +224,7 @@ def consume(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
+                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -240,11 +240,11 @@ def consume(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
                 # The others have no gradient, masked or not.
                 keep = p > 0.0
-                ds = gl.where(keep, ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)
+                p_dscore = gl.where(keep, p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)  # [KEYS, BLOCK_M]
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -252,17 +252,17 @@ def consume(
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
+                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                p_dscore = p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))  # [KEYS, BLOCK_M]
+                p_dscore = gl.where((kv_idx < kv_len)[:, None], p_dscore, 0.0)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                ds = ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))
-                ds = gl.where((kv_idx < kv_len)[:, None], ds, 0.0)
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -492,7 +492,7 @@ def score(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
+                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -508,11 +508,11 @@ def score(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
-                dp = warpgroup_mma_wait(0, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
                 # The others have no gradient, masked or not.
                 keep = p > 0.0
-                ds = gl.where(keep, ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)
+                p_dscore = gl.where(keep, p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)  # [KEYS, BLOCK_M]
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
@@ -520,17 +520,17 @@ def score(
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
+                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
+                p_dscore = p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))  # [KEYS, BLOCK_M]
+                p_dscore = gl.where((kv_idx < kv_len)[:, None], p_dscore, 0.0)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                ds = ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))
-                ds = gl.where((kv_idx < kv_len)[:, None], ds, 0.0)
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
 
