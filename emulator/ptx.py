@@ -13,7 +13,7 @@ from .errors import check
 
 _LINE = re.compile(r"(?:@(?P<negated>!?)(?P<guard>\w+) )?(?P<op>[a-z][\w.]*) (?P<operands>.*)")
 _FLOAT = re.compile(r"0f([0-9A-F]{8})")
-_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+(e-?[0-9]+)?")
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "mov.b32": lambda a: a,

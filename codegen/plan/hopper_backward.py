@@ -10,7 +10,6 @@ from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.plan.code import Arange, Code, Infix, Name, product
 from codegen.plan.hopper_gradients import GradientStep, gradient_step
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
-from codegen.plan.hopper_tanh import FUNCTION as SPLIT_TANH
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -19,7 +18,6 @@ from codegen.plan.statements import (
     Part,
     Statement,
     assign,
-    calls,
     needed,
     rewritten,
     uses,
@@ -331,7 +329,6 @@ class BackwardPlan:
             shared += ["make_barriers"]
             found["gl_versions"] = ["async_add"] if kernel.row_sums else []
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
-        found["gl_capped"] = [SPLIT_TANH] if SPLIT_TANH in calls(parts) else []
         if self.variant.dropout:
             found["gl_dropout"] = ["with_signs"]
         return {module: names for module, names in found.items() if names}

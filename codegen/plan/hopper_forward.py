@@ -18,8 +18,7 @@ from codegen.plan.code import (
 )
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper_scores import OWN_KEYS, ScoreStep, score_step
-from codegen.plan.hopper_tanh import FUNCTION as SPLIT_TANH
-from codegen.plan.hopper_tanh import is_relative
+from codegen.plan.hopper_tanh import exponentials
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -79,9 +78,11 @@ class ForwardPlan:
         return self.kernel.fixed_reference is not None
 
     @property
-    def logit_is_relative(self) -> bool:
-        """True if the logits come relative to the fixed reference."""
-        return is_relative(self._full.logit)
+    def exponentials(self) -> Code | None:
+        """The weights of a block without the mask, where one call computes them all from its product."""
+        if not self.has_fixed_reference or self.kernel.row_term is not None or self.plain.of_score:
+            return None
+        return exponentials(self._full.logit, Name("REFERENCE"))
 
     # -- the blocks of keys that a block of rows visits
 
@@ -268,9 +269,8 @@ class ForwardPlan:
             found["gl_dropout"] = ["without_dropped"]
         if math := math_imports(parts):
             found["gl_math"] = math
-        capped = ["add_columns"] if self.has_fixed_reference else []
-        if capped := capped + ([SPLIT_TANH] if SPLIT_TANH in calls(parts) else []):
-            found["gl_capped"] = capped
+        if self.has_fixed_reference:
+            found["gl_capped"] = ["add_columns", *sorted(calls(self.exponentials))]
         return {module: sorted_names(found[module]) for module in sorted(found)}
 
     # -- roles

@@ -9,7 +9,6 @@ from functools import cached_property
 from codegen.plan.code import Code, renamed
 from codegen.plan.hopper_forward import ForwardPlan
 from codegen.plan.hopper_roles import Role, role, sorted_names
-from codegen.plan.hopper_tanh import without_reference
 from codegen.plan.host_code import host
 from codegen.plan.kernel import ArgGroup, Block, KernelPlan, pointers
 from codegen.plan.signature import Signatures
@@ -56,9 +55,7 @@ def _scaled_by_head(block: Block) -> Block:
     def change(code: Code) -> Code:
         return renamed(code, names)
 
-    return replace(
-        block, statements=[rewritten(s, change) for s in block.statements], logit=change(without_reference(block.logit))
-    )
+    return replace(block, statements=[rewritten(s, change) for s in block.statements], logit=change(block.logit))
 
 
 @dataclass(frozen=True)

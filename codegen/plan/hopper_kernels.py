@@ -12,11 +12,10 @@ from codegen.analysis.call_modes import Mode, split_mask
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
-from codegen.analysis.score_bounds import fixed_reference
+from codegen.analysis.score_bounds import bounds, fixed_reference
 from codegen.ir import expr
 from codegen.ir.expr import Expr
-from codegen.plan.hopper_tanh import with_split_tanh
-from codegen.plan.kernel import Block, KernelPlan
+from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder, unless_true
 from codegen.plan.logits import Logits, logits
@@ -26,14 +25,7 @@ from codegen.spec.model import Variant
 
 
 class HopperBuilder(KernelBuilder):
-    """Builds the code of one kernel, with a mask in up to two parts. `relative`: its logits are relative to the
-    reference of a bounded score, where that costs no instruction."""
-
-    relative: bool = False
-
-    def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> Block:
-        found = super().block(partial=partial, terms=terms, backward=backward)
-        return with_split_tanh(found, {"scale", *self.variant.scalars}, relative=self.relative)
+    """Builds the code of one kernel, with a mask in up to two parts."""
 
     def masks(self) -> tuple[Expr | None, Expr | None, Limits]:
         mask = self.variant.mask if self.variant.mask is not None else expr.TRUE
@@ -66,7 +58,6 @@ def forward_kernel(
     # A sink's logit is not bounded.
     reference = None if variant.sink else fixed_reference(whole.logit)
     builder = HopperBuilder(variant, sign.mode, whole.split_by_rows(in_order=_in_order(sign)), query_axis=0)
-    builder.relative = reference is not None
     plan = query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=constants)
     return replace(plan, fixed_reference=reference), builder
 
@@ -97,6 +88,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
         constants=constants,
         legend=sign.legend(args, terms),
         sums_by_products=gathers_all and own.dscore is None,
+        dscore_is_bounded=own.dscore is not None and bounds(own.dscore).is_bounded,
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: e8145583f75f92e5
+# hash: 734748243fb2426a
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -9,6 +9,7 @@ from .core.tiles import VariantTraits
 TRAITS: dict[str, VariantTraits] = {
     "full": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=True,
@@ -23,6 +24,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "causal": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -37,6 +39,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "causal_dropout": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -51,6 +54,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "window": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -65,6 +69,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "prefix_lm": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -79,6 +84,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "document": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -93,6 +99,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "padding": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -107,6 +114,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "streaming_llm": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -121,6 +129,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "natten": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -135,6 +144,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "softcap": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=True,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -149,6 +159,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "gemma2_local": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=True,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -163,6 +174,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "alibi": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -177,6 +189,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "relative_bias": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -191,6 +204,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "forgetting": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -205,6 +219,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "forgetting_pruned": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -219,6 +234,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "gpt_oss": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -233,6 +249,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "chunked": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -247,6 +264,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -261,6 +279,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_softcap": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -275,6 +294,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_sink": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -289,6 +309,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_bias": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -303,6 +324,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_mask": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -317,6 +339,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_images": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -639,27 +662,27 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "9e55bfeb53d0215b",
             "dq": "aa6b0313221a04f9",
             "dkdv": "115b98ad35ac6cad",
-            "hopper_fwd": "2ef8c86fcfc7e8c1",
-            "hopper_bwd": "a97ddb41fda8e52b",
-            "hopper_bwd_wide": "4d93529f01bbf013",
+            "hopper_fwd": "706afb909354104d",
+            "hopper_bwd": "94f025e7e39b5064",
+            "hopper_bwd_wide": "0b8b58c26282dcfe",
             "hopper_delta": "6bdddb896b112d00",
         },
         "packed": {
             "fwd": "0570f6c6d0744bcf",
             "dq": "b2d4fdebed9ed354",
             "dkdv": "c49a3ba2eb7a98c5",
-            "hopper_fwd": "be3be56ca050783c",
-            "hopper_bwd": "41c1f0bf83497905",
-            "hopper_bwd_wide": "c8159996a8df97e8",
+            "hopper_fwd": "54eda31663c45422",
+            "hopper_bwd": "c56efbcb3e416276",
+            "hopper_bwd_wide": "68d56b0a3f8e9642",
             "hopper_delta": "bfdb963e3cfd9b3a",
         },
         "segmented": {
             "fwd": "dcb6e882351b517a",
             "dq": "6d129e48f1d51871",
             "dkdv": "661d68ac4f10e053",
-            "hopper_fwd": "fab0ee51f230cf4f",
-            "hopper_bwd": "bdb7b0de9d368c8c",
-            "hopper_bwd_wide": "b283dc928aebe579",
+            "hopper_fwd": "b63abfef9ffe4415",
+            "hopper_bwd": "0cb636fecaec22fa",
+            "hopper_bwd_wide": "38dbb04242ae4e0c",
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
@@ -673,27 +696,27 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "c04ed690a9088525",
             "dq": "0d7878fddb6b1c64",
             "dkdv": "fc27f0862eae9754",
-            "hopper_fwd": "25ebb94ce77f2579",
-            "hopper_bwd": "2deb197300e6a167",
-            "hopper_bwd_wide": "d3f9138988b1f478",
+            "hopper_fwd": "c10a788eec1df0da",
+            "hopper_bwd": "3d7f4303eb101a85",
+            "hopper_bwd_wide": "a92b88c01c15e02e",
             "hopper_delta": "009a271df48a99bf",
         },
         "packed": {
             "fwd": "d6dce60cdb134b84",
             "dq": "99f263243af90754",
             "dkdv": "0d77edb0d922181c",
-            "hopper_fwd": "7a3b7c19dcac5314",
-            "hopper_bwd": "9e2d9eeec7743e62",
-            "hopper_bwd_wide": "32bae4bb025c5702",
+            "hopper_fwd": "10ccb0dd3320230f",
+            "hopper_bwd": "206c2e190ac41370",
+            "hopper_bwd_wide": "39f694ebb344cf95",
             "hopper_delta": "7d028da1d201a9d1",
         },
         "segmented": {
             "fwd": "4b04432f7f157a12",
             "dq": "566fdfc0258a867c",
             "dkdv": "9d23e6c95e57112f",
-            "hopper_fwd": "01db5551e643fe5a",
-            "hopper_bwd": "e6d414884deac0de",
-            "hopper_bwd_wide": "10984093266a1269",
+            "hopper_fwd": "ceb976315fa6092a",
+            "hopper_bwd": "bc9a645c9f53c42a",
+            "hopper_bwd_wide": "a1dc392adadfe99d",
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
@@ -945,27 +968,27 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "16d2a898bd7a74d8",
             "dq": "e4ec1410d1c20bff",
             "dkdv": "85e4877f1c83c1d8",
-            "hopper_fwd": "cdaf03feb8703e83",
-            "hopper_bwd": "1e76e76c25397b94",
-            "hopper_bwd_wide": "2f143f89bf131425",
+            "hopper_fwd": "eff465e8f3acc0aa",
+            "hopper_bwd": "d32d71d2f6b759bb",
+            "hopper_bwd_wide": "bbd9de2936b1d655",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "packed": {
             "fwd": "2ddb90a94243f506",
             "dq": "575c5e37acec277e",
             "dkdv": "d56765334ef56bc8",
-            "hopper_fwd": "4b1118fc486f0e73",
-            "hopper_bwd": "2dbbc7d64ccd3ea6",
-            "hopper_bwd_wide": "1c23933df5637ea3",
+            "hopper_fwd": "f7ea67dd39bff383",
+            "hopper_bwd": "e8b2e95a217a508d",
+            "hopper_bwd_wide": "cd608d328d78dac8",
             "hopper_delta": "6505eb97a31636a0",
         },
         "segmented": {
             "fwd": "20fea702281f0c71",
             "dq": "069a82bfe3c1e8e2",
             "dkdv": "61b263950921824d",
-            "hopper_fwd": "d1ddd22eb7b0ca9e",
-            "hopper_bwd": "f6e365b88f25164a",
-            "hopper_bwd_wide": "78eea197a2960d82",
+            "hopper_fwd": "056608bc59e1a593",
+            "hopper_bwd": "7712ee0eaadaea39",
+            "hopper_bwd_wide": "8bb317d9fd0df6a6",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: b3e3cd7abb32ced3
+# hash: 62f95f8b18ca1eee
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -67,7 +67,7 @@ from .._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
-from .._runtime.device.gl_capped import tanh_of_product
+from .._runtime.device.gl_math import tanh
 
 
 @gluon.jit
@@ -200,7 +200,7 @@ def consume(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -229,7 +229,7 @@ def consume(
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -467,7 +467,7 @@ def score(
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -496,7 +496,7 @@ def score(
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 006b91ad2040b5fb
+# hash: cc6a3124fe8c5845
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
@@ -36,7 +36,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
-from .._runtime.device.gl_capped import tanh_of_product
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -58,6 +57,7 @@ from .._runtime.device.gl_fp8 import (
     raise_maximum,
     unpack_words,
 )
+from .._runtime.device.gl_math import tanh
 from .._runtime.device.gl_versions import aggregate
 
 
@@ -220,7 +220,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = tanh_of_product(qk, 0.05 * head_scale, HARDWARE_TANH, 28.85390081777927)
+                logit = 28.85390081777927 * tanh(0.05 * head_scale * qk, HARDWARE_TANH)
                 run_end = q_idx + 1
                 if RAGGED:
                     run_end = gl.minimum(run_end, kv_len)
@@ -253,7 +253,7 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = tanh_of_product(qk, 0.05 * head_scale, HARDWARE_TANH, 28.85390081777927)
+            logit = 28.85390081777927 * tanh(0.05 * head_scale * qk, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

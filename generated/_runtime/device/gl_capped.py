@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels of capped scores have of their own: a `tanh` that two units share, and sums without a maximum.
+"""What forwards of bounded scores have of their own: sums without a maximum, and a `tanh` that two units share.
 
 The unit of special functions takes 16 numbers a clock and multiprocessor. An exponential and a `tanh` for each score
 keep it busy for twice as long as causal attention's exponentials do. So POLYNOMIALS of each eight numbers of a thread
@@ -14,8 +14,8 @@ from triton.experimental.gluon import language as gl
 
 from .gl_math import tanh
 
-# Of each eight numbers of a thread; a power of two.
-POLYNOMIALS = gl.constexpr(4)
+# Of each eight numbers of a thread.
+POLYNOMIALS = gl.constexpr(6)
 
 # c0 to c3, with the least largest relative error up to the square root of MOST_SQUARE.
 COEFFICIENTS = gl.constexpr((0.999997089946996, -0.33309231541167084, 0.13015458704539967, -0.0400295075259283))
@@ -23,24 +23,22 @@ MOST_SQUARE = gl.constexpr(0.390625)
 
 
 @triton.constexpr_function
-def tanh_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUARE):
-    """PTX for the COUNT numbers of a thread: `FACTOR * tanh(inner * x) + OFFSET`.
+def exponential_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUARE):
+    """PTX for the COUNT numbers of a thread: `2 ** (FACTOR * tanh(inner * x) + OFFSET)`.
 
     In the polynomials `inner` and FACTOR are part of the coefficients. The squares' maximum is one of integers, three
     at a time in one instruction: no square is negative, and a NaN is beyond every number.
     """
-    own = [i for i in range(COUNT) if i % (8 // POLYNOMIALS) == 0]
+    own = [i for i in range(COUNT) if i * POLYNOMIALS % 8 < POLYNOMIALS]
     inner = f"${2 * COUNT}"
 
     def by_unit(i):
-        lines = [f"mul.f32 ${i}, ${i}, {inner};", f"tanh.approx.f32 ${i}, ${i};"]
-        if OFFSET != 0.0:
-            return [*lines, f"fma.rn.f32 ${i}, ${i}, {FACTOR}, {OFFSET};"]
-        return [*lines, f"mul.f32 ${i}, ${i}, {FACTOR};"] if FACTOR != 1.0 else lines
+        lines = [f"mul.f32 y, ${i}, {inner};", "tanh.approx.f32 y, y;", f"fma.rn.f32 y, y, {FACTOR}, {OFFSET};"]
+        return [*lines, f"ex2.approx.ftz.f32 ${i}, y;"]
 
     def by_polynomial(i):
         lines = [f"fma.rn.f32 y, c3, z{i}, c2;", f"fma.rn.f32 y, y, z{i}, c1;", f"fma.rn.f32 y, y, z{i}, c0;"]
-        return [*lines, f"fma.rn.f32 ${i}, ${i}, y, {OFFSET};" if OFFSET != 0.0 else f"mul.f32 ${i}, ${i}, y;"]
+        return [*lines, f"fma.rn.f32 y, ${i}, y, {OFFSET};", f"ex2.approx.ftz.f32 ${i}, y;"]
 
     near = [line for i in range(COUNT) for line in (by_polynomial(i) if i in own else by_unit(i))]
     far = [line for i in range(COUNT) for line in by_unit(i)]
@@ -50,34 +48,32 @@ def tanh_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUARE):
         lines += [f"mul.f32 c{n}, c{n - 1}, s;", f"mul.f32 c{n}, c{n}, {COEFFICIENTS[n] / COEFFICIENTS[n - 1]};"]
     lines += [f"mul.f32 z{i}, ${i}, ${i};" for i in own]
     lines += ["mov.b32 most, z0;", *(f"max.s32 most, most, z{i};" for i in own[1:])]
-    lines += [
-        "mul.f32 most, most, s;",
-        f"setp.gtu.f32 far, most, {MOST_SQUARE};",
-        "vote.sync.any.pred far, far, 0xFFFFFFFF;",
-    ]
+    lines += ["mul.f32 most, most, s;", f"setp.gtu.f32 far, most, {MOST_SQUARE};"]
+    lines += ["vote.sync.any.pred far, far, 0xFFFFFFFF;"]
     lines += ["@far bra.uni FAR;", *near, "bra.uni DONE;", "FAR:", *far, "DONE:"]
     return "\n".join(["{", *lines, "}"])
 
 
 @triton.constexpr_function
-def tanh_operands(COUNT):
+def exponential_operands(COUNT):
     """The constraints of that PTX: results in place of the numbers, then `inner` for each of them."""
     return ",".join(["=f"] * COUNT + [str(i) for i in range(COUNT)] + ["f"] * COUNT)
 
 
 @gluon.jit
-def tanh_of_product(x, inner, HARDWARE: gl.constexpr, FACTOR: gl.constexpr = 1.0, OFFSET: gl.constexpr = 0.0):
-    """`FACTOR * tanh(inner * x) + OFFSET` of a warpgroup's accumulator `x`, for a number `inner`.
+def exp2_of_tanh(x, inner, HARDWARE: gl.constexpr, FACTOR: gl.constexpr, OFFSET: gl.constexpr):
+    """`2 ** (FACTOR * tanh(inner * x) + OFFSET)` of a warpgroup's accumulator `x`, for a number `inner`.
 
-    Not pure: what it asks the other threads of a warp must not move to another branch.
+    The exponentials are in the same piece, to run beside the polynomials. Not pure: what it asks the other threads of a
+    warp must not move to another branch.
     """
     if HARDWARE:
         COUNT: gl.constexpr = x.shape[0] * x.shape[1] // 128
-        PTX: gl.constexpr = tanh_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUARE)
-        OPERANDS: gl.constexpr = tanh_operands(COUNT)
+        PTX: gl.constexpr = exponential_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUARE)
+        OPERANDS: gl.constexpr = exponential_operands(COUNT)
         return gl.inline_asm_elementwise(PTX, OPERANDS, [x, inner], gl.float32, is_pure=False, pack=COUNT)
     else:
-        return FACTOR * tanh(inner * x, HARDWARE) + OFFSET
+        return gl.exp2(FACTOR * tanh(inner * x, HARDWARE) + OFFSET)
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: c446f427622faaff
+# hash: 2133d8913299aa04
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -50,7 +50,6 @@ from ..._runtime.device.gl import (
     make_ring,
     make_work_ring,
 )
-from ..._runtime.device.gl_capped import tanh_of_product
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -73,6 +72,7 @@ from ..._runtime.device.gl_fp8 import (
     raise_maximum,
     unpack_words,
 )
+from ..._runtime.device.gl_math import tanh
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -262,7 +262,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = 1.4426950408889634 * cap * tanh_of_product(qk, head_scale / cap, HARDWARE_TANH)
+                logit = 1.4426950408889634 * cap * tanh(head_scale * qk / cap, HARDWARE_TANH)
                 run_first = q_idx - before
                 run_end = after + q_idx + 1
                 run_end = gl.minimum(run_end, kv_len)
@@ -297,7 +297,7 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = 1.4426950408889634 * cap * tanh_of_product(qk, head_scale / cap, HARDWARE_TANH)
+            logit = 1.4426950408889634 * cap * tanh(head_scale * qk / cap, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: d0e7008a824810d3
+# hash: 2f2cc0f3ef1bcf43
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -76,8 +76,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
-from ..._runtime.device.gl_capped import tanh_of_product
-from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_math import clamp_index, tanh
 
 
 @gluon.jit
@@ -253,7 +252,7 @@ def consume(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -288,7 +287,7 @@ def consume(
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -647,7 +646,7 @@ def score(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -682,7 +681,7 @@ def score(
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, scale / cap, HARDWARE_TANH)
+                tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: bd5d6f380afcd853
+# hash: 547ef979615f4c0f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -46,7 +46,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring
-from ..._runtime.device.gl_capped import tanh_of_product
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -68,7 +67,7 @@ from ..._runtime.device.gl_fp8 import (
     raise_maximum,
     unpack_words,
 )
-from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_math import clamp_index, tanh
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -287,7 +286,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = 1.4426950408889634 * cap * tanh_of_product(qk, head_scale / cap, HARDWARE_TANH)
+                logit = 1.4426950408889634 * cap * tanh(head_scale * qk / cap, HARDWARE_TANH)
                 kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
                 if RAGGED:
@@ -325,7 +324,7 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = 1.4426950408889634 * cap * tanh_of_product(qk, head_scale / cap, HARDWARE_TANH)
+            logit = 1.4426950408889634 * cap * tanh(head_scale * qk / cap, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

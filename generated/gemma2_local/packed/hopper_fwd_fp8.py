@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: f5ba0f6489172af5
+# hash: 4cd1fbbe09c8f690
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -49,7 +49,6 @@ from ..._runtime.device.gl import (
     make_ring,
     make_work_ring,
 )
-from ..._runtime.device.gl_capped import tanh_of_product
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -72,6 +71,7 @@ from ..._runtime.device.gl_fp8 import (
     raise_maximum,
     unpack_words,
 )
+from ..._runtime.device.gl_math import tanh
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -261,7 +261,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = tanh_of_product(qk, 0.02 * head_scale, HARDWARE_TANH, 72.13475204444816)
+                logit = 72.13475204444816 * tanh(0.02 * head_scale * qk, HARDWARE_TANH)
                 run_first = q_idx - 4095
                 run_end = q_idx + 1
                 run_end = gl.minimum(run_end, kv_len)
@@ -296,7 +296,7 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = tanh_of_product(qk, 0.02 * head_scale, HARDWARE_TANH, 72.13475204444816)
+            logit = 72.13475204444816 * tanh(0.02 * head_scale * qk, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

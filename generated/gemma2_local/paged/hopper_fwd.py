@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 42de853f2b8c32b6
+# hash: d7f660d154b36c9c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local`, paged caches on Hopper: `o = softmax(score) v`.
@@ -49,7 +49,7 @@ from ..._runtime.device.gl import (
     make_work_ring,
     product_layout,
 )
-from ..._runtime.device.gl_capped import add_columns, tanh_of_product
+from ..._runtime.device.gl_capped import add_columns, exp2_of_tanh
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -65,6 +65,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
+from ..._runtime.device.gl_math import tanh
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring
 from ..._runtime.device.gl_versions import aggregate
 
@@ -266,7 +267,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = tanh_of_product(qk, 0.02 * scale, HARDWARE_TANH, 72.13475204444816, -REFERENCE)
+                logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
                 run_first = q_idx - 4095
                 run_end = q_idx + 1
                 run_end = gl.minimum(run_end, kv_len)
@@ -277,7 +278,7 @@ def consume(
 
                 logit = gl.where(keep, logit, float("-inf"))
             if FIXED:
-                p = gl.exp2(logit)  # [ROWS, BLOCK_N]
+                p = gl.exp2(logit - REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
             else:
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
@@ -298,11 +299,11 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = tanh_of_product(qk, 0.02 * scale, HARDWARE_TANH, 72.13475204444816, -REFERENCE)
             if FIXED:
-                p = gl.exp2(logit)  # [ROWS, BLOCK_N]
+                p = exp2_of_tanh(qk, 0.02 * scale, HARDWARE_TANH, 72.13475204444816, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
             else:
+                logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
                 # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

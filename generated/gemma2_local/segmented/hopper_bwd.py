@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 072196ba3b960dc0
+# hash: 394864341dab1443
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -75,8 +75,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
-from ..._runtime.device.gl_capped import tanh_of_product
-from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_math import clamp_index, tanh
 
 
 @gluon.jit
@@ -241,7 +240,7 @@ def consume(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, 0.02 * scale, HARDWARE_TANH)
+                tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -264,9 +263,7 @@ def consume(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                # The others have no gradient, masked or not.
-                keep = p > 0.0
-                p_dscore = gl.where(keep, p * (1.0 - tanh_val * tanh_val), 0.0)  # [KEYS, BLOCK_M]
+                p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
                 dp = warpgroup_mma_wait(1, deps=(dp,))
                 ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
@@ -276,7 +273,7 @@ def consume(
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, 0.02 * scale, HARDWARE_TANH)
+                tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = 72.13475204444816 * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -284,8 +281,6 @@ def consume(
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
-                if RAGGED:
-                    p_dscore = gl.where((cols < kv_len)[:, None], p_dscore, 0.0)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
                 ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
@@ -601,7 +596,7 @@ def score(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, 0.02 * scale, HARDWARE_TANH)
+                tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -624,9 +619,7 @@ def score(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
-                # The others have no gradient, masked or not.
-                keep = p > 0.0
-                p_dscore = gl.where(keep, p * (1.0 - tanh_val * tanh_val), 0.0)  # [KEYS, BLOCK_M]
+                p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
@@ -636,7 +629,7 @@ def score(
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
-                tanh_val = tanh_of_product(qk, 0.02 * scale, HARDWARE_TANH)
+                tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = 72.13475204444816 * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -644,8 +637,6 @@ def score(
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
-                if RAGGED:
-                    p_dscore = gl.where((cols < kv_len)[:, None], p_dscore, 0.0)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 864dd7717663cc69
+# hash: 346e7dd3a9c5d30e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -43,7 +43,7 @@ from ..._runtime.device.gl import (
     make_work_ring,
     product_layout,
 )
-from ..._runtime.device.gl_capped import add_columns, tanh_of_product
+from ..._runtime.device.gl_capped import add_columns, exp2_of_tanh
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -60,6 +60,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
+from ..._runtime.device.gl_math import tanh
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -233,7 +234,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = tanh_of_product(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)
+                logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
                 run_end = q_idx + 1
                 run_end = gl.minimum(run_end, kv_len)
                 run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
@@ -241,7 +242,7 @@ def consume(
 
                 logit = gl.where(keep, logit, float("-inf"))
             if FIXED:
-                p = gl.exp2(logit)  # [ROWS, BLOCK_N]
+                p = gl.exp2(logit - REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
             else:
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
@@ -262,11 +263,11 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = tanh_of_product(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)
             if FIXED:
-                p = gl.exp2(logit)  # [ROWS, BLOCK_N]
+                p = exp2_of_tanh(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
             else:
+                logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
                 # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

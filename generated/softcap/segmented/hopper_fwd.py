@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: a0a4ea8901f83c61
+# hash: c791dc034312a03e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -38,7 +38,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
-from ..._runtime.device.gl_capped import add_columns, tanh_of_product
+from ..._runtime.device.gl_capped import add_columns, exp2_of_tanh
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -55,7 +55,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_math import clamp_index, tanh
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -250,7 +250,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = tanh_of_product(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)
+                logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
                 kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
@@ -264,7 +264,7 @@ def consume(
                     float("-inf"),
                 )
             if FIXED:
-                p = gl.exp2(logit)  # [ROWS, BLOCK_N]
+                p = gl.exp2(logit - REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
             else:
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
@@ -285,11 +285,11 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = tanh_of_product(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)
             if FIXED:
-                p = gl.exp2(logit)  # [ROWS, BLOCK_N]
+                p = exp2_of_tanh(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
             else:
+                logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
                 # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 2f77c3e627bb202d
+# hash: 78b94edb74612756
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -45,7 +45,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring
-from ..._runtime.device.gl_capped import tanh_of_product
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -67,7 +66,7 @@ from ..._runtime.device.gl_fp8 import (
     raise_maximum,
     unpack_words,
 )
-from ..._runtime.device.gl_math import clamp_index
+from ..._runtime.device.gl_math import clamp_index, tanh
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -274,7 +273,7 @@ def consume(
             logit = qk
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
-                logit = tanh_of_product(qk, 0.05 * head_scale, HARDWARE_TANH, 28.85390081777927)
+                logit = 28.85390081777927 * tanh(0.05 * head_scale * qk, HARDWARE_TANH)
                 kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 keep = q_idx[:, None] >= kv_idx[None, :]
                 if RAGGED:
@@ -312,7 +311,7 @@ def consume(
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = tanh_of_product(qk, 0.05 * head_scale, HARDWARE_TANH, 28.85390081777927)
+            logit = 28.85390081777927 * tanh(0.05 * head_scale * qk, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)

@@ -131,43 +131,45 @@ def test_other_bounded_scores(monkeypatch: pytest.MonkeyPatch, variant: str, dty
     check_rows(o, want, want_lse, dtype)
 
 
-# ------------------------------------------------------------------------------------------------------------ split tanh
+# --------------------------------------------------------------------------------------- exponentials of a split tanh
 
 
-def run_tanh(x: Tensor, inner: float, factor: float, offset: float) -> Tensor:
+def run_exponentials(x: Tensor, inner: float, factor: float, offset: float) -> Tensor:
     """The lines for all numbers of a thread, of the threads of a warp: `x` is [threads, numbers]."""
     count = x.shape[1]
     numbers = (gl_capped.POLYNOMIALS, gl_capped.COEFFICIENTS, gl_capped.MOST_SQUARE)
-    text = gl_capped.tanh_ptx.fn(count, factor, offset, *(number.value for number in numbers))
+    text = gl_capped.exponential_ptx.fn(count, factor, offset, *(number.value for number in numbers))
     columns = list(x.unbind(1))
     inputs = columns + [torch.full_like(columns[0], inner)] * count
     return torch.stack(ptx.run(text, inputs, count, dict(enumerate(columns))), 1)
 
 
-@pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (28.85, 0.0), (28.85, -20.85)])
+@pytest.mark.parametrize(("factor", "offset"), [(28.85, -20.85), (72.13, -27.86), (-3.5, 2.5)])
 @pytest.mark.parametrize("largest", [0.6, 0.7, 30.0])
-def test_tanh_is_exact_near_and_far(largest: float, factor: float, offset: float) -> None:
+def test_exponentials_are_exact_near_and_far(largest: float, factor: float, offset: float) -> None:
     x = torch.empty(32, 16).uniform_(-largest, largest) * 8
-    got = run_tanh(x, 0.125, factor, offset)
-    want = factor * torch.tanh(0.125 * x.double()) + offset
-    assert ((got - want).abs() <= 2.0**-18 * (factor + abs(offset))).all()
+    got = run_exponentials(x, 0.125, factor, offset)
+    logit = factor * torch.tanh(0.125 * x.double())
+    error = (got.double().log2() - offset - logit).abs()
+    # The relative error of the polynomials, and float32's rounding of the logit, of its offset and of the weight.
+    assert (error <= 2.0**-18 * logit.abs() + 2.0**-23 * (abs(factor) + abs(offset) + 2)).all()
 
 
 def test_one_number_beyond_sends_a_warp_to_the_unit() -> None:
     x = torch.full((32, 16), 0.5)
-    alone = run_tanh(x, 1.0, 1.0, 0.0)
-    x[31, 2] = 40.0
-    beside = run_tanh(x, 1.0, 1.0, 0.0)
-    assert beside[31, 2] == 1.0
-    assert torch.equal(beside[:31], torch.tanh(x[:31]))
-    assert not torch.equal(alone[:31], torch.tanh(x[:31]))
+    alone = run_exponentials(x, 1.0, 9.0, -1.0)
+    x[31, 0] = 40.0
+    beside = run_exponentials(x, 1.0, 9.0, -1.0)
+    assert beside[31, 0] == 2.0**8
+    assert torch.equal(beside[:31], torch.exp2(torch.tanh(x[:31]) * 9.0 - 1.0))
+    assert not torch.equal(alone[:31], beside[:31])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_tanh_of_no_number(bad: float) -> None:
+@pytest.mark.parametrize("place", range(8))
+def test_exponentials_of_no_number(bad: float, place: int) -> None:
     x = torch.zeros(32, 16)
-    x[3, 4] = bad
-    got = run_tanh(x, 0.5, 2.0, -1.0)
-    assert torch.equal(got, 2 * torch.tanh(0.5 * x) - 1) or got[3, 4].isnan()
-    assert got[3, 4].isnan() == torch.tensor(bad).isnan()
-    assert (got[0] == -1).all()
+    x[3, place] = bad
+    got = run_exponentials(x, 0.5, 2.0, -1.0)
+    assert got[3, place].isnan() if bad != bad else got[3, place] == 2.0 ** (2 * (1 if bad > 0 else -1) - 1)
+    assert (got[0] == 0.5).all()
