@@ -13,14 +13,20 @@ from .errors import check
 
 _LINE = re.compile(r"(?:@(?P<negated>!?)(?P<guard>\w+) )?(?P<op>[a-z][\w.]*) (?P<operands>.*)")
 _FLOAT = re.compile(r"0f([0-9A-F]{8})")
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "mov.b32": lambda a: a,
     "add.f32": torch.add,
     "sub.f32": torch.sub,
     "mul.f32": torch.mul,
+    "fma.rn.f32": lambda a, b, c: a * b + c,
+    # Of the bits of numbers that are not negative, which are in the same order.
+    "max.s32": lambda a, b: torch.maximum(a.view(torch.int32), b.view(torch.int32)).view(torch.float32),
+    "tanh.approx.f32": torch.tanh,
     "ex2.approx.ftz.f32": torch.exp2,
     "setp.gt.f32": torch.gt,
+    "setp.gtu.f32": lambda a, b: ~(a <= b),
     "setp.neu.f32": torch.ne,
     "or.pred": torch.logical_or,
     # All threads that are emulated are those of one warp here: what one alone needs, all do.
@@ -64,6 +70,8 @@ def run(text: str, inputs: Sequence[Tensor], outputs: int, tied: Mapping[int, Te
 def _operand(name: str, known: dict[str, Tensor], threads: Tensor) -> Tensor:
     if bits := _FLOAT.fullmatch(name):
         return torch.full_like(threads, struct.unpack(">f", bytes.fromhex(bits[1]))[0])
+    if _DECIMAL.fullmatch(name):
+        return torch.full_like(threads, float(name))
     if name == "0xFFFFFFFF":
         return threads
     check(name in known, f"{name} is read before it is written")

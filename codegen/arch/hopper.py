@@ -44,7 +44,8 @@ class HopperFamily:
         long_forward_from_if_alike: the same if all rows attend to the same keys, so that the mask cuts no tile.
         backward_tiles: tiles of the backward, whose two warpgroups share the keys.
         scored_rows: most rows of a backward tile if the score is more than the scaled product, or dropout is applied:
-            then the score of half of the rows fills the registers.
+            then the score of half of the rows fills the registers. Dense calls of a capped product have all rows: few
+            of their blocks need a mask, for which registers spill.
         wide_keys: `block_n` of the backward kernel for more than 128 columns, where both warpgroups hold all keys.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         narrow_forward_from_if_alike: the same if all rows attend to the same keys.

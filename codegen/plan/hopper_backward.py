@@ -147,6 +147,13 @@ class BackwardPlan:
         return gradient_step(self.kernel.full, linear=self.kernel.linear)
 
     @property
+    def derivative_first(self) -> bool:
+        """True if probabilities are multiplied by the score's derivative ahead of dp: what both are computed of is then
+        dead where dp is live. All that is summed up pair by pair reads ds without the derivative, and later."""
+        sums = self.kernel.row_adds or self.plain.gradients or self.masked.gradients or self.variant.dropout
+        return self.plain.dscore is not None and not sums
+
+    @property
     def _steps(self) -> list[GradientStep]:
         return [self.plain] if self.one_loop else ([self.plain] if self.bounds.has_full else []) + [self.masked]
 

@@ -18,6 +18,7 @@ from codegen.plan.code import (
 )
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper_scores import OWN_KEYS, ScoreStep, score_step
+from codegen.plan.hopper_tanh import exponentials
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
 from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.loop_bounds import LoopBounds
@@ -26,6 +27,7 @@ from codegen.plan.statements import (
     Part,
     Statement,
     assign,
+    calls,
     defines,
     needed,
     rewritten,
@@ -69,6 +71,18 @@ class ForwardPlan:
     def packed_weights(self) -> str:
         """The variable of the weights that the loop carries, several in a word."""
         return "p_pairs"
+
+    @property
+    def has_fixed_reference(self) -> bool:
+        """True if bfloat16 weights need no maximum of their row."""
+        return self.kernel.fixed_reference is not None
+
+    @property
+    def exponentials(self) -> Code | None:
+        """The weights of a block without the mask, where one call computes them all from its product."""
+        if not self.has_fixed_reference or self.kernel.row_term is not None or self.plain.of_score:
+            return None
+        return exponentials(self._full.logit, Name("REFERENCE"))
 
     # -- the blocks of keys that a block of rows visits
 
@@ -256,6 +270,8 @@ class ForwardPlan:
             found["gl_dropout"] = ["without_dropped"]
         if math := math_imports(parts):
             found["gl_math"] = math
+        if self.has_fixed_reference:
+            found["gl_capped"] = ["add_columns", *sorted(calls(self.exponentials))]
         return {module: sorted_names(found[module]) for module in sorted(found)}
 
     # -- roles

@@ -21,7 +21,7 @@ _SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
-    """The kernel of a forward of 16 bits for float8_e4m3fn."""
+    """The kernel of a forward of 16 bits for float8_e4m3fn, whose weights need a maximum of their rows."""
     assert kernel.full is not None
     assert kernel.partial is not None
     args = _arguments(kernel.args)
@@ -32,6 +32,7 @@ def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
         legend=sign.legend(args),
         full=_scaled_by_head(kernel.full),
         partial=_scaled_by_head(kernel.partial),
+        fixed_reference=None,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.ir.expr import Level
-from codegen.plan.code import Code, Infix, Name, Prefix, builtin, call
+from codegen.plan.code import Builtin, Code, Infix, Name, Prefix, builtin, call, renamed
 from codegen.plan.hopper_runs import ZEROS, RunStatements
 from codegen.plan.kernel import Block, BlockGradient, MaskRun
 from codegen.plan.statements import Assign, Part, assign, uses
@@ -40,6 +40,14 @@ class GradientStep:
     @property
     def gradients_read_keep(self) -> bool:
         return "keep" in uses([part.value for part in self.gradients], self.dscore)
+
+    def p_dscore(self, *, is_bounded: bool) -> Code | None:
+        """The probabilities times the score's derivative, None where that is 1. Where no pair is kept they are 0: that
+        needs no condition if the derivative `is_bounded`."""
+        if self.dscore is None:
+            return None
+        code = renamed(self.dscore, {"ds": "p"})
+        return code.args[1] if is_bounded and isinstance(code, Builtin) and code.function == "where" else code
 
     @staticmethod
     def reads_rows(statements: Sequence[Assign]) -> bool:

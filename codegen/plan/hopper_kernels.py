@@ -12,6 +12,7 @@ from codegen.analysis.call_modes import Mode, split_mask
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
+from codegen.analysis.score_bounds import bounds, fixed_reference
 from codegen.ir import expr
 from codegen.ir.expr import Expr
 from codegen.plan.kernel import KernelPlan
@@ -46,13 +47,19 @@ def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse. It adds what all keys of a row share to the row's maximum."""
-    builder = HopperBuilder(variant, sign.mode, forward_logits(variant, sign), query_axis=0)
-    return query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=sign.constants())
+    return forward_kernel(variant, analysis, sign, sign.constants())[0]
 
 
-def forward_logits(variant: Variant, sign: Signatures) -> Logits:
-    """The logits of a forward, without what all keys of a row share."""
-    return logits(variant, sign.mode).split_by_rows(in_order=_in_order(sign))
+def forward_kernel(
+    variant: Variant, analysis: BlockAnalysis, sign: Signatures, constants: Sequence[str]
+) -> tuple[KernelPlan, HopperBuilder]:
+    """The same with its builder, for a kernel with constants of its own."""
+    whole = logits(variant, sign.mode)
+    # A sink's logit is not bounded.
+    reference = None if variant.sink else fixed_reference(whole.logit)
+    builder = HopperBuilder(variant, sign.mode, whole.split_by_rows(in_order=_in_order(sign)), query_axis=0)
+    plan = query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=constants)
+    return replace(plan, fixed_reference=reference), builder
 
 
 def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
@@ -81,6 +88,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
         constants=constants,
         legend=sign.legend(args, terms),
         sums_by_products=gathers_all and own.dscore is None,
+        dscore_is_bounded=own.dscore is not None and bounds(own.dscore).is_bounded,
     )
 
 

@@ -107,6 +107,8 @@ class KernelPlan(InMode):
     with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
     derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `leaves_runs`:
     the kernel of packed calls computes a segmented call whose segments are runs of tokens.
+    `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
+    they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
     """
 
     name: str
@@ -130,6 +132,8 @@ class KernelPlan(InMode):
     sums_by_products: bool = False
     orders_work: bool = False
     leaves_runs: bool = False
+    fixed_reference: float | None = None
+    dscore_is_bounded: bool = False
     mode: Mode = Mode.DENSE
 
     @property

@@ -14,11 +14,10 @@ from codegen.analysis.call_modes import Mode, has_tokens, specialised
 from codegen.analysis.schedule import BlockAnalysis, Schedule, analyse
 from codegen.plan.code import Code, Infix, Name, product, total
 from codegen.plan.hopper_forward import ForwardPlan
-from codegen.plan.hopper_kernels import HopperBuilder, forward_logits
+from codegen.plan.hopper_kernels import forward_kernel
 from codegen.plan.hopper_roles import Role, sorted_names
 from codegen.plan.host_code import HostCode, host, listed
 from codegen.plan.kernel import ArgGroup, KernelPlan, pointers
-from codegen.plan.kernel_assembly import query_kernel
 from codegen.plan.legend import paged_legend
 from codegen.plan.loop_bounds import seen_keys
 from codegen.plan.signature import Signatures
@@ -104,10 +103,9 @@ def paged_hopper_plan(written: Variant) -> PagedForwardPlan | None:
     variant = specialised(symbolised(written), Mode.PACKED)
     analysis: BlockAnalysis = analyse(variant.mask)
     sign = Signatures(variant, Mode.PACKED, (), analysis)
-    builder = HopperBuilder(variant, Mode.PACKED, forward_logits(variant, sign), query_axis=0)
     args = _arguments(variant, sign)
     constants = [*(["Q_AT_END"] if sign.offset else []), *sign.constants(), "FLAT_TABLE", "PAGE_SIZE"]
-    planned = query_kernel(builder, analysis, sign, name="hopper_fwd", args=sign.fwd(), constants=constants)
+    planned, builder = forward_kernel(variant, analysis, sign, constants)
     found = {field.name: getattr(planned, field.name) for field in fields(KernelPlan)}
     found |= {"name": f"{variant.name}_paged_hopper_fwd", "args": args}
     found |= {"legend": paged_legend(symbolised(written), variant.tensors, args)}

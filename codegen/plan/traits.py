@@ -14,6 +14,8 @@ from codegen.arch.hopper import FAMILY, WIDE_BAND
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir import expr
 from codegen.ir.expr import Const, Level, Load, Op
+from codegen.plan.code import Literal
+from codegen.plan.hopper_tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
 from codegen.plan.paged_hopper import has_hopper_forward
 from codegen.plan.variant import VariantPlan
@@ -26,6 +28,7 @@ class VariantTraits:
     what each field means."""
 
     score_is_scaled_product: bool
+    score_is_capped: bool
     score_is_cheap: bool
     keys_start_at_zero: bool
     rows_are_alike: bool
@@ -44,6 +47,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
     dense = plans[Mode.DENSE]
     return VariantTraits(
         score_is_scaled_product=score_is_scaled_product(dense),
+        score_is_capped=score_is_capped(dense),
         score_is_cheap=_score_is_cheap(variant),
         keys_start_at_zero=keys_start_at_zero(dense),
         rows_are_alike=rows_are_alike(dense),
@@ -61,6 +65,13 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
 def score_is_scaled_product(planned: VariantPlan) -> bool:
     """True if the score is the scaled product of query and key: no score expression, no dropout."""
     return planned.fwd.linear and not planned.variant.dropout
+
+
+def score_is_capped(planned: VariantPlan) -> bool:
+    """True if the score is a number times the tanh of a multiple of the product, and nothing else has a gradient."""
+    full = planned.hopper_fwd.full
+    own = planned.variant.dropout or planned.terms
+    return full is not None and not own and exponentials(full.logit, Literal(0.0)) is not None
 
 
 def _score_is_cheap(variant: Variant) -> bool:
@@ -128,6 +139,6 @@ def hopper_long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig 
 def hopper_backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:
     """The tile of the backward."""
     tile = FAMILY.backward_tiles[FAMILY.columns(head_dim)]
-    if score_is_scaled_product(planned):
+    if score_is_scaled_product(planned) or (score_is_capped(planned) and planned.mode is Mode.DENSE):
         return tile
     return replace(tile, block_m=min(tile.block_m, FAMILY.scored_rows))

@@ -74,6 +74,8 @@ _WORDS = """
 
     at_columns columns_before run_bits run_end run_first
 
+    FIXED REFERENCE add_columns exp2_of_tanh p_dscore
+
     WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 

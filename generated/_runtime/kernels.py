@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: e251b770200c8484
+# hash: f21796c00c58aa31
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -9,6 +9,7 @@ from .core.tiles import VariantTraits
 TRAITS: dict[str, VariantTraits] = {
     "full": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=True,
@@ -23,6 +24,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "causal": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -37,6 +39,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "causal_dropout": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -51,6 +54,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "window": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -65,6 +69,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "prefix_lm": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -79,6 +84,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "document": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -93,6 +99,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "padding": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -107,6 +114,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "streaming_llm": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -121,6 +129,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "natten": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -135,6 +144,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "softcap": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=True,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -149,6 +159,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "gemma2_local": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=True,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -163,6 +174,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "alibi": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -177,6 +189,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "relative_bias": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -191,6 +204,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "forgetting": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -205,6 +219,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "forgetting_pruned": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -219,6 +234,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "gpt_oss": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -233,6 +249,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "chunked": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -247,6 +264,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -261,6 +279,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_softcap": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -275,6 +294,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_sink": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -289,6 +309,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_bias": VariantTraits(
         score_is_scaled_product=False,
+        score_is_capped=False,
         score_is_cheap=False,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -303,6 +324,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_mask": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -317,6 +339,7 @@ TRAITS: dict[str, VariantTraits] = {
     ),
     "band_images": VariantTraits(
         score_is_scaled_product=True,
+        score_is_capped=False,
         score_is_cheap=True,
         keys_start_at_zero=False,
         rows_are_alike=False,
@@ -639,27 +662,27 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "9e55bfeb53d0215b",
             "dq": "aa6b0313221a04f9",
             "dkdv": "115b98ad35ac6cad",
-            "hopper_fwd": "9ebb9f11351674c6",
-            "hopper_bwd": "db24b1dd5c75b6d4",
-            "hopper_bwd_wide": "dc23c85e7f31a353",
+            "hopper_fwd": "706afb909354104d",
+            "hopper_bwd": "9dc3a37163a9ea6b",
+            "hopper_bwd_wide": "2b9795c212f9b6ef",
             "hopper_delta": "6bdddb896b112d00",
         },
         "packed": {
             "fwd": "0570f6c6d0744bcf",
             "dq": "b2d4fdebed9ed354",
             "dkdv": "c49a3ba2eb7a98c5",
-            "hopper_fwd": "3bb529347f938a0e",
-            "hopper_bwd": "d967c77a31197e93",
-            "hopper_bwd_wide": "37227c3b83d2371a",
+            "hopper_fwd": "97cb23879f39f64f",
+            "hopper_bwd": "1811a30e95dcddf9",
+            "hopper_bwd_wide": "6afab4acb59f30e2",
             "hopper_delta": "bfdb963e3cfd9b3a",
         },
         "segmented": {
             "fwd": "dcb6e882351b517a",
             "dq": "6d129e48f1d51871",
             "dkdv": "661d68ac4f10e053",
-            "hopper_fwd": "0f704d440dce8b76",
-            "hopper_bwd": "6caaf6fef28cd16d",
-            "hopper_bwd_wide": "efcd32187a8433b1",
+            "hopper_fwd": "41ed77530adc7738",
+            "hopper_bwd": "b9ad35cf2ab02f11",
+            "hopper_bwd_wide": "dea9a3382be07b84",
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
@@ -673,27 +696,27 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "c04ed690a9088525",
             "dq": "0d7878fddb6b1c64",
             "dkdv": "fc27f0862eae9754",
-            "hopper_fwd": "d06ba5f0b9b5a4ab",
-            "hopper_bwd": "ae558a6112da92bc",
-            "hopper_bwd_wide": "62a305e728e642fd",
+            "hopper_fwd": "c10a788eec1df0da",
+            "hopper_bwd": "4872d0b9a523a725",
+            "hopper_bwd_wide": "1741957425e9994d",
             "hopper_delta": "009a271df48a99bf",
         },
         "packed": {
             "fwd": "d6dce60cdb134b84",
             "dq": "99f263243af90754",
             "dkdv": "0d77edb0d922181c",
-            "hopper_fwd": "1e419dc11aeccf09",
-            "hopper_bwd": "68817716a1f4bc5b",
-            "hopper_bwd_wide": "65d1e0970a99e136",
+            "hopper_fwd": "98d85522c9d406db",
+            "hopper_bwd": "57dc3bae7a60caa6",
+            "hopper_bwd_wide": "05227b228668ce31",
             "hopper_delta": "7d028da1d201a9d1",
         },
         "segmented": {
             "fwd": "4b04432f7f157a12",
             "dq": "566fdfc0258a867c",
             "dkdv": "9d23e6c95e57112f",
-            "hopper_fwd": "fe8f2eaa3ac35e4d",
-            "hopper_bwd": "e17a22d112760703",
-            "hopper_bwd_wide": "acd73333f526a623",
+            "hopper_fwd": "e13e3a52d8f16229",
+            "hopper_bwd": "666dbb8c3ad4cf9e",
+            "hopper_bwd_wide": "d24876f9e6e87092",
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
@@ -946,8 +969,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "e4ec1410d1c20bff",
             "dkdv": "85e4877f1c83c1d8",
             "hopper_fwd": "eff465e8f3acc0aa",
-            "hopper_bwd": "d6a1335a66ba93e7",
-            "hopper_bwd_wide": "248053b43b10e99c",
+            "hopper_bwd": "adc6f1bee464554d",
+            "hopper_bwd_wide": "9af6dde9e270f288",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "packed": {
@@ -955,8 +978,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "575c5e37acec277e",
             "dkdv": "d56765334ef56bc8",
             "hopper_fwd": "1a0899a89d949f58",
-            "hopper_bwd": "756cb3c81fc2663b",
-            "hopper_bwd_wide": "ec7c61bb277388f4",
+            "hopper_bwd": "729ddd7995538d72",
+            "hopper_bwd_wide": "9827cb26fa86207e",
             "hopper_delta": "6505eb97a31636a0",
         },
         "segmented": {
@@ -964,8 +987,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "069a82bfe3c1e8e2",
             "dkdv": "61b263950921824d",
             "hopper_fwd": "1c5e34c8af6f4874",
-            "hopper_bwd": "37593ca2661529d4",
-            "hopper_bwd_wide": "8e2f39c98ac43d0f",
+            "hopper_bwd": "247052d66d5e509f",
+            "hopper_bwd_wide": "fc92826970cd1426",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {

@@ -85,7 +85,8 @@ class HopperFamily:
         least_head_dim: the smallest head_dim that fills enough of a tile's columns.
         long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
             to one key range that starts at key 0.
-        scored_rows: most rows of a backward tile if the score is more than the scaled product.
+        scored_rows: most rows of a backward tile if the score is more than the scaled product, or in dense calls than a
+            capped one.
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
@@ -118,6 +119,8 @@ class VariantTraits:
 
     Attributes:
         score_is_scaled_product: the score is the scaled product of query and key: no score expression, no dropout.
+        score_is_capped: the score is a number times the tanh of a multiple of the product, and nothing else has a
+            gradient.
         score_is_cheap: the score expression calls no function and reads nothing per key or pair; no dropout, no decay.
         keys_start_at_zero: every query attends to one contiguous key range that starts at key 0.
         rows_are_alike: all rows attend to the same keys, so the mask cuts no tile.
@@ -133,6 +136,7 @@ class VariantTraits:
     """
 
     score_is_scaled_product: bool
+    score_is_capped: bool
     score_is_cheap: bool
     keys_start_at_zero: bool
     rows_are_alike: bool

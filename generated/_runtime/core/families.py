@@ -57,13 +57,15 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     return family.forward_tiles[cols]
 
 
-def backward_tiles(op: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> dict[str, HopperTile]:
+def backward_tiles(
+    op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int
+) -> dict[str, HopperTile]:
     """The tiles of a call's backward in Hopper's family by pass: of dkdv and dq if one kernel computes both, of none if
     that family cannot run the call."""
     if refusal(arch, dtype, head_dims, length):
         return {}
     tile, traits = HOPPER_FAMILY.backward_tiles[_widest(head_dims)], TRAITS[op]
-    if not traits.score_is_scaled_product:
+    if not traits.score_is_scaled_product and not (traits.score_is_capped and mode == "dense"):
         tile = tile._replace(block_m=min(tile.block_m, HOPPER_FAMILY.scored_rows))
     return dict.fromkeys(("dkdv", "dq") if traits.backward_can_fuse else ("dkdv",), tile)
 

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: a561d8d11604070b
+# hash: 2f2cc0f3ef1bcf43
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -275,11 +275,11 @@ def consume(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
                 # The others have no gradient, masked or not.
                 keep = p > 0.0
-                ds = gl.where(keep, ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)
+                p_dscore = gl.where(keep, p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)  # [KEYS, BLOCK_M]
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -294,11 +294,11 @@ def consume(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                ds = ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))
+                p_dscore = p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))  # [KEYS, BLOCK_M]
                 if RAGGED:
-                    ds = gl.where((cols < kv_len)[:, None], ds, 0.0)
+                    p_dscore = gl.where((cols < kv_len)[:, None], p_dscore, 0.0)
+                dp = warpgroup_mma_wait(1, deps=(dp,))
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -669,11 +669,11 @@ def score(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
-                dp = warpgroup_mma_wait(0, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
                 # The others have no gradient, masked or not.
                 keep = p > 0.0
-                ds = gl.where(keep, ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)
+                p_dscore = gl.where(keep, p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val)), 0.0)  # [KEYS, BLOCK_M]
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
@@ -688,11 +688,11 @@ def score(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
-                dp = warpgroup_mma_wait(0, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                ds = ds * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))
+                p_dscore = p * (cap * (1.0 / cap) * (1.0 - tanh_val * tanh_val))  # [KEYS, BLOCK_M]
                 if RAGGED:
-                    ds = gl.where((cols < kv_len)[:, None], ds, 0.0)
+                    p_dscore = gl.where((cols < kv_len)[:, None], p_dscore, 0.0)
+                dp = warpgroup_mma_wait(0, deps=(dp,))
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
 

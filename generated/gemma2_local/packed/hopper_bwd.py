@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 2f3762aee325b0ac
+# hash: 67e56f9d5a26e630
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -237,11 +237,9 @@ def consume(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
                 dp = warpgroup_mma_wait(1, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                # The others have no gradient, masked or not.
-                keep = p > 0.0
-                ds = gl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -256,10 +254,9 @@ def consume(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
                 dp = warpgroup_mma_wait(1, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                ds = ds * (1.0 - tanh_val * tanh_val)
-                ds = gl.where((kv_idx < kv_len)[:, None], ds, 0.0)
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -491,11 +488,9 @@ def score(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
+                p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                # The others have no gradient, masked or not.
-                keep = p > 0.0
-                ds = gl.where(keep, ds * (1.0 - tanh_val * tanh_val), 0.0)
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
@@ -510,10 +505,9 @@ def score(
                 lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
+                p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
                 dp = warpgroup_mma_wait(0, deps=(dp,))
-                ds = p * dp  # [KEYS, BLOCK_M]
-                ds = ds * (1.0 - tanh_val * tanh_val)
-                ds = gl.where((kv_idx < kv_len)[:, None], ds, 0.0)
+                ds = p_dscore * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
 

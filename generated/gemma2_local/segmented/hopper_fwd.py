@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: bc4d6374875e2454
+# hash: 5e127f8ec09886a5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -38,6 +38,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
+from ..._runtime.device.gl_capped import add_columns, exp2_of_tanh
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -195,6 +196,9 @@ def consume(
     OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     PARTS: gl.constexpr = BLOCK_M // ROWS
     Q_BLOCKS: gl.constexpr = q_ring.stages // PARTS
+    # Scores are bounded: weights in bfloat16 are relative to one number, others to each row's maximum.
+    FIXED: gl.constexpr = DTYPE.is_bf16()
+    REFERENCE: gl.constexpr = 27.865247955551837 if FIXED else 0.0
     kv_turn, q_turn = 0, 0
     if PART == PARTS - 1:
         change_turns("arrive", 0)
@@ -259,38 +263,49 @@ def consume(
                     logit,
                     float("-inf"),
                 )
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
-            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            if FIXED:
+                p = gl.exp2(logit - REFERENCE)  # [ROWS, BLOCK_N]
+                row_sums = add_columns(row_sums, p, LANES)
+            else:
+                max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
+                # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+                max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+                p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
+                row_sums = add_lanes(row_sums, alpha, p, LANES)
+                row_max = max_new
             p_pairs = pack_pairs(p, DTYPE)
-            row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
                 # Epilogue of the rows before: these were their last values.
                 store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
                 acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
-            else:
+            elif not FIXED:
                 acc = rescale(acc, alpha, SUMS)
             kv_turn += 1
 
         for _ in range(work.num_plain):
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
-            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
-            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
-            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            if FIXED:
+                p = exp2_of_tanh(qk, 0.02 * scale, HARDWARE_TANH, 72.13475204444816, -REFERENCE)  # [ROWS, BLOCK_N]
+                row_sums = add_columns(row_sums, p, LANES)
+            else:
+                logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
+                max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
+                # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+                max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+                p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
+                row_sums = add_lanes(row_sums, alpha, p, LANES)
+                row_max = max_new
             p_pairs = pack_pairs(p, DTYPE)
-            row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            if not FIXED:
+                acc = rescale(acc, alpha, SUMS)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
+        if FIXED:
+            row_max = gl.where(row_sum == 0.0, float("-inf"), REFERENCE)
         # A row without any key gives o = 0 and lse = -inf.
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]

@@ -261,7 +261,7 @@ def test_lines_are_skipped_where_no_thread_needs_them() -> None:
     [
         (LINES.format(vote=""), "takes some threads alone"),
         ("{\nadd.f32 $0, a, $2;\n}", "a is read before it is written"),
-        ("{\nfma.rn.f32 $0, $2, $2, $2;\n}", "no emulation of 'fma.rn.f32"),
+        ("{\nrcp.approx.f32 $0, $2;\n}", "no emulation of 'rcp.approx.f32"),
     ],
 )
 def test_lines_that_are_refused(text: str, message: str) -> None:
