@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 0620eefa194d870f
+# hash: 90b9b21f1e074df0
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -357,8 +357,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "00505d053630dfcd",
             "dkdv": "d439c8be47e9d4a6",
             "hopper_fwd": "9ef18b2eaca31390",
-            "hopper_bwd": "ee3528ca924acb9d",
-            "hopper_bwd_wide": "d50551f328b5b39c",
+            "hopper_bwd": "da4e645f509d4633",
+            "hopper_bwd_wide": "276ff829b280a8ce",
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
@@ -391,8 +391,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "190a8a32dff3e668",
             "dkdv": "135552e75113ff4d",
             "hopper_fwd": "4c04c9135af1ed8f",
-            "hopper_bwd": "2d89468a04df515a",
-            "hopper_bwd_wide": "a6b70af718e81b03",
+            "hopper_bwd": "5ebfda4c57d717ee",
+            "hopper_bwd_wide": "080682a10cf34575",
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
@@ -454,8 +454,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a6507b534884f0cd",
             "dkdv": "bde7a1443ec0308f",
             "hopper_fwd": "8c3e070015a693e8",
-            "hopper_bwd": "9ee79a1a9d5480f9",
-            "hopper_bwd_wide": "2d57f22342310d5b",
+            "hopper_bwd": "9bf06bbae2bcd438",
+            "hopper_bwd_wide": "6c06a69095bf6a6b",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
@@ -658,8 +658,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6d129e48f1d51871",
             "dkdv": "661d68ac4f10e053",
             "hopper_fwd": "0f704d440dce8b76",
-            "hopper_bwd": "61ce3d8ede3b8714",
-            "hopper_bwd_wide": "8309ba779b037b28",
+            "hopper_bwd": "f0957ffecdeff404",
+            "hopper_bwd_wide": "98ba7e8d67743e1e",
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
@@ -692,8 +692,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "566fdfc0258a867c",
             "dkdv": "9d23e6c95e57112f",
             "hopper_fwd": "fe8f2eaa3ac35e4d",
-            "hopper_bwd": "5e17eb7efda99ddc",
-            "hopper_bwd_wide": "5173da637fbababf",
+            "hopper_bwd": "98fbccd93c82500c",
+            "hopper_bwd_wide": "754ffac9f4b12851",
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
@@ -930,8 +930,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b005e346d3c380fd",
             "dkdv": "77422b8f58fe80bb",
             "hopper_fwd": "6d735367cae3416c",
-            "hopper_bwd": "bb04293efbdcfdc8",
-            "hopper_bwd_wide": "2c83173f2c5081ab",
+            "hopper_bwd": "59ec98dd0438064d",
+            "hopper_bwd_wide": "a50bbfe43440d172",
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
@@ -964,8 +964,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "069a82bfe3c1e8e2",
             "dkdv": "61b263950921824d",
             "hopper_fwd": "1c5e34c8af6f4874",
-            "hopper_bwd": "9dcc2e2c4031872f",
-            "hopper_bwd_wide": "7803432e47083e36",
+            "hopper_bwd": "d02a886ed814177f",
+            "hopper_bwd_wide": "f50a2d791554e5fb",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
