@@ -13,9 +13,9 @@ from bench.cases.suites import fa3_shape
 from bench.timing.measure import DTYPE
 from codegen.testing import golden
 from codegen.tune import timing
+from generated.float8 import hadamard, quantize
 
 VARIANTS, DIMS, SEQS = ("causal", "full"), (128, 256), (2048, 8192, 16384)
-FP8, LARGEST = torch.float8_e4m3fn, 448.0
 
 OUTLIER_SHARE, OUTLIER_DEVIATION, OUTLIER_SEQ = 0.001, 10.0, 4096
 """FlashAttention-3's inputs (arXiv:2407.08608, section 4.3): normal, and outliers added to so many elements."""
@@ -37,24 +37,8 @@ def run(budget_ms: float = 300.0) -> bool:
     return max(errors) < ERROR_LIMIT
 
 
-def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`[B, H, S, D]` as float8, and float32 `[B, H]`, what each head of it is times."""
-    scale = (x.abs().amax((2, 3)).float() / LARGEST).clamp(min=1e-12)
-    return (x.float() / scale[:, :, None, None]).to(FP8), scale
-
-
-def rotation(columns: int) -> Tensor:
-    """A Hadamard matrix whose rows have random signs, float64 `[columns, columns]`, orthogonal."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < columns:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
-    signs = torch.randint(0, 2, (columns, 1), generator=torch.Generator().manual_seed(0)) * 2 - 1
-    turned: Tensor = matrix * signs / columns**0.5
-    return turned
-
-
 def _in_float8(op: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-    (q8, q_scale), (k8, k_scale), (v8, v_scale) = map(quantised, (q, k, v))
+    (q8, q_scale), (k8, k_scale), (v8, v_scale) = map(quantize, (q, k, v))
     return functools.partial(op, q8, k8, v8, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
 
 
@@ -81,7 +65,7 @@ def _errors(dim: int) -> float:
     q, k, v = (x + OUTLIER_DEVIATION * torch.randn_like(x) * (torch.rand_like(x) < OUTLIER_SHARE) for x in (q, k, v))
     weights = torch.softmax(q @ k.mT / dim**0.5, -1)
     wanted = weights @ v
-    turn = rotation(dim).to("cuda")
+    turn = hadamard(dim, dtype=torch.float64, device="cuda")
     found = {
         "bfloat16": op(*(x.to(DTYPE) for x in (q, k, v))),
         "float8": _in_float8(op, q, k, v)(),

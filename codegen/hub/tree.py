@@ -30,6 +30,7 @@ FLASH_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with
 
 MODULES = {
     "nn": f"{PACKAGE}/torch/nn.py",
+    "float8": f"{PACKAGE}/float8.py",
     "packing": f"{PACKAGE}/packing.py",
     "paging": f"{PACKAGE}/paging.py",
     "sdpa": f"{PACKAGE}/integrations/sdpa.py",

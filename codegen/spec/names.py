@@ -49,7 +49,7 @@ OP_ARGUMENTS = (
 )
 """Arguments every op has, or has when its variant asks for a sink, a decay or dropout; and its `schedule` function."""
 
-PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "packing", "paging", "integrations", "tuned", "manifest")
+PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "float8", "packing", "paging", "integrations", "tuned", "manifest")
 """What stands beside the variants' folders in a generated package, in lower case."""
 
 EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "versions")

@@ -126,7 +126,8 @@ same(layer(q, k, v), ops.gpt_oss(q, k, v, sink=torch.ones(4)))
 same(kernel.layers.Document()(q, k, v, torch.zeros(2, 24, dtype=torch.int32)), ops.causal(q, k, v))
 x = [t.transpose(1, 2) for t in (q, k, v)]
 same(kernel.flash_attn_func(*x, causal=True).transpose(1, 2), ops.causal(q, k, v))
-assert set(kernel.__all__) == {{*{VARIANTS!r}, *{FLASH_FUNCTIONS!r}, "layers", "nn", "packing", "paging", "sdpa"}}
+modules = {{"float8", "layers", "nn", "packing", "paging", "sdpa"}}
+assert set(kernel.__all__) == {{*{VARIANTS!r}, *{FLASH_FUNCTIONS!r}, *modules}}
 assert all(getattr(kernel, name) is not None for name in kernel.__all__)
 assert getattr(torch.ops, kernel.__name__).causal_fwd
 """
