@@ -388,17 +388,50 @@ def _product_with(factor: int) -> Callable[[Value], tuple[Value, Value]]:
     return multiply
 
 
-def _without_dropped(p: Value, words: Value, threshold: Value) -> Value:
-    p, words, threshold = broadcast(p, words, threshold)
-    return Value(torch.where(_number(words.data) < _number(threshold.data), p.data * 0.0, p.data), p.layout)
+def _choice(word: Value, limit: Operand, if_below: Operand, otherwise: Operand) -> Value:
+    """One of two numbers, by whether a word without a sign is below a limit."""
+    word, limit, if_below, otherwise = broadcast(*map(scalar, (word, limit, if_below, otherwise)))
+    return Value(torch.where(_number(word.data) < _number(limit.data), if_below.data, otherwise.data), word.layout)
 
 
-def _dropped(*given: Value) -> Value:
-    """A bit for each of four words that are below the last value."""
-    *words, threshold = broadcast(*given)
-    below = torch.stack([_number(word.data) < _number(threshold.data) for word in words])
-    bits = torch.tensor([1, 2, 4, 8], dtype=torch.int32).view(-1, *[1] * (below.dim() - 1))
-    return Value((below * bits).sum(0, dtype=torch.int32), words[0].layout)
+def _kept_pair(first: int) -> Callable[[Value, Value], Value]:
+    """A mask of two halves: whether byte `first` and the second one after it are no less than the halves of a limit."""
+
+    def compare(words: Value, limit: Value) -> Value:
+        words, limit = broadcast(words, limit)
+        places = torch.tensor([8 * first, 8 * first + 16])
+        halves = _number(limit.data)[..., None] >> torch.tensor([0, 16]) & 0xFFFF
+        check(bool((halves <= 0x100).all()), "a limit of bytes beyond 256")
+        kept = (_number(words.data)[..., None] >> places & 0xFF) >= halves
+        return Value((-kept.to(torch.int16)).contiguous().view(torch.int32)[..., 0], words.layout)
+
+    return compare
+
+
+def _transposed(words: Value) -> Value:
+    """Each 8 lines of 4 words as 8 by 8 halves, and those transposed; the lines are the first axis."""
+    threads = words.data.movedim(0, -2)
+    halves = threads.contiguous().view(torch.int16)
+    halves = halves.view(*halves.shape[:-2], halves.shape[-2] // 8, 8, 8).mT.contiguous()
+    turned = halves.view(torch.int32).view(threads.shape).movedim(-2, 0)
+    return Value(turned, words.layout)
+
+
+def _sign_mask(words: Value, selectors: Value) -> Tensor:
+    """All bits set where the byte that a selector repeats has its sign set."""
+    words, selectors = broadcast(words, selectors)
+    byte = selectors.data & 7
+    check(bool((selectors.data == 0x1111 * (8 | byte)).all()), "a selector of several bytes")
+    return -(words.data >> (8 * byte + 7) & 1)
+
+
+def _without_signed(x: Value, words: Value, selectors: Value) -> Value:
+    return Value((x.data.view(torch.int32) & ~_sign_mask(words, selectors)).view(torch.float32), x.layout)
+
+
+def _where_signed(otherwise: Value, if_set: Value, words: Value, selectors: Value) -> Value:
+    otherwise, if_set = broadcast(otherwise, if_set)
+    return Value(torch.where(_sign_mask(words, selectors) != 0, if_set.data, otherwise.data), otherwise.layout)
 
 
 def _rounded_to_bytes(*given: Value) -> Value:
@@ -442,11 +475,14 @@ ASSEMBLY = {
         f"{{.reg .b64 t; mul.wide.u32 t, $2, {factor}; mov.b64 {{$0, $1}}, t;}}": Instruction(_product_with(factor))
         for factor in (0xD2511F53, 0xCD9E8D57)
     },
-    "{.reg .pred p; setp.lt.u32 p, $2, $3; mov.b32 $0, $1; @p mul.f32 $0, $0, 0f00000000;}": Instruction(
-        _without_dropped
-    ),
-    "{.reg .pred p; setp.lt.u32 p, $1, $5; selp.b32 $0, 1, 0, p; setp.lt.u32 p, $2, $5; @p or.b32 $0, $0, 2; "
-    "setp.lt.u32 p, $3, $5; @p or.b32 $0, $0, 4; setp.lt.u32 p, $4, $5; @p or.b32 $0, $0, 8;}": Instruction(_dropped),
+    "{.reg .pred p; setp.lt.u32 p, $1, $2; selp.b32 $0, $3, $4, p;}": Instruction(_choice),
+    **{
+        f"{{.reg .b32 t; prmt.b32 t, $1, 0, {selector}; set.ge.u32.f16x2 $0, t, $2;}}": Instruction(_kept_pair(first))
+        for first, selector in enumerate((0x4240, 0x4341))
+    },
+    "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;": Instruction(_transposed, is_pure=False),
+    "{.reg .b32 t; prmt.b32 t, $2, 0, $3; lop3.b32 $0, $1, t, t, 0x30;}": Instruction(_without_signed),
+    "{.reg .b32 t; prmt.b32 t, $3, 0, $4; lop3.b32 $0, t, $2, $1, 0xCA;}": Instruction(_where_signed),
     "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;": Instruction(_add_four, 4, False),
 }
 

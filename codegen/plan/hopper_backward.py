@@ -262,7 +262,6 @@ class BackwardPlan:
         place = "kv_start" if self.kernel.packed else "b stride_dvb"
         own = f"{place} hkv start_n k_lap kv_len dv_ptr stride_dvh stride_dvs "
         own += "HEAD_DIM HEAD_DIM_V BLOCK_D BLOCK_DV WITH_DQ"
-        own += " DROPOUT" if self.variant.dropout else ""
         return self._sums(own, bool(self.kernel.row_sums))
 
     @cached_property
@@ -274,7 +273,7 @@ class BackwardPlan:
         if not self.is_wide:
             own += " dv_ptr stride_dvh stride_dvs HEAD_DIM_V BLOCK_DV" + ("" if packed else " stride_dvb")
         if self.variant.dropout:
-            own += " b h seed first_head all_heads q_shift threshold start_m q_len DROPOUT"
+            own += " b h seed first_head all_heads q_shift threshold start_m DROPOUT"
         if not self.one_loop or (not kernel.linear and self.plain.score):
             own += " start_m q_len"
         if kernel.row_adds:
@@ -324,7 +323,7 @@ class BackwardPlan:
             found["gl_versions"] = ["async_add"] if kernel.row_sums else []
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
         if self.variant.dropout:
-            found["gl_dropout"] = ["with_signs"]
+            found["gl_dropout"] = ["dropped_signs", "kept_gradients", "kept_weights"]
         return {module: names for module, names in found.items() if names}
 
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
+<<<<<<< HEAD
 # hash: 90b9b21f1e074df0
+=======
+# hash: e251b770200c8484
+>>>>>>> main
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -339,8 +343,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "36e6a863e87a1ae9",
             "dkdv": "0f186b8bd684783d",
             "hopper_fwd": "c38f1fd673448d97",
-            "hopper_bwd": "55d34eb8e9dd67c5",
-            "hopper_bwd_wide": "1d12d74398893d75",
+            "hopper_bwd": "e07170dcce5e1b7e",
+            "hopper_bwd_wide": "0da010eac8510d43",
             "hopper_delta": "3bc807cbe66af724",
         },
         "packed": {
@@ -348,8 +352,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "140f4b65af61ca78",
             "dkdv": "adb6618614442cf1",
             "hopper_fwd": "02e2fdbb0ed978b7",
-            "hopper_bwd": "dd6501b4f594fbde",
-            "hopper_bwd_wide": "d1b95642acac8c16",
+            "hopper_bwd": "ee9771ac758f7fd1",
+            "hopper_bwd_wide": "ffe59aba8a8765db",
             "hopper_delta": "04db881fb42b5062",
         },
         "segmented": {
@@ -357,8 +361,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "00505d053630dfcd",
             "dkdv": "d439c8be47e9d4a6",
             "hopper_fwd": "9ef18b2eaca31390",
+<<<<<<< HEAD
             "hopper_bwd": "da4e645f509d4633",
             "hopper_bwd_wide": "276ff829b280a8ce",
+=======
+            "hopper_bwd": "a756d12989f73797",
+            "hopper_bwd_wide": "7564debcf15eb75b",
+>>>>>>> main
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
@@ -373,8 +382,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "bd591bc592ec9291",
             "dkdv": "8d2d2f938b97eadf",
             "hopper_fwd": "f806febe607e151a",
-            "hopper_bwd": "f0f774a789558db4",
-            "hopper_bwd_wide": "c041c404eb28a28a",
+            "hopper_bwd": "1e969cbf5419c5a0",
+            "hopper_bwd_wide": "e8bc415946843e86",
             "hopper_delta": "73a40e53ad837283",
         },
         "packed": {
@@ -382,8 +391,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "ffaad4fd8b05bdaf",
             "dkdv": "15c4d7b5a70c25cc",
             "hopper_fwd": "8f74c0b607dd3d30",
-            "hopper_bwd": "295ea4bc81af269e",
-            "hopper_bwd_wide": "a3587a05a71781d9",
+            "hopper_bwd": "25825c9117611a35",
+            "hopper_bwd_wide": "ade3e5db9320e1a7",
             "hopper_delta": "a036e3ee80e65895",
         },
         "segmented": {
@@ -391,8 +400,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "190a8a32dff3e668",
             "dkdv": "135552e75113ff4d",
             "hopper_fwd": "4c04c9135af1ed8f",
+<<<<<<< HEAD
             "hopper_bwd": "5ebfda4c57d717ee",
             "hopper_bwd_wide": "080682a10cf34575",
+=======
+            "hopper_bwd": "549d8a8637a379af",
+            "hopper_bwd_wide": "f15bfd88fc3b9b02",
+>>>>>>> main
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
@@ -403,30 +417,30 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "causal_dropout": {
         "dense": {
-            "fwd": "4eb504a7e8616e32",
-            "dq": "cd0f982090d3bc0e",
-            "dkdv": "32958b6acff7ec15",
-            "hopper_fwd": "7f3b3eb1bddf72e8",
-            "hopper_bwd": "e238c182b8efead0",
-            "hopper_bwd_wide": "00170bf3ae55cd40",
+            "fwd": "ad6625cbc3dd8d14",
+            "dq": "2d2b283bf81609d7",
+            "dkdv": "51526513021a3798",
+            "hopper_fwd": "f4304fbdb7866675",
+            "hopper_bwd": "bebe656ff5dc5dc9",
+            "hopper_bwd_wide": "754b1f9f41d09ea1",
             "hopper_delta": "178575ad6dac11a2",
         },
         "packed": {
-            "fwd": "476eea899c607d44",
-            "dq": "d94d0bfe54543fd5",
-            "dkdv": "6cfef0d39846d2b6",
-            "hopper_fwd": "042a56ad6a5206b1",
-            "hopper_bwd": "631bd3d885e4075c",
-            "hopper_bwd_wide": "0ea7895ccff67518",
+            "fwd": "df84147b4637eca4",
+            "dq": "f204a798e78b02a4",
+            "dkdv": "263e1ec4ffde2d1d",
+            "hopper_fwd": "dab70a4be4ab1233",
+            "hopper_bwd": "107994d0daa06234",
+            "hopper_bwd_wide": "49c86e4577511e0b",
             "hopper_delta": "38a07d496e011aaa",
         },
         "segmented": {
-            "fwd": "951e10c5731f6257",
-            "dq": "ffb431310cd02975",
-            "dkdv": "49b2233cbccc58a9",
-            "hopper_fwd": "b624383b24e9dfce",
-            "hopper_bwd": "759a0364b4f4cd63",
-            "hopper_bwd_wide": "b9f1bfe35bdd4351",
+            "fwd": "197ebd0ebc5966c7",
+            "dq": "d162d0702be399db",
+            "dkdv": "f87d9ce580a35215",
+            "hopper_fwd": "7fc9a6085bf9e514",
+            "hopper_bwd": "ca3bfe0d8756ef7d",
+            "hopper_bwd_wide": "56cc1590aed23ef1",
             "hopper_delta": "178575ad6dac11a2",
         },
     },
@@ -436,8 +450,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "4f58dada94374548",
             "dkdv": "d33d4322784cf308",
             "hopper_fwd": "b115a3519729d95e",
-            "hopper_bwd": "b1a424bf1dc6d25c",
-            "hopper_bwd_wide": "0b3f52b9960c02ab",
+            "hopper_bwd": "bdd967d5900bf5a0",
+            "hopper_bwd_wide": "66a5d94c5f263513",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "packed": {
@@ -445,8 +459,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6c8cbe1b935738f0",
             "dkdv": "05b220ed9662aa76",
             "hopper_fwd": "4dd9f76495360ffa",
-            "hopper_bwd": "020f3eed5af4848d",
-            "hopper_bwd_wide": "7c763364592387de",
+            "hopper_bwd": "61c47e5fc66e4b69",
+            "hopper_bwd_wide": "f1381f4d8f2889ee",
             "hopper_delta": "62b39baaf6ce9ce2",
         },
         "segmented": {
@@ -454,8 +468,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a6507b534884f0cd",
             "dkdv": "bde7a1443ec0308f",
             "hopper_fwd": "8c3e070015a693e8",
+<<<<<<< HEAD
             "hopper_bwd": "9bf06bbae2bcd438",
             "hopper_bwd_wide": "6c06a69095bf6a6b",
+=======
+            "hopper_bwd": "f4191a23241782eb",
+            "hopper_bwd_wide": "b0749c483bb4447b",
+>>>>>>> main
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
@@ -470,8 +489,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "2ec44cd2ce4cfb35",
             "dkdv": "f7af09305306e1a7",
             "hopper_fwd": "580135fa8ad2a56e",
-            "hopper_bwd": "881afcdc75621bce",
-            "hopper_bwd_wide": "33033da513049945",
+            "hopper_bwd": "7fbb6f1f78bfd0ca",
+            "hopper_bwd_wide": "424d5f312706f5dc",
             "hopper_delta": "cf4f47247674ec38",
         },
         "packed": {
@@ -479,8 +498,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "5f6c3f1a3fc4f3fe",
             "dkdv": "f32a99430b51537f",
             "hopper_fwd": "b857ea704d5fe54b",
-            "hopper_bwd": "7e69702833592902",
-            "hopper_bwd_wide": "c1d95f6fcc29355d",
+            "hopper_bwd": "c3eff2469cf38a4f",
+            "hopper_bwd_wide": "b96256b8f251097a",
             "hopper_delta": "4c57fd45211e2057",
         },
         "segmented": {
@@ -488,8 +507,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "202d3aa42087b326",
             "dkdv": "49fc60fea95f32ce",
             "hopper_fwd": "0bdb1484f518b115",
-            "hopper_bwd": "80161b45d95aeb9e",
-            "hopper_bwd_wide": "86773ef8e129da8e",
+            "hopper_bwd": "7eb1476bfa5feddf",
+            "hopper_bwd_wide": "9297c0e5fa413615",
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
@@ -504,8 +523,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "4feeb4346331e2b5",
             "dkdv": "eb68dc96eab40bff",
             "hopper_fwd": "d374597ccbfa89eb",
-            "hopper_bwd": "cba147f68e520fa2",
-            "hopper_bwd_wide": "c4ee7888b09831d6",
+            "hopper_bwd": "625cfee01ee0e98e",
+            "hopper_bwd_wide": "512990db1cad2673",
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "packed": {
@@ -513,8 +532,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "ca64306788abb767",
             "dkdv": "15bd643853dd19c6",
             "hopper_fwd": "4cce67567fbc2c4b",
-            "hopper_bwd": "76abbf3795e3acf6",
-            "hopper_bwd_wide": "c8ae2d566763e212",
+            "hopper_bwd": "6bf66f2f18b25d79",
+            "hopper_bwd_wide": "df4155f0ccfe256e",
             "hopper_delta": "4d6b72c2f2bcd662",
         },
         "segmented": {
@@ -522,8 +541,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d49a7fac6a271253",
             "dkdv": "a0d5e956584d341c",
             "hopper_fwd": "19dc92f1bb2089f2",
-            "hopper_bwd": "2cf7ab5bbb0fe485",
-            "hopper_bwd_wide": "9cf67f44721db70c",
+            "hopper_bwd": "d15cba32f285565b",
+            "hopper_bwd_wide": "7d85aad9f9091f76",
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
@@ -538,8 +557,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "3039060804ff6104",
             "dkdv": "fc18bafecf05b249",
             "hopper_fwd": "043b5c3731595acb",
-            "hopper_bwd": "f5cf528eb3d8363e",
-            "hopper_bwd_wide": "e06ef44044bfa71f",
+            "hopper_bwd": "9219b0aa4b50cd6c",
+            "hopper_bwd_wide": "5667d36c6810bb14",
             "hopper_delta": "493bd165b5288f42",
         },
         "packed": {
@@ -547,8 +566,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "e67ec362aff8eff5",
             "dkdv": "fcd55fcc9cd4e724",
             "hopper_fwd": "738cc31addc7ba32",
-            "hopper_bwd": "9128f554d945aa2f",
-            "hopper_bwd_wide": "cd3080a9fd86b242",
+            "hopper_bwd": "de0f67f2f5b9bc72",
+            "hopper_bwd_wide": "0416e61254a27a00",
             "hopper_delta": "a18ef4ed1e23840d",
         },
         "segmented": {
@@ -556,8 +575,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "06e2ed7ab919ad62",
             "dkdv": "a7b344f2dce05f94",
             "hopper_fwd": "eb999e56a71b2fc5",
-            "hopper_bwd": "4c5cdb11098b18ab",
-            "hopper_bwd_wide": "ed0250b0b9b8212a",
+            "hopper_bwd": "85e5da803eb7749f",
+            "hopper_bwd_wide": "1991763f891bda78",
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
@@ -572,8 +591,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "3dd0af11892e9ab7",
             "dkdv": "798514f3b46ead86",
             "hopper_fwd": "6906cf167cb94ae3",
-            "hopper_bwd": "d03754745531fa1b",
-            "hopper_bwd_wide": "1560e76f58163bbc",
+            "hopper_bwd": "67ae31144715e16b",
+            "hopper_bwd_wide": "1c9a113fb474865e",
             "hopper_delta": "30a8541778b9d7ab",
         },
         "packed": {
@@ -581,8 +600,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "30794baafd22a5ef",
             "dkdv": "5b8c7366b3443ed3",
             "hopper_fwd": "91834c1aa1b38955",
-            "hopper_bwd": "f51d4b3c9ccf8497",
-            "hopper_bwd_wide": "e266977d843b2423",
+            "hopper_bwd": "bd7a53c04047afac",
+            "hopper_bwd_wide": "2236f65a5fad1057",
             "hopper_delta": "92ef1582431d9929",
         },
         "segmented": {
@@ -590,8 +609,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "92e2691471853b82",
             "dkdv": "51d6806122a23184",
             "hopper_fwd": "eb45f3d835c9c24e",
-            "hopper_bwd": "71b0be4d316b3a51",
-            "hopper_bwd_wide": "1995d07382d2034c",
+            "hopper_bwd": "3ca9d34d7c99a8c1",
+            "hopper_bwd_wide": "3ea990cd69a8a472",
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
@@ -606,8 +625,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "bd3a2fa6369dfe56",
             "dkdv": "345fca262c11837f",
             "hopper_fwd": "2ef23813150bcece",
-            "hopper_bwd": "4d5107eccdc2cc5f",
-            "hopper_bwd_wide": "4c518ebafb360972",
+            "hopper_bwd": "4fa6d070befcbc13",
+            "hopper_bwd_wide": "a377f82823606359",
             "hopper_delta": "c705e08ebe6b1918",
         },
         "packed": {
@@ -615,8 +634,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "ad5f25814d5fd74a",
             "dkdv": "0b4a6f5e38ff1c92",
             "hopper_fwd": "1a4bc2a9047685e1",
-            "hopper_bwd": "78771cc505dff325",
-            "hopper_bwd_wide": "59e30778bf866d80",
+            "hopper_bwd": "97b660132452f445",
+            "hopper_bwd_wide": "9d4c333cbc29efe8",
             "hopper_delta": "a809baa97a484d89",
         },
         "segmented": {
@@ -624,8 +643,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6f524a59b009e756",
             "dkdv": "fc9bf58060af2638",
             "hopper_fwd": "d90baf0a63d802ad",
-            "hopper_bwd": "e356eef64043d52c",
-            "hopper_bwd_wide": "d4c1528c2d477f98",
+            "hopper_bwd": "e0300b19d13d3acb",
+            "hopper_bwd_wide": "e62db10b67753ba3",
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
@@ -640,8 +659,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "aa6b0313221a04f9",
             "dkdv": "115b98ad35ac6cad",
             "hopper_fwd": "9ebb9f11351674c6",
-            "hopper_bwd": "56d37fc5a7709632",
-            "hopper_bwd_wide": "debe40cb93d97393",
+            "hopper_bwd": "db24b1dd5c75b6d4",
+            "hopper_bwd_wide": "dc23c85e7f31a353",
             "hopper_delta": "6bdddb896b112d00",
         },
         "packed": {
@@ -649,8 +668,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b2d4fdebed9ed354",
             "dkdv": "c49a3ba2eb7a98c5",
             "hopper_fwd": "3bb529347f938a0e",
-            "hopper_bwd": "43cb33ad4e6bb9fb",
-            "hopper_bwd_wide": "56c2e348cd27d48d",
+            "hopper_bwd": "d967c77a31197e93",
+            "hopper_bwd_wide": "37227c3b83d2371a",
             "hopper_delta": "bfdb963e3cfd9b3a",
         },
         "segmented": {
@@ -658,8 +677,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6d129e48f1d51871",
             "dkdv": "661d68ac4f10e053",
             "hopper_fwd": "0f704d440dce8b76",
+<<<<<<< HEAD
             "hopper_bwd": "f0957ffecdeff404",
             "hopper_bwd_wide": "98ba7e8d67743e1e",
+=======
+            "hopper_bwd": "6caaf6fef28cd16d",
+            "hopper_bwd_wide": "efcd32187a8433b1",
+>>>>>>> main
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
@@ -674,8 +698,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "0d7878fddb6b1c64",
             "dkdv": "fc27f0862eae9754",
             "hopper_fwd": "d06ba5f0b9b5a4ab",
-            "hopper_bwd": "821b21862530d36d",
-            "hopper_bwd_wide": "0dcd274014afa6bb",
+            "hopper_bwd": "ae558a6112da92bc",
+            "hopper_bwd_wide": "62a305e728e642fd",
             "hopper_delta": "009a271df48a99bf",
         },
         "packed": {
@@ -683,8 +707,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "99f263243af90754",
             "dkdv": "0d77edb0d922181c",
             "hopper_fwd": "1e419dc11aeccf09",
-            "hopper_bwd": "58d98298cc553ff8",
-            "hopper_bwd_wide": "69453c7d96eda35a",
+            "hopper_bwd": "68817716a1f4bc5b",
+            "hopper_bwd_wide": "65d1e0970a99e136",
             "hopper_delta": "7d028da1d201a9d1",
         },
         "segmented": {
@@ -692,8 +716,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "566fdfc0258a867c",
             "dkdv": "9d23e6c95e57112f",
             "hopper_fwd": "fe8f2eaa3ac35e4d",
+<<<<<<< HEAD
             "hopper_bwd": "98fbccd93c82500c",
             "hopper_bwd_wide": "754ffac9f4b12851",
+=======
+            "hopper_bwd": "e17a22d112760703",
+            "hopper_bwd_wide": "acd73333f526a623",
+>>>>>>> main
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
@@ -708,8 +737,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "c08a71f8610b9c9e",
             "dkdv": "13f01a72dca9c67f",
             "hopper_fwd": "4ca72d0ac38cc60b",
-            "hopper_bwd": "3806ae76d1d95d3c",
-            "hopper_bwd_wide": "8ab247732bcbf48c",
+            "hopper_bwd": "3d9e47893cdd1320",
+            "hopper_bwd_wide": "7a7526b9bda626a0",
             "hopper_delta": "aa13e6d5da86b8a5",
         },
         "packed": {
@@ -717,8 +746,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "f696cef1ea27bfad",
             "dkdv": "755a1e3c2a1d9977",
             "hopper_fwd": "6219ca6ae8c6b5f3",
-            "hopper_bwd": "efb9ce3696af206b",
-            "hopper_bwd_wide": "b659556dd60c9b7f",
+            "hopper_bwd": "4ab0c506e368de33",
+            "hopper_bwd_wide": "103940ab4d96ba9e",
             "hopper_delta": "cfb04ce11df2265b",
         },
         "segmented": {
@@ -726,8 +755,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "94894d322ffa8813",
             "dkdv": "90852b192c7fad43",
             "hopper_fwd": "8b2e5aaee9e718a1",
-            "hopper_bwd": "687a3f18b848197a",
-            "hopper_bwd_wide": "3bf188364c9b8451",
+            "hopper_bwd": "8c710456de916f58",
+            "hopper_bwd_wide": "c85debbe19706202",
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
@@ -742,8 +771,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "23a047795167f817",
             "dkdv": "2868696c5b738cb1",
             "hopper_fwd": "9972c9fded6ba5ed",
-            "hopper_bwd": "66401408298888cc",
-            "hopper_bwd_wide": "85da464e654c5fb6",
+            "hopper_bwd": "012bb75776dfee22",
+            "hopper_bwd_wide": "84af64b992a7f2dc",
             "hopper_delta": "864e0fe355cfafc2",
         },
         "packed": {
@@ -751,8 +780,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "ffd96b1d1679f591",
             "dkdv": "474c5a16c142d311",
             "hopper_fwd": "bcfbe7a885197d82",
-            "hopper_bwd": "5c09b83002a252fc",
-            "hopper_bwd_wide": "883e5808be8fd2d2",
+            "hopper_bwd": "07cc0b06cd00ebc9",
+            "hopper_bwd_wide": "9be0673c00128c6d",
             "hopper_delta": "eb7cd5e51cc31a02",
         },
         "segmented": {
@@ -760,8 +789,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d75f974b5d6e88a7",
             "dkdv": "09a04ba93f36d426",
             "hopper_fwd": "bbf56893ab6c56b2",
-            "hopper_bwd": "01d7ba84884fab22",
-            "hopper_bwd_wide": "785105a386ebc57f",
+            "hopper_bwd": "589a00667946e149",
+            "hopper_bwd_wide": "c9de8834960b1e83",
             "hopper_delta": "864e0fe355cfafc2",
         },
         "paged": {
@@ -776,8 +805,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "8e4b92415671f061",
             "dkdv": "5489f7ae8a73accc",
             "hopper_fwd": "7a127d78b1eca89e",
-            "hopper_bwd": "6c1ceab84fdedcda",
-            "hopper_bwd_wide": "15966f4fbf93bc5a",
+            "hopper_bwd": "48840ca45ce3ef42",
+            "hopper_bwd_wide": "4533389ce9d99d86",
             "hopper_delta": "56cf7bfb5ad98980",
         },
         "packed": {
@@ -785,8 +814,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "f83788252e9f6f67",
             "dkdv": "f9bffc0f82f71801",
             "hopper_fwd": "bb057ac4b9965302",
-            "hopper_bwd": "d6c9e2bcc573e5a8",
-            "hopper_bwd_wide": "9b38a342d7737daa",
+            "hopper_bwd": "07b86e2abca4bcfe",
+            "hopper_bwd_wide": "d51d164312f128aa",
             "hopper_delta": "3255fa229a071f49",
         },
         "segmented": {
@@ -794,8 +823,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d1ee44aba94de818",
             "dkdv": "ef68571199294a5d",
             "hopper_fwd": "8fa4e5d4e686da9d",
-            "hopper_bwd": "5b1aaecb0431a3d8",
-            "hopper_bwd_wide": "999182f213adbe75",
+            "hopper_bwd": "3637f752bc57efed",
+            "hopper_bwd_wide": "4f001f9129cbbee5",
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
@@ -810,8 +839,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "0fef4e99394175ab",
             "dkdv": "c58af0ca71420e71",
             "hopper_fwd": "e150db3f00e30ce1",
-            "hopper_bwd": "71b486c06ef2af70",
-            "hopper_bwd_wide": "7cc3de5fe6aaed72",
+            "hopper_bwd": "66fd85b096d13c17",
+            "hopper_bwd_wide": "3679c741b8a0b7cc",
             "hopper_delta": "0aef3c06a368e471",
         },
         "packed": {
@@ -819,8 +848,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "1430d589b416da93",
             "dkdv": "ea01324a82286b70",
             "hopper_fwd": "230ba43446b9ea20",
-            "hopper_bwd": "e5cb934f2be9be53",
-            "hopper_bwd_wide": "985171ebe9975988",
+            "hopper_bwd": "2510eef823745f4c",
+            "hopper_bwd_wide": "1fec3fb763a322c1",
             "hopper_delta": "01839c16c21d61e8",
         },
         "segmented": {
@@ -828,8 +857,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "62bb88f66fc762d2",
             "dkdv": "1031042647a99d7a",
             "hopper_fwd": "3e555d287bbd8912",
-            "hopper_bwd": "7251101165754421",
-            "hopper_bwd_wide": "4c1a07580cb83d44",
+            "hopper_bwd": "8a7c4bc41bfe8b00",
+            "hopper_bwd_wide": "063ed1ca11b895cd",
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
@@ -844,8 +873,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "22262596288f7dad",
             "dkdv": "d9dbd4ba62fadc1a",
             "hopper_fwd": "202758eeb6b03f9a",
-            "hopper_bwd": "053653eea7eace3e",
-            "hopper_bwd_wide": "d9ec9be893e14a5b",
+            "hopper_bwd": "9d235e035f856c28",
+            "hopper_bwd_wide": "b63506d7bb949fc3",
             "hopper_delta": "092370f267a0c50d",
         },
         "packed": {
@@ -853,8 +882,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "165a7f9da47d826f",
             "dkdv": "3622ba5eadbfdaf5",
             "hopper_fwd": "5760ae35696f6acb",
-            "hopper_bwd": "8c20aae107b64335",
-            "hopper_bwd_wide": "d97fd088ddc47aee",
+            "hopper_bwd": "1214772344122dc7",
+            "hopper_bwd_wide": "c56fa348945dce21",
             "hopper_delta": "fd1789dbbf6720f4",
         },
         "segmented": {
@@ -862,8 +891,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a3f4c8bfd88d5aa0",
             "dkdv": "0dfbf997d851799e",
             "hopper_fwd": "7d7f94ca5f273f81",
-            "hopper_bwd": "bef7aa3c798d3536",
-            "hopper_bwd_wide": "3c2e2d14c66d969d",
+            "hopper_bwd": "70b904fe95ebc8f9",
+            "hopper_bwd_wide": "3449e588a33af8ed",
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
@@ -878,8 +907,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a6c9b4b633aa5fa5",
             "dkdv": "e5694f90b94d097f",
             "hopper_fwd": "de81d7e9bc483d30",
-            "hopper_bwd": "7cb9b0ca1a51e695",
-            "hopper_bwd_wide": "a75b2c82eef6097d",
+            "hopper_bwd": "45ae64bf2825c736",
+            "hopper_bwd_wide": "d2cfcc819b5509c7",
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "packed": {
@@ -887,8 +916,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "1a6b53d360441dd3",
             "dkdv": "4e1ca72e172e80b0",
             "hopper_fwd": "0a9fa6c264ac829c",
-            "hopper_bwd": "6739c3661c6ffae0",
-            "hopper_bwd_wide": "cab9311a4316b3c2",
+            "hopper_bwd": "361ea65b8790a884",
+            "hopper_bwd_wide": "23448cc1fbc21354",
             "hopper_delta": "bb1357107e832ad9",
         },
         "segmented": {
@@ -896,8 +925,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "891463a39b77dbe9",
             "dkdv": "526e650e1008e703",
             "hopper_fwd": "edb85455391fd7a3",
-            "hopper_bwd": "c5185e2707d786a1",
-            "hopper_bwd_wide": "67caf880595e7db8",
+            "hopper_bwd": "ef08179b29802cef",
+            "hopper_bwd_wide": "30062b98293b8908",
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
@@ -912,8 +941,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b7bf346f076e0ea6",
             "dkdv": "3419a9277403762e",
             "hopper_fwd": "d4a46e3f62c8fee6",
-            "hopper_bwd": "9a4f20a999696b04",
-            "hopper_bwd_wide": "f60efe8e28dc725e",
+            "hopper_bwd": "5a47aae83a9c9a73",
+            "hopper_bwd_wide": "ee33ce3ce5f28de3",
             "hopper_delta": "059e2384eed51092",
         },
         "packed": {
@@ -921,8 +950,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "9d5cf433ac897c5b",
             "dkdv": "e79ca0c8744fe4d1",
             "hopper_fwd": "f90cf9a7fabf7f09",
-            "hopper_bwd": "77df50c458307648",
-            "hopper_bwd_wide": "059043a91f9bfb4f",
+            "hopper_bwd": "4e2b0a7e60a01d71",
+            "hopper_bwd_wide": "c7889ecf14eb51c6",
             "hopper_delta": "97f35fd1842b830e",
         },
         "segmented": {
@@ -930,8 +959,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b005e346d3c380fd",
             "dkdv": "77422b8f58fe80bb",
             "hopper_fwd": "6d735367cae3416c",
+<<<<<<< HEAD
             "hopper_bwd": "59ec98dd0438064d",
             "hopper_bwd_wide": "a50bbfe43440d172",
+=======
+            "hopper_bwd": "dcf663b275e58644",
+            "hopper_bwd_wide": "8420a5af8a136e6d",
+>>>>>>> main
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
@@ -946,8 +980,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "e4ec1410d1c20bff",
             "dkdv": "85e4877f1c83c1d8",
             "hopper_fwd": "eff465e8f3acc0aa",
-            "hopper_bwd": "c1121ee04095b8de",
-            "hopper_bwd_wide": "e6c68fece3597853",
+            "hopper_bwd": "d6a1335a66ba93e7",
+            "hopper_bwd_wide": "248053b43b10e99c",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "packed": {
@@ -955,8 +989,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "575c5e37acec277e",
             "dkdv": "d56765334ef56bc8",
             "hopper_fwd": "1a0899a89d949f58",
-            "hopper_bwd": "34c19599699ed491",
-            "hopper_bwd_wide": "0bdc4ed6606ab715",
+            "hopper_bwd": "756cb3c81fc2663b",
+            "hopper_bwd_wide": "ec7c61bb277388f4",
             "hopper_delta": "6505eb97a31636a0",
         },
         "segmented": {
@@ -964,8 +998,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "069a82bfe3c1e8e2",
             "dkdv": "61b263950921824d",
             "hopper_fwd": "1c5e34c8af6f4874",
+<<<<<<< HEAD
             "hopper_bwd": "d02a886ed814177f",
             "hopper_bwd_wide": "f50a2d791554e5fb",
+=======
+            "hopper_bwd": "37593ca2661529d4",
+            "hopper_bwd_wide": "8e2f39c98ac43d0f",
+>>>>>>> main
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
@@ -980,8 +1019,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "2d2aaf27b2bccc5d",
             "dkdv": "1639330cc9c9a7b9",
             "hopper_fwd": "06451695bf5abb5b",
-            "hopper_bwd": "183d2db9694c1489",
-            "hopper_bwd_wide": "63e5c1fef25eb5bd",
+            "hopper_bwd": "f32dc357984a65ab",
+            "hopper_bwd_wide": "645037cf479d66e4",
             "hopper_delta": "59150a6a4b6029d7",
         },
         "packed": {
@@ -989,8 +1028,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "d14190290a20071b",
             "dkdv": "e7cd6450e9caa9ba",
             "hopper_fwd": "0635b25cba57b779",
-            "hopper_bwd": "f7364f7176f88829",
-            "hopper_bwd_wide": "dbe5f86d2fda57f1",
+            "hopper_bwd": "a970a50d256019ca",
+            "hopper_bwd_wide": "2f68052adae2e651",
             "hopper_delta": "568b2163c8371e69",
         },
         "segmented": {
@@ -998,8 +1037,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "bc43a6da5d5fefb8",
             "dkdv": "de2b21eec19c1751",
             "hopper_fwd": "5c1e5d71734bdb4b",
-            "hopper_bwd": "71fdca887792d247",
-            "hopper_bwd_wide": "0ee8713ea96bf419",
+            "hopper_bwd": "554205ad9fe54d53",
+            "hopper_bwd_wide": "24bd1e87ad97f42c",
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
@@ -1014,8 +1053,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "fe1b482de125d9f5",
             "dkdv": "25420877fe2d9a78",
             "hopper_fwd": "0d5c5da245c7f1ac",
-            "hopper_bwd": "6813242e67c160d5",
-            "hopper_bwd_wide": "274ffd86b136363a",
+            "hopper_bwd": "bc12662e461f19e6",
+            "hopper_bwd_wide": "d3a197218c505b18",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "packed": {
@@ -1023,8 +1062,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "39d934c54a3e1ba7",
             "dkdv": "23666cc3d01f267d",
             "hopper_fwd": "747a43d7ff0a5d38",
-            "hopper_bwd": "34217eb7f00b102e",
-            "hopper_bwd_wide": "268217897087598a",
+            "hopper_bwd": "42ba1c5435a0c641",
+            "hopper_bwd_wide": "a15c81d3072281e9",
             "hopper_delta": "cad80c685bb1fda1",
         },
         "segmented": {
@@ -1032,8 +1071,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "3fdd7321f7a5835e",
             "dkdv": "3e5ab5e69f3d9004",
             "hopper_fwd": "c8bd5017824c603f",
-            "hopper_bwd": "b92fb6e5e1093e83",
-            "hopper_bwd_wide": "f3ceadf14e279081",
+            "hopper_bwd": "ec3775f26c4d029a",
+            "hopper_bwd_wide": "523e2fada2b06e0f",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
@@ -1048,8 +1087,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "7c112d1344b98195",
             "dkdv": "20d279dba40c9666",
             "hopper_fwd": "91af957fc3888beb",
-            "hopper_bwd": "ae5b559079f224a4",
-            "hopper_bwd_wide": "e31c6be7d1a45a9d",
+            "hopper_bwd": "4d3fab86745ff782",
+            "hopper_bwd_wide": "8ba4d437b6c3d297",
             "hopper_delta": "242e122be415d93f",
         },
         "packed": {
@@ -1057,8 +1096,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "abc99f44884371ee",
             "dkdv": "0795174131bef021",
             "hopper_fwd": "69d7e8802bb0c155",
-            "hopper_bwd": "0d11d879eb61b89c",
-            "hopper_bwd_wide": "d91e509717d9f999",
+            "hopper_bwd": "ebfd319df0c4bdd7",
+            "hopper_bwd_wide": "43eeec0271d18f39",
             "hopper_delta": "686b96204c0a6f29",
         },
         "segmented": {
@@ -1066,8 +1105,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "0e4c239f47b83e3b",
             "dkdv": "b3d1addd239085d5",
             "hopper_fwd": "7dd7abc6814dc50a",
-            "hopper_bwd": "a530ac2f0b33be10",
-            "hopper_bwd_wide": "23e6943c979ae772",
+            "hopper_bwd": "2f5f3a8604df5b12",
+            "hopper_bwd_wide": "9a417f16b1da25b5",
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
@@ -1082,8 +1121,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "33f18a0febe8de6e",
             "dkdv": "cb9b54dd4853451e",
             "hopper_fwd": "47e7af064d0daad0",
-            "hopper_bwd": "ba9eea4e6ad73f97",
-            "hopper_bwd_wide": "c08eccf78cfb6fe6",
+            "hopper_bwd": "92946f0a1d8f9f43",
+            "hopper_bwd_wide": "ae12ab9a13268d09",
             "hopper_delta": "00a83dc516313fd3",
         },
         "packed": {
@@ -1091,8 +1130,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "03f1b95f8736adfc",
             "dkdv": "7e1e2932a99ebcf8",
             "hopper_fwd": "4937198775785a77",
-            "hopper_bwd": "ed521a1f2d4fa3ec",
-            "hopper_bwd_wide": "cad3578d11432f36",
+            "hopper_bwd": "50cea0bfeb105944",
+            "hopper_bwd_wide": "b2b16d0a8025bc85",
             "hopper_delta": "0e54fd64bfcefba6",
         },
         "segmented": {
@@ -1100,8 +1139,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "36986b2bcd8e90b3",
             "dkdv": "bed5d3e5025850e8",
             "hopper_fwd": "7dd5eec462289050",
-            "hopper_bwd": "c1ccd9707994bc27",
-            "hopper_bwd_wide": "13dc52f61aed717e",
+            "hopper_bwd": "97a0613a64cbcc25",
+            "hopper_bwd_wide": "b81668d02353824e",
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {

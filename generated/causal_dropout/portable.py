@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 851ef086447a4905
+# hash: a37272e5e0f0f7a8
 """Triton kernels of `causal_dropout`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx
@@ -542,7 +542,7 @@ def causal_dropout_hopper_delta(
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 
-    `p_scale` is half of what dropout multiplies by, or 1 without one: for the kernel that reads them lse is less by its
+    `p_scale` is what dropout multiplies by, or 1 without one: for the kernel that reads them lse is less by its
     logarithm, and delta divided by it.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)

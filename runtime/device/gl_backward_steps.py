@@ -52,14 +52,12 @@ def send_packed_rows(rings, head_row, q_end, q_len, h, start_m, turn):
 
 
 @gluon.jit
-def issue_products(
-    k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr
-):
+def issue_products(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
     """Issue `k q^T` and `v do^T` of a block, `[KEYS, BLOCK_M]`; also returned are its tiles of q and do.
 
-    What is added to a product costs nothing, because accumulators begin with it. If LINEAR, a score is the product
-    times a factor: then the first product has `-lse` and `block_term`, divided by that factor. `block_term` may be
-    None. Without DROPOUT the second has `-delta`.
+    What is added to a product costs nothing, because accumulators begin with it. The second has `-delta`. If LINEAR, a
+    score is the product times a factor: then the first has `-lse` and `block_term`, divided by that factor.
+    `block_term` may be None.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
@@ -75,35 +73,31 @@ def issue_products(
         qk = begin_with(row_term, KEYS, SCORES)
     else:
         qk = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    if DROPOUT:
-        dp = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    else:
-        dp = begin_with(do_ring.vectors.index(stage).load(ROW), KEYS, SCORES)
+    dp = begin_with(do_ring.vectors.index(stage).load(ROW), KEYS, SCORES)
     qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, use_acc=LINEAR, is_async=True)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, use_acc=not DROPOUT, is_async=True)
+    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
     return qk, dp, q_tile, do_tile
 
 
 @gluon.jit
 def begin_block(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
     """Issue both products of a block, and wait for the first."""
-    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, False)
+    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile
 
 
 @gluon.jit
 def begin_dropped_block(
-    k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n, q_len,
+    k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n,
     SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """The same; with DROPOUT, beside the products the random bits of the block are drawn, rows counted from `first_row`
     on."""
-    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, DROPOUT)
+    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR)
     BLOCK_M: gl.constexpr = q_tile.shape[0]
-    dropped = gl.zeros([32, 4, 2], gl.int32, bit_layout(BLOCK_M))
-    # The second is always true: otherwise the compiler would draw the bits elsewhere.
-    if DROPOUT and start_m < q_len:
+    dropped = gl.zeros([32, BLOCK_M // 64, 4], gl.int32, bit_layout(BLOCK_M))
+    if DROPOUT:
         dropped = dropped_bits(seed, threshold, head_index, first_row + start_m, start_n, BLOCK_M)
     qk = warpgroup_mma_wait(1, deps=(qk,))
     return qk, dp, q_tile, do_tile, dropped

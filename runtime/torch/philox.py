@@ -1,7 +1,8 @@
 """The random words of dropout in plain torch, the same as the kernels draw.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a function of a key and a
-counter: any element of a mask can be drawn alone, again, and in any order.
+Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a function of a key and a
+counter: any element of a mask can be drawn alone, again, and in any order. Seven rounds are the fewest that pass
+BigCrush there.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..core.checks import keep_numbers
 
-_ROUNDS = 10
+_ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
@@ -25,7 +26,7 @@ def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def philox4x32(seed: int, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four words for each counter, as `triton.language.philox` gives them.
+    """Four words for each counter, as `triton.language.philox` gives them in 7 rounds.
 
     `seed` is the 64-bit key. Counters and results are words in int64 tensors; the counters broadcast.
     """
@@ -48,27 +49,34 @@ def dropout_words(
     first_head: int = 0,
     all_heads: int = 0,
 ) -> Tensor:
-    """The word that decides about each probability of `shape` `[B, H, Sq, Skv]`, int64.
+    """The word of each probability of `shape` `[B, H, Sq, Skv]`, int64: it is dropped if that is below a threshold.
 
-    Bit 3 of a row and of a key tells which of the four words of one Philox is theirs: the bit of the row times two plus
-    that of the key. The other bits, closed up, are its counter: (key, row, first_head + batch row * all_heads + head,
-    0), where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B or 1, 1, 1, 1]`,
-    rounded down to a multiple of 16: so four words stay those of one tile.
+    One Philox gives 16 bytes, for 16 probabilities: bit 4 of a key and bit 3 of a row tell which of the four words has
+    the byte, bits 0 and 3 of the key which byte of it, the higher bit first. That byte is the upper one of the
+    probability's word. The others are those of the exclusive or of the four words, which all 16 share: any two of the
+    16 words still have independent bytes, and each is below a threshold with the exact probability.
+
+    The other bits of row and key, closed up, are the counter: (key, row, first_head + batch row * all_heads + head, 0),
+    where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B or 1, 1, 1, 1]`,
+    rounded down to a multiple of 16: so the 16 stay those of one tile.
     """
     batch, heads, q_len, kv_len = shape
-    row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 16)
+    row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 32)
     row_group = torch.arange(row_blocks * 8, device=device)[:, None]
-    key_group = torch.arange(key_blocks * 8, device=device)
+    key_group = torch.arange(key_blocks * 4, device=device)
     numbers = first_head + (all_heads or heads) * torch.arange(batch, device=device)[:, None]
     head = (numbers + torch.arange(heads, device=device)).view(-1, 1, 1)
     first_group = row_offset // 16 * 8
     if isinstance(first_group, Tensor):
         first_group = first_group.view(-1, 1).expand(batch, heads).reshape(-1, 1, 1)
     row_group = (row_group + first_group) & _WORD
-    words = torch.stack(philox4x32(seed, key_group, row_group, head, torch.zeros_like(head)))
-    # [row's bit 3, key's bit 3, B * H, row block, row, key block, key]: each bit goes back between block and place.
-    words = words.view(2, 2, batch * heads, row_blocks, 8, key_blocks, 8).permute(2, 3, 0, 4, 5, 1, 6)
-    return words.reshape(batch, heads, row_blocks * 16, key_blocks * 16)[:, :, :q_len, :kv_len]
+    four = torch.stack(philox4x32(seed, key_group, row_group, head, torch.zeros_like(head)))
+    shared = (four[0] ^ four[1] ^ four[2] ^ four[3]) >> 8
+    places = torch.arange(4, device=device) * 8
+    words = (four[..., None] >> places & 0xFF) << 24 | shared[..., None]
+    # [key's bit 4, row's bit 3, B * H, row block, row, key block, key, key's bits 0 and 3]: each bit goes to its place.
+    words = words.view(2, 2, batch * heads, row_blocks, 8, key_blocks, 4, 2, 2).permute(2, 3, 1, 4, 5, 0, 8, 6, 7)
+    return words.reshape(batch, heads, row_blocks * 16, key_blocks * 32)[:, :, :q_len, :kv_len]
 
 
 def dropout(

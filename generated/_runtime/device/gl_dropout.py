@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout in Hopper's kernels: the random words of `runtime/torch/philox.py`, drawn where their scores are.
 
-One counter gives four words, for four scores that are 8 lines and 8 columns apart in a tile of 64 lines: the same
-thread holds all four. In a forward the lines are rows and the columns keys; in a backward, BY_KEYS, they are the
-other way round.
+One Philox counter decides 16 scores, of a row r, row r + 8 and the keys k, k + 1, k + 8, k + 9, k + 16 and so on: in a
+forward one thread holds all of them. In a backward, whose tiles are transposed, a warp draws bits in the order of the
+forward, and `movmatrix` transposes them.
 """
 
 import triton
@@ -12,32 +12,42 @@ from triton.experimental.gluon import language as gl
 
 
 @triton.constexpr_function
-def counter_layout(COLS):
-    """One counter for each four scores of a tile of 64 lines and COLS columns, in the thread that holds the four.
+def counter_layout(COUNT):
+    """COUNT counters for each thread of a warpgroup.
 
-    The axes are lines, groups of 8 columns, the four threads that share a line, and neighbours.
+    The axes are the lines of 8 that each warp has, counters of a thread, and the four threads that share a line.
     """
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 0, 1], *([0, 1 << i, 0, 0] for i in range(COLS.bit_length() - 5))],
-        lane_bases=[[0, 0, 1, 0], [0, 0, 2, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
-        warp_bases=[[8, 0, 0, 0], [16, 0, 0, 0]],
+        reg_bases=[[0, 1 << i, 0] for i in range(COUNT.bit_length() - 1)],
+        lane_bases=[[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        warp_bases=[[8, 0, 0], [16, 0, 0]],
         block_bases=[],
-        shape=[32, COLS // 16, 4, 2],
+        shape=[32, COUNT, 4],
     )
 
 
 @gluon.jit
-def counter_eights(COLS: gl.constexpr):
-    """The index of each counter along the groups of 8 columns."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, gl.SliceLayout(3, counter_layout(COLS))))
-    return gl.arange(0, COLS // 16, layout=LAYOUT)[:, None][None, :, :][:, :, :, None]
+def counter_lines(COUNT: gl.constexpr):
+    """The index of each counter along the lines."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, counter_layout(COUNT)))
+    return gl.arange(0, 32, layout=LAYOUT)[:, None][:, :, None]
 
 
 @gluon.jit
-def counter_neighbours(COLS: gl.constexpr):
-    """The index of each counter along the neighbours."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, gl.SliceLayout(0, counter_layout(COLS))))
-    return gl.arange(0, 2, layout=LAYOUT)[None, :][None, :, :][None, :, :, :]
+def counter_turns(COUNT: gl.constexpr):
+    """The index of each counter among those of its thread."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, counter_layout(COUNT)))
+    return gl.arange(0, COUNT, layout=LAYOUT)[:, None][None, :, :]
+
+
+@gluon.jit
+def counter_threads(COUNT: gl.constexpr):
+    """The index of each counter among the threads that share a line."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, counter_layout(COUNT)))
+    threads = gl.arange(0, 4, layout=LAYOUT)
+    # Not pure, or the compiler would compute all columns of a thread ahead of the loop and keep them in registers.
+    threads = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [threads], gl.int32, is_pure=False, pack=1)
+    return threads[None, :][None, :, :]
 
 
 @triton.constexpr_function
@@ -55,7 +65,7 @@ def wide_product(x, FACTOR: gl.constexpr):
 
 @gluon.jit
 def philox(seed, c0, c1, c2):
-    """The four words of each counter `(c0, c1, c2, 0)`, as `triton.language.philox` gives them.
+    """The four words of each counter `(c0, c1, c2, 0)`, as `triton.language.philox` gives them in 7 rounds.
 
     A part of the counter may be of lines or columns alone: what does not need both is computed once for each.
     """
@@ -64,7 +74,7 @@ def philox(seed, c0, c1, c2):
         "mov.b64 {$0, $1}, $2;", "=r,=r,l", [seed], (gl.int32, gl.int32), is_pure=False, pack=1
     )
     c3 = c2 ^ c2
-    for _ in gl.static_range(10):
+    for _ in gl.static_range(7):
         lower_0, upper_0 = wide_product(c0, 0xD2511F53)
         lower_2, upper_2 = wide_product(c2, 0xCD9E8D57)
         c0, c1, c2, c3 = upper_2 ^ c1 ^ k0, lower_2, upper_0 ^ c3 ^ k1, lower_0
@@ -75,71 +85,149 @@ def philox(seed, c0, c1, c2):
 
 
 @gluon.jit
-def dropout_words(seed, head_index, start_m, start_n, COLS: gl.constexpr, BY_KEYS: gl.constexpr):
-    """The random words of a tile of 64 lines and COLS columns, four for each counter.
+def below(word, limit, least, GREATER: gl.constexpr):
+    """`least + GREATER` where the unsigned `word` is below `limit`, else `least`."""
+    return gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.lt.u32 p, $1, $2; selp.b32 $0, $3, $4, p;}",
+        "=r,r,r,r,r", [word, limit, least + GREATER, least], gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
 
-    They are of the counter's pair that is nearest to the start, of the pair 8 keys further, 8 rows further, and both.
+
+@triton.constexpr_function
+def kept_pair(FAR):
+    """PTX of a mask of two halves, for neighbours whose bytes are not below the halves of a limit.
+
+    Bytes are compared as halves: integers up to 256 are subnormal numbers of float16, in the same order.
     """
-    LINE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, counter_layout(COLS))))
-    THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, gl.SliceLayout(3, counter_layout(COLS))))
-    first_line = start_n if BY_KEYS else start_m
-    first_column = start_m if BY_KEYS else start_n
-    lines = (first_line >> 1) + gl.arange(0, 32, layout=LINE)[:, None][:, :, None][:, :, :, None]
-    threads = 2 * gl.arange(0, 4, layout=THREAD)
-    # Not pure, or the compiler would compute all columns of a thread ahead of the loop and keep them in registers.
-    threads = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [threads], gl.int32, is_pure=False, pack=1)
-    columns = ((first_column >> 1) + threads)[None, :][None, :, :][:, :, :, None]
-    columns += 8 * counter_eights(COLS) + counter_neighbours(COLS)
-    if BY_KEYS:
-        return philox(seed, lines, columns, head_index)
-    else:
-        return philox(seed, columns, lines, head_index)
+    return f"{{.reg .b32 t; prmt.b32 t, $1, 0, {0x4341 if FAR else 0x4240}; set.ge.u32.f16x2 $0, t, $2;}}"
+
+
+@gluon.jit
+def kept_pairs(words, limit, FAR: gl.constexpr):
+    """Masks of pairs of neighbouring keys, from a word for each four keys: FAR of the two that are 8 keys further."""
+    KEPT: gl.constexpr = kept_pair(FAR)
+    return gl.inline_asm_elementwise(KEPT, "=r,r,r", [words, limit], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def without_dropped(p_pairs, seed, threshold, head_index, start_m, start_n, SCORES: gl.constexpr, COLS: gl.constexpr):
+    """Weights of a forward, two in a word, `[64, COLS // 2]`, with 0 where they are dropped."""
+    COUNT: gl.constexpr = COLS // 32
+    keys = (start_n >> 3) + 4 * counter_turns(COUNT) + counter_threads(COUNT)
+    near, far_row, far_key, far = philox(seed, keys, (start_m >> 1) + counter_lines(COUNT), head_index)
+    limit = below(near ^ far_row ^ far_key ^ far, threshold << 8, (threshold >> 24 & 0xFF) * 0x10001, 0x10001)
+    near = gl.join(kept_pairs(near, limit, False), kept_pairs(near, limit, True))
+    far_row = gl.join(kept_pairs(far_row, limit, False), kept_pairs(far_row, limit, True))
+    far_key = gl.join(kept_pairs(far_key, limit, False), kept_pairs(far_key, limit, True))
+    far = gl.join(kept_pairs(far, limit, False), kept_pairs(far, limit, True))
+    kept = gl.join(gl.join(near, far_key), gl.join(far_row, far))
+    # The axes are warps, lines, counters, threads, and whether a key is 8 further, 16 further, a row 8 further.
+    kept = gl.permute(gl.reshape(kept, [4, 8, COUNT, 4, 2, 2, 2]), [0, 6, 1, 2, 5, 4, 3])
+    kept = gl.reshape(kept, [64, COLS // 2])
+    # In the layout of the pairs: this only renames registers.
+    kept = gl.convert_layout(gl.reshape(gl.join(kept, kept), [64, COLS]), SCORES, assert_trivial=True)
+    kept, _ = gl.split(gl.reshape(kept, [64, COLS // 2, 2]))
+    return p_pairs & kept
+
+
+# ------------------------------------------------------------------------------------------------------- of a backward
+
+
+@triton.constexpr_function
+def turns_layout(COLS):
+    """The counters of a backward: lines, words of bits, four counters of each word, the threads that share a line."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1, 0], [0, 0, 2, 0], *([0, 1 << i, 0, 0] for i in range(COLS.bit_length() - 7))],
+        lane_bases=[[0, 0, 0, 1], [0, 0, 0, 2], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[8, 0, 0, 0], [16, 0, 0, 0]],
+        block_bases=[],
+        shape=[32, COLS // 64, 4, 4],
+    )
+
+
+@triton.constexpr_function
+def bit_layout(COLS):
+    """A word for each thread and 64 columns."""
+    return gl.SliceLayout(2, turns_layout(COLS))
+
+
+@gluon.jit
+def bytes_below(words, limit, least):
+    """The highest bit of each byte: whether it is below that of `least`, or of `least + 1` where `limit` is greater.
+
+    A byte is below a number if its complement plus the number has a carry. `limit` has the lower 7 bits of each byte of
+    `least`, or those plus one.
+    """
+    sums = (~words & 0x7F7F7F7F) + limit
+    return (~words & least) | (~words & sums) | (least & sums)
+
+
+@gluon.jit
+def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constexpr):
+    """Which scores of a backward's tile of 64 keys and COLS rows are dropped, as bits of their thread.
+
+    A word has a half for each of two neighbouring rows, of that a byte for each of two keys that are 8 apart, and of
+    that bit `7 - n` for the row `8 * n` further.
+    """
+    COUNT: gl.constexpr = COLS // 16
+    line, turn = counter_lines(COUNT), counter_turns(COUNT)
+    keys = (start_n >> 3) + ((line >> 4) << 2) + counter_threads(COUNT)
+    near, far_row, far_key, far = philox(seed, keys, (start_m >> 1) + 8 * turn + (line & 7), head_index)
+    least = ((threshold >> 24 & 0xFF) * 0x1010101).to(gl.int32)
+    limit = below(near ^ far_row ^ far_key ^ far, threshold << 8, least & 0x7F7F7F7F, 0x1010101)
+    # Two warps share counters: each has 16 of their 32 keys.
+    own_far = (line & 8) != 0
+    near, far_row = gl.where(own_far, far_key, near), gl.where(own_far, far, far_row)
+    shift = 2 * (turn & 3)
+    LAST: gl.constexpr = 0x1010101
+    bits = (bytes_below(near, limit, least) >> shift) & (LAST << (7 - shift))
+    bits |= (bytes_below(far_row, limit, least) >> (shift + 1)) & (LAST << (6 - shift))
+    bits = gl.sum(gl.reshape(bits, [32, COUNT // 4, 4, 4]), 2)
+    bits = gl.convert_layout(bits, bit_layout(COLS), assert_trivial=True)
+    # So far a half is of a key and a thread's line of a row; now it is the other way round.
+    return gl.inline_asm_elementwise(
+        "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [bits], gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
 def as_tile(near, far_line, far_column, far, SCORES: gl.constexpr, COLS: gl.constexpr):
-    """What the counters hold, as the tile of their scores: this only renames registers."""
-    # The last two axes are whether a score's line is 8 further than its counter's, and whether its column is.
+    """Numbers of pairs, `[32, COLS // 16, 4, 2]`, as the tile of their scores: this only renames registers."""
+    # The last two axes are whether a score's line is 8 further, and whether its column is.
     parts = gl.join(gl.join(near, far_line), gl.join(far_column, far))
     parts = gl.permute(gl.reshape(parts, [4, 8, COLS // 16, 8, 2, 2]), [0, 4, 1, 2, 5, 3])
     return gl.convert_layout(gl.reshape(parts, [64, COLS]), SCORES, assert_trivial=True)
 
 
 @gluon.jit
-def without_dropped(p, seed, threshold, head_index, start_m, start_n, SCORES: gl.constexpr, COLS: gl.constexpr):
-    """Weights of a forward, [64, COLS], times 0 where they are dropped: the unit for products is less busy."""
-    near, far_key, far_row, far = dropout_words(seed, head_index, start_m, start_n, COLS, False)
-    words = as_tile(near, far_row, far_key, far, SCORES, COLS)
+def dropped_signs(dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
+    """For each score a word of bits, and the selector of a byte in it whose sign is set where the score is dropped."""
+    TURNS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, gl.SliceLayout(0, turns_layout(COLS))))
+    shift = 2 * gl.arange(0, 4, layout=TURNS)[:, None][None, :, :][None, :, :, :]
+    near = gl.reshape(dropped[:, :, None, :] << shift, [32, COLS // 16, 4])
+    words = gl.join(near, near)
+    words = as_tile(words, words, words << 1, words << 1, SCORES, COLS)
+    # Neighbours have the halves of a word, keys that are 8 apart the bytes of a half.
+    zero = gl.zeros_like(near)
+    near_key, far_key = gl.join(zero + 0x8888, zero + 0xAAAA), gl.join(zero + 0x9999, zero + 0xBBBB)
+    return words, as_tile(near_key, far_key, near_key, far_key, SCORES, COLS)
+
+
+@gluon.jit
+def kept_weights(p, signs):
+    """Probabilities of a backward, with 0 where they are dropped; `signs` are those of `dropped_signs`."""
+    words, selectors = signs
     return gl.inline_asm_elementwise(
-        "{.reg .pred p; setp.lt.u32 p, $2, $3; mov.b32 $0, $1; @p mul.f32 $0, $0, 0f00000000;}",
-        "=&f,f,r,r", [p, words, threshold], gl.float32, is_pure=True, pack=1,
+        "{.reg .b32 t; prmt.b32 t, $2, 0, $3; lop3.b32 $0, $1, t, t, 0x30;}",
+        "=f,f,r,r", [p, words, selectors], gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
 
 
-@triton.constexpr_function
-def bit_layout(COLS):
-    """Two words for each thread, one for each neighbour."""
-    return gl.SliceLayout(1, counter_layout(COLS))
-
-
 @gluon.jit
-def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constexpr):
-    """Which scores of a backward's tile are dropped, as bits of their thread: four for each counter, from bit 0 on.
-
-    They are drawn ahead of the probabilities, which need them, as ds does.
-    """
-    near, far_key, far_row, far = dropout_words(seed, head_index, start_m, start_n, COLS, True)
-    bits = gl.inline_asm_elementwise(
-        "{.reg .pred p; setp.lt.u32 p, $1, $5; selp.b32 $0, 1, 0, p; setp.lt.u32 p, $2, $5; @p or.b32 $0, $0, 2; "
-        "setp.lt.u32 p, $3, $5; @p or.b32 $0, $0, 4; setp.lt.u32 p, $4, $5; @p or.b32 $0, $0, 8;}",
-        "=&r,r,r,r,r,r", [near, far_key, far_row, far, threshold], gl.int32, is_pure=True, pack=1,
+def kept_gradients(dp, minus_delta, signs):
+    """The gradient of each score over its probability, `minus_delta` where it is dropped."""
+    words, selectors = signs
+    return gl.inline_asm_elementwise(
+        "{.reg .b32 t; prmt.b32 t, $3, 0, $4; lop3.b32 $0, t, $2, $1, 0xCA;}",
+        "=f,f,f,r,r", [dp, minus_delta, words, selectors], gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
-    return gl.sum(bits << (4 * counter_eights(COLS)), 1)
-
-
-@gluon.jit
-def with_signs(p, dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
-    """Probabilities of a backward, with a minus where they are dropped: predicates would take too many registers."""
-    last = dropped[:, None, :, :] << (28 - 4 * counter_eights(COLS))
-    signs = as_tile(last << 3, last << 2, last << 1, last, SCORES, COLS) & -0x80000000
-    return (p.to(gl.int32, bitcast=True) ^ signs).to(gl.float32, bitcast=True)

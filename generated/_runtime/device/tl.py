@@ -171,9 +171,9 @@ def dropout_mask(
     The tile is [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] if TRANSPOSED. The word depends on seed, head, row and key
     alone, so that all kernels drop the same probabilities. `_runtime/torch/philox.py` computes it in torch.
     """
-    # One Philox call gives four words, for two rows and two keys that are 8 apart. In an accumulator of an MMA one
-    # thread holds all four pairs, in either orientation of the tile, so the compiler computes the call once for them.
-    # Blocks start at multiples of 16, so the index inside the tile selects one of the four words.
+    # One Philox call gives the upper bytes of 16 words, and by their exclusive or the lower bytes of all of them. In an
+    # accumulator of an MMA one thread holds all 16 pairs, or four of them if TRANSPOSED, so the compiler computes the
+    # call once for them. Blocks start at multiples of 16 rows and keys, so the index inside the tile selects the byte.
     if TRANSPOSED:
         row = tl.arange(0, BLOCK_M)[None, :]
         key = tl.arange(0, BLOCK_N)[:, None]
@@ -181,11 +181,17 @@ def dropout_mask(
         row = tl.arange(0, BLOCK_M)[:, None]
         key = tl.arange(0, BLOCK_N)[None, :]
     row_group = (start_m >> 1) + ((row >> 4 << 3) | (row & 7))
-    key_group = (start_n >> 1) + ((key >> 4 << 3) | (key & 7))
-    word_0, word_1, word_2, word_3 = tl.philox(seed, key_group, row_group, head.to(tl.int32), 0)
-    far_row, far_key = (row & 8) != 0, (key & 8) != 0
-    word = tl.where(far_row, tl.where(far_key, word_3, word_2), tl.where(far_key, word_1, word_0))
-    return word < threshold
+    if BLOCK_N >= 32:
+        key_group = (start_n >> 3) + ((key >> 5 << 2) | (key >> 1 & 3))
+        far_key = (key & 16) != 0
+    else:
+        key_group = (start_n >> 5 << 2) + (key >> 1 & 3)
+        far_key = (start_n & 16) != 0
+    word_0, word_1, word_2, word_3 = tl.philox(seed, key_group, row_group, head.to(tl.int32), 0, 7)
+    far_row = (row & 8) != 0
+    word = tl.where(far_key, tl.where(far_row, word_3, word_2), tl.where(far_row, word_1, word_0))
+    byte = word >> ((key & 1) << 4 | key & 8).to(tl.uint32)
+    return (byte << 24 | (word_0 ^ word_1 ^ word_2 ^ word_3) >> 8) < threshold
 
 
 @triton.jit

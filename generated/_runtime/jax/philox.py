@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.checks import keep_numbers
 
-_ROUNDS = 10
+_ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
@@ -24,7 +24,9 @@ def _product(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
 
 
 def philox4x32(seed: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[jax.Array, ...]:
-    """Four words for each counter, as `triton.language.philox` gives them. `seed` is an int, or uint32 `[2]`."""
+    """Four words for each counter, as `triton.language.philox` gives them in 7 rounds.
+
+    `seed` is an int, or uint32 `[2]`."""
     words = [seed & 0xFFFFFFFF, seed >> 32] if isinstance(seed, int) else seed
     k0, k1 = (jnp.asarray(word, jnp.uint32) for word in words)
     c0, c1, c2, c3 = jnp.broadcast_arrays(*(jnp.asarray(c).astype(jnp.uint32) for c in (c0, c1, c2, c3)))
@@ -39,16 +41,15 @@ def philox4x32(seed: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[jax.Array
 def dropout_words(seed: Any, head: Any, row: Any, key: Any) -> jax.Array:
     """The word that decides about each probability; `head` is its number over all batch rows. All broadcast.
 
-    Bit 3 of row and of key tells which of four words is theirs, the other bits are the counter: see `philox.py`.
+    Its upper byte is one of 16 of a counter, and the others those of the exclusive or of its words: see `philox.py` of
+    torch.
     """
-    words = philox4x32(seed, _closed(key), _closed(row), head, 0)
-    of_row = [jnp.where((key & 8) > 0, words[2 * bit + 1], words[2 * bit]) for bit in (0, 1)]
-    return jnp.where((row & 8) > 0, of_row[1], of_row[0])
-
-
-def _closed(index: Any) -> Any:
-    """A number without its bit 3."""
-    return index >> 4 << 3 | index & 7
+    four = philox4x32(seed, key >> 5 << 2 | key >> 1 & 3, row >> 4 << 3 | row & 7, head, 0)
+    of_row = [jnp.where((row & 8) > 0, four[2 * bit + 1], four[2 * bit]) for bit in (0, 1)]
+    own = jnp.where((key & 16) > 0, of_row[1], of_row[0])
+    place = jnp.asarray((key & 1) << 4 | key & 8).astype(jnp.uint32)
+    shared: jax.Array = (four[0] ^ four[1] ^ four[2] ^ four[3]) >> 8
+    return (own >> place) << 24 | shared
 
 
 def dropout(probs: jax.Array, dropout_p: float, seed: Any, head: Any, row: Any, key: Any) -> jax.Array:

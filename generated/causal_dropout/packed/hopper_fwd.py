@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 935b364f663a5412
+# hash: 85dda46c1d459ef0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
@@ -256,12 +256,11 @@ def consume(
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
-            if DROPOUT and start_m < q_len:
-                p = without_dropped(
-                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
-                )
             p_pairs = pack_pairs(p, DTYPE)
+            if DROPOUT:
+                p_pairs = without_dropped(
+                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
@@ -278,12 +277,11 @@ def consume(
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
-            # The second is always true: otherwise this is mixed with the exponentials, and registers spill.
-            if DROPOUT and start_m < q_len:
-                p = without_dropped(
-                    p, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
-                )
             p_pairs = pack_pairs(p, DTYPE)
+            if DROPOUT:
+                p_pairs = without_dropped(
+                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             acc = rescale(acc, alpha, SUMS)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: c7a1743baa177dd0
+# hash: 41f9410ab0f49e5e
 """The launches of `causal_dropout`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -185,7 +185,7 @@ def backward(
                     num_row_blocks,
                     row_seqs.shape[0],
                     scale,
-                    keep_scale / 2 if threshold > 0 else 1.0,
+                    keep_scale if threshold > 0 else 1.0,
                 ),
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 41a193a306e0a0cf
+# hash: 85321a35ed350272
 """Triton kernels of `causal_dropout`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -514,7 +514,7 @@ def causal_dropout_packed_hopper_delta(
         row_lse    [Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
         row_delta  [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 
-    `p_scale` is half of what dropout multiplies by, or 1 without one: for the kernel that reads them lse is less by its
+    `p_scale` is what dropout multiplies by, or 1 without one: for the kernel that reads them lse is less by its
     logarithm, and delta divided by it.
     """
     h, entry = (tl.program_id(0) // num_entries).to(tl.int64), tl.program_id(0) % num_entries

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: bcdd6a991a3a7a9d
+# hash: 96513fa57c966067
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -76,7 +76,7 @@ from ..._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
-from ..._runtime.device.gl_dropout import with_signs
+from ..._runtime.device.gl_dropout import dropped_signs, kept_gradients, kept_weights
 from ..._runtime.device.gl_math import clamp_index
 
 
@@ -268,7 +268,6 @@ def consume(
                     first_row,
                     start_m,
                     start_n + PART * KEYS,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -291,17 +290,15 @@ def consume(
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_kept = p
                 if DROPOUT:
-                    # Half of the probabilities: added to their own absolute value, they give the whole or nothing.
-                    p = with_signs(p, dropped, SCORES, BLOCK_M)
-                    p_kept = gl.maximum(p, 0.0)
+                    signs = dropped_signs(dropped, SCORES, BLOCK_M)
+                    p_kept = kept_weights(p, signs)
                 dv = warpgroup_mma(gl.convert_layout(p_kept.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
                 if DROPOUT:
                     # delta is subtracted from what is dropped, too.
                     minus_delta = do_ring.vectors.index(q_turn % do_ring.stages).load(gl.SliceLayout(0, SCORES))
-                    ds = (p + gl.abs(p)) * dp + gl.abs(p) * minus_delta[None, :]
-                else:
-                    ds = p * dp
+                    dp = kept_gradients(dp, minus_delta[None, :], signs)
+                ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -320,7 +317,6 @@ def consume(
                     first_row,
                     start_m,
                     start_n + PART * KEYS,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -330,17 +326,15 @@ def consume(
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_kept = p
                 if DROPOUT:
-                    # Half of the probabilities: added to their own absolute value, they give the whole or nothing.
-                    p = with_signs(p, dropped, SCORES, BLOCK_M)
-                    p_kept = gl.maximum(p, 0.0)
+                    signs = dropped_signs(dropped, SCORES, BLOCK_M)
+                    p_kept = kept_weights(p, signs)
                 dv = warpgroup_mma(gl.convert_layout(p_kept.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                 dp = warpgroup_mma_wait(1, deps=(dp,))
                 if DROPOUT:
                     # delta is subtracted from what is dropped, too.
                     minus_delta = do_ring.vectors.index(q_turn % do_ring.stages).load(gl.SliceLayout(0, SCORES))
-                    ds = (p + gl.abs(p)) * dp + gl.abs(p) * minus_delta[None, :]
-                else:
-                    ds = p * dp
+                    dp = kept_gradients(dp, minus_delta[None, :], signs)
+                ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                 )
@@ -352,7 +346,7 @@ def consume(
         own_start = start_n + PART * KEYS
         # Through the shared memory of v, whose last reader this was.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_through(dv_start, (dv * 2.0 if DROPOUT else dv), v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
         store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
@@ -706,7 +700,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -729,17 +722,15 @@ def score(
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_kept = p
                 if DROPOUT:
-                    # Half of the probabilities: added to their own absolute value, they give the whole or nothing.
-                    p = with_signs(p, dropped, SCORES, BLOCK_M)
-                    p_kept = gl.maximum(p, 0.0)
+                    signs = dropped_signs(dropped, SCORES, BLOCK_M)
+                    p_kept = kept_weights(p, signs)
                 p_ring.put(p_kept.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 if DROPOUT:
                     # delta is subtracted from what is dropped, too.
                     minus_delta = do_ring.vectors.index(q_turn % do_ring.stages).load(gl.SliceLayout(0, SCORES))
-                    ds = (p + gl.abs(p)) * dp + gl.abs(p) * minus_delta[None, :]
-                else:
-                    ds = p * dp
+                    dp = kept_gradients(dp, minus_delta[None, :], signs)
+                ds = p * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
@@ -758,7 +749,6 @@ def score(
                     first_row,
                     start_m,
                     start_n,
-                    q_len,
                     SCORES,
                     True,
                     DROPOUT,
@@ -768,17 +758,15 @@ def score(
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_kept = p
                 if DROPOUT:
-                    # Half of the probabilities: added to their own absolute value, they give the whole or nothing.
-                    p = with_signs(p, dropped, SCORES, BLOCK_M)
-                    p_kept = gl.maximum(p, 0.0)
+                    signs = dropped_signs(dropped, SCORES, BLOCK_M)
+                    p_kept = kept_weights(p, signs)
                 p_ring.put(p_kept.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 if DROPOUT:
                     # delta is subtracted from what is dropped, too.
                     minus_delta = do_ring.vectors.index(q_turn % do_ring.stages).load(gl.SliceLayout(0, SCORES))
-                    ds = (p + gl.abs(p)) * dp + gl.abs(p) * minus_delta[None, :]
-                else:
-                    ds = p * dp
+                    dp = kept_gradients(dp, minus_delta[None, :], signs)
+                ds = p * dp  # [KEYS, BLOCK_M]
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
 
@@ -798,7 +786,6 @@ def accumulate(
     dq_sums_ptr,
     arguments,
     stride_dvs: gl.constexpr,
-    DROPOUT: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -853,7 +840,7 @@ def accumulate(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_tile(dv_start, (dv * 2.0 if DROPOUT else dv), start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
+        store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
@@ -1035,7 +1022,6 @@ def causal_dropout_segmented_hopper_bwd_wide(
                     dq_sums_ptr,
                     summer,
                     stride_dvs,
-                    DROPOUT,
                     HEAD_DIM,
                     HEAD_DIM_V,
                     BLOCK_D,

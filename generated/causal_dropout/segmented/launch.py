@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: f7460bf30d76594c
+# hash: 65cb2f7ca919610a
 """The launches of `causal_dropout`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -283,7 +283,7 @@ def backward(
                 kernels.causal_dropout.portable.causal_dropout_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
-                (*unit_strides(o, do), q_len, num_heads, scale, keep_scale / 2 if threshold > 0 else 1.0),
+                (*unit_strides(o, do), q_len, num_heads, scale, keep_scale if threshold > 0 else 1.0),
                 HAS_DLSE=dlse is not None,
                 WITH_DQ=fused,
                 **delta_constants(tile, head_dim_v),
