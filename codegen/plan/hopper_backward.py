@@ -203,7 +203,8 @@ class BackwardPlan:
 
     @property
     def extra(self) -> list[str]:
-        return self.counts + (["work_counter_ptr"] if self.kernel.shares_work else [])
+        runs = ["run_keys_ptr"] if self.kernel.leaves_runs else []
+        return self.counts + runs + (["work_counter_ptr"] if self.kernel.shares_work else [])
 
     @property
     def constants(self) -> list[str]:

@@ -118,6 +118,18 @@ class OpSource(OpPlan):
         return ", ".join(f"{name}={value}" for name, value in {**given, "results": "(o, lse)"}.items())
 
     @property
+    def runs_parameters(self) -> list[str]:
+        """The variant's own tensors and numbers that the packed backward of runs takes."""
+        own = [a.name for a in self.arguments if a.name not in (*TOKEN_IDS, PADDING.name)]
+        return [*own, *(["row_offset"] if self.has_offset else [])]
+
+    @property
+    def gradients_of_runs(self) -> str:
+        """The arguments of the packed backward where it computes the runs of a segmented call."""
+        given = ["do", "q", "k", "v", "runs", "dq_sums", "dk", "dv", *self.runs_parameters, "scale", "tile"]
+        return ", ".join(given)
+
+    @property
     def forward_type(self) -> str:
         return f"tuple[{', '.join(['Tensor'] * (3 if self.decay else 2))}]"
 

@@ -6,6 +6,7 @@ templates/README.md for the contract.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.analysis import schedule as blocks
@@ -50,6 +51,11 @@ class VariantPlan(InMode):
         """True if the packed forward computes segmented calls whose segments are runs of tokens."""
         return self.packed and computes_runs_alone(self.written)
 
+    @property
+    def differentiates_runs(self) -> bool:
+        """True if the packed backward does so, too."""
+        return self.computes_runs and _differentiates_runs(self.written, self.terms, self.hopper_delta)
+
 
 def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     """Decide everything about a variant's kernels for one mode of calls."""
@@ -60,9 +66,11 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     fwd = portable.forward(variant, analysis, sign)
     dq, dkdv = portable.query_backward(variant, analysis, sign), portable.key_backward(variant, analysis, sign)
     hopper_bwd = hopper_kernels.backward(variant, analysis, sign)
+    hopper_delta = hopper_kernels.delta(variant, sign)
     hopper_fwd = hopper_kernels.forward(variant, analysis, sign)
     if mode is Mode.SEGMENTED and computes_runs_alone(written):
         hopper_fwd = replace(hopper_fwd, leaves_runs=True)
+        hopper_bwd = replace(hopper_bwd, leaves_runs=_differentiates_runs(written, terms, hopper_delta))
     hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)
     return VariantPlan(
         written=written,
@@ -77,11 +85,18 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         hopper_fwd_fp8=hopper_fwd_fp8,
         hopper_bwd=hopper_bwd,
         hopper_bwd_wide=hopper_kernels.wide_backward(hopper_bwd),
-        hopper_delta=hopper_kernels.delta(variant, sign),
+        hopper_delta=hopper_delta,
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
         portable_legend=sign.legend([*fwd.args, *dq.args, *dkdv.args], [*dq.gradients, *dkdv.gradients]),
     )
+
+
+def _differentiates_runs(written: Variant, terms: Sequence[GradientTerm], delta: KernelPlan) -> bool:
+    """True if the backward of a run is that of a sequence: no sums of programs besides those of q, k and v, and nothing
+    that is read by batch row, or added to lse by position."""
+    by_batch = any("b" in spec.dims for spec in written.tensors.values())
+    return not terms and not written.sink and not by_batch and delta.row_term is None
 
 
 def _analysis(variant: Variant, mode: Mode) -> blocks.BlockAnalysis:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: f21796c00c58aa31
+# hash: 22f5f2dd0a1955f9
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -380,8 +380,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "00505d053630dfcd",
             "dkdv": "d439c8be47e9d4a6",
             "hopper_fwd": "9ef18b2eaca31390",
-            "hopper_bwd": "a756d12989f73797",
-            "hopper_bwd_wide": "7564debcf15eb75b",
+            "hopper_bwd": "cc5c1479cd8d63be",
+            "hopper_bwd_wide": "e33a51231f9790f9",
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
@@ -414,8 +414,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "190a8a32dff3e668",
             "dkdv": "135552e75113ff4d",
             "hopper_fwd": "4c04c9135af1ed8f",
-            "hopper_bwd": "549d8a8637a379af",
-            "hopper_bwd_wide": "f15bfd88fc3b9b02",
+            "hopper_bwd": "1e3592a07719f673",
+            "hopper_bwd_wide": "db33ab16781a67b0",
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
@@ -477,8 +477,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "a6507b534884f0cd",
             "dkdv": "bde7a1443ec0308f",
             "hopper_fwd": "8c3e070015a693e8",
-            "hopper_bwd": "f4191a23241782eb",
-            "hopper_bwd_wide": "b0749c483bb4447b",
+            "hopper_bwd": "cc29b9f385e1dbe0",
+            "hopper_bwd_wide": "9cb4c0c5a1da64ef",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
@@ -681,8 +681,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "6d129e48f1d51871",
             "dkdv": "661d68ac4f10e053",
             "hopper_fwd": "41ed77530adc7738",
-            "hopper_bwd": "b9ad35cf2ab02f11",
-            "hopper_bwd_wide": "dea9a3382be07b84",
+            "hopper_bwd": "f97d1dfb0ca64c4a",
+            "hopper_bwd_wide": "3744373e214dd9a1",
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
@@ -715,8 +715,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "566fdfc0258a867c",
             "dkdv": "9d23e6c95e57112f",
             "hopper_fwd": "e13e3a52d8f16229",
-            "hopper_bwd": "666dbb8c3ad4cf9e",
-            "hopper_bwd_wide": "d24876f9e6e87092",
+            "hopper_bwd": "49ab3883e42a473f",
+            "hopper_bwd_wide": "127895935b23a4a6",
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
@@ -953,8 +953,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "b005e346d3c380fd",
             "dkdv": "77422b8f58fe80bb",
             "hopper_fwd": "6d735367cae3416c",
-            "hopper_bwd": "dcf663b275e58644",
-            "hopper_bwd_wide": "8420a5af8a136e6d",
+            "hopper_bwd": "94581f5f05b743af",
+            "hopper_bwd_wide": "f96b41b537b7da1f",
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
@@ -987,8 +987,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "069a82bfe3c1e8e2",
             "dkdv": "61b263950921824d",
             "hopper_fwd": "1c5e34c8af6f4874",
-            "hopper_bwd": "247052d66d5e509f",
-            "hopper_bwd_wide": "fc92826970cd1426",
+            "hopper_bwd": "63f0f990838331a6",
+            "hopper_bwd_wide": "74c52b93c7414780",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .tl_rows import load_dq_rows, store_dq_rows
+
 LEAST_ID = tl.constexpr(-(2**31))
 
 
@@ -64,7 +66,7 @@ def find_runs(
 
 @triton.jit
 def load_runs(runs_ptr, counts_ptr, slots, inside, length, room):
-    """First token, number of tokens and number of keys of the runs of some slots; what is not `inside` has none."""
+    """First token, number of tokens, and how many of these attend, of the runs of some slots, none if not `inside`."""
     row, nth = slots // room, slots % room
     count = tl.load(counts_ptr + row, mask=inside, other=0)
     exists = inside & (nth < count)
@@ -75,35 +77,42 @@ def load_runs(runs_ptr, counts_ptr, slots, inside, length, room):
     return start, num_rows, tl.where(is_padding != 0, 0, num_rows)
 
 
-@triton.jit(do_not_specialize=["batch", "room", "length", "q_batch_rows", "kv_batch_rows", "num_heads"])
+@triton.jit(do_not_specialize=["batch", "room", "most_runs", "length", "q_batch_rows", "kv_batch_rows", "num_heads"])
 def lay_out_runs(
     runs_ptr,
     counts_ptr,
     block_seqs_ptr,
     batch,
     room,
+    most_runs,
     length,
     q_batch_rows,
     kv_batch_rows,
     num_heads,
+    BY_KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Lay out the blocks of query rows of all runs one after the other, those of the longest runs first.
+    """Lay out the blocks of query rows, or BY_KEYS of keys, of all runs one after the other, the longest runs first.
 
         runs, counts  as of `find_runs`
         block_seqs    [entries, 8]  int32, as of packed sequences: batch row, the run's first entry, q_start, q_len,
                       kv_start, kv_len, how many blocks there are in all; the run's first row in lse of its head 0
 
-    Program s places slot s of `runs`. Where a batch row is not in order there are no blocks at all. Starts count rows
-    in memory: those of batch rows are q_batch_rows and kv_batch_rows apart.
+    Program s places slot s of `runs`. Where a batch row is not in order, or has more than `most_runs`, there are no
+    blocks at all. Starts count rows in memory: those of batch rows are q_batch_rows and kv_batch_rows apart.
+
+    Rows of padding have no keys, and BY_KEYS keys of padding no rows. BY_KEYS another number stands for the batch row:
+    the backward of packed calls finds a run's first block of ROW_BLOCK rows at `q_start // ROW_BLOCK` plus that number.
+    Blocks of rows follow each other as in a table of rows.
     """
     slot = tl.program_id(0)
     num_wrong = 0
     for chunk_first in range(0, batch, CHUNK):
         rows = chunk_first + tl.arange(0, CHUNK)
         counts = tl.load(counts_ptr + rows, mask=rows < batch, other=1)
-        num_wrong += tl.sum((counts == 0).to(tl.int32), 0)
+        num_wrong += tl.sum(((counts == 0) | (counts > most_runs)).to(tl.int32), 0)
     b, nth = slot // room, slot % room
     count = tl.load(counts_ptr + b)
     if num_wrong > 0:
@@ -112,7 +121,7 @@ def lay_out_runs(
     elif nth < count:
         start, num_rows, num_keys = load_runs(runs_ptr, counts_ptr, slot, True, length, room)
         num_slots = batch * room
-        first_entry, num_blocks = 0, 0
+        first_entry, num_blocks, row_first = 0, 0, 0
         for chunk_first in range(0, num_slots, CHUNK):
             slots = chunk_first + tl.arange(0, CHUNK)
             _, their_rows, their_keys = load_runs(runs_ptr, counts_ptr, slots, slots < num_slots, length, room)
@@ -120,17 +129,122 @@ def lay_out_runs(
             earlier = (their_keys > num_keys) | ((their_keys == num_keys) & (slots < slot))
             first_entry += tl.sum(tl.where(earlier, blocks, 0), 0)
             num_blocks += tl.sum(blocks, 0)
+            if BY_KEYS:
+                row_first += tl.sum(tl.where(earlier, (their_rows + ROW_BLOCK - 1) // ROW_BLOCK, 0), 0)
+        q_start = b * q_batch_rows + start
+        number = row_first - q_start // ROW_BLOCK if BY_KEYS else b
+        q_len, kv_len = (num_keys, num_rows) if BY_KEYS else (num_rows, num_keys)
         own_blocks = (num_rows + BLOCK - 1) // BLOCK
         for chunk_first in range(0, own_blocks, CHUNK):
             entries = chunk_first + tl.arange(0, CHUNK)
             inside = entries < own_blocks
             records = block_seqs_ptr + (first_entry + entries) * 8
             zeros = tl.zeros_like(entries)
-            tl.store(records, b + zeros, mask=inside)
+            tl.store(records, number + zeros, mask=inside)
             tl.store(records + 1, first_entry + zeros, mask=inside)
-            tl.store(records + 2, b * q_batch_rows + start + zeros, mask=inside)
-            tl.store(records + 3, num_rows + zeros, mask=inside)
+            tl.store(records + 2, q_start + zeros, mask=inside)
+            tl.store(records + 3, q_len + zeros, mask=inside)
             tl.store(records + 4, b * kv_batch_rows + start + zeros, mask=inside)
-            tl.store(records + 5, num_keys + zeros, mask=inside)
+            tl.store(records + 5, kv_len + zeros, mask=inside)
             tl.store(records + 6, num_blocks + zeros, mask=inside)
             tl.store(records + 7, b * num_heads * length + start + zeros, mask=inside)
+
+
+@triton.jit
+def load_row_block(row_blocks_ptr, entry):
+    """The batch row, first block, q_start, number of rows, and first row in lse of head 0 of a block's run."""
+    record = row_blocks_ptr + entry * 8
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
+    q_start, num_rows, lse_start = tl.load(record + 2).to(tl.int64), tl.load(record + 3), tl.load(record + 7)
+    return b, first_entry, q_start, num_rows, lse_start
+
+
+@triton.jit(do_not_specialize=["length", "num_heads", "num_entries"])
+def pad_runs(
+    row_lse_ptr,
+    row_delta_ptr,
+    row_blocks_ptr,
+    key_blocks_ptr,
+    run_lse_ptr,
+    run_delta_ptr,
+    length,
+    num_heads,
+    num_entries,
+    LINEAR: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """lse and delta of each row, padded to whole blocks of batch rows, padded to whole blocks of runs.
+
+    row_lse, row_delta      [B, Hq, blocks * BLOCK_M]  fp32
+    row_blocks, key_blocks  as of `lay_out_runs`
+    run_lse, run_delta      [Hq, entries * BLOCK_M]  fp32; beyond the last row of a run inf, LINEAR -inf, and 0
+    """
+    h, entry = (tl.program_id(0) // num_entries).to(tl.int64), tl.program_id(0) % num_entries
+    if (tl.load(key_blocks_ptr + 6) > 0) & (entry < tl.load(row_blocks_ptr + 6)):
+        b, first_entry, _q_start, num_rows, lse_start = load_row_block(row_blocks_ptr, entry)
+        start = lse_start - b * num_heads * length
+        rows = (entry - first_entry) * BLOCK_M + tl.arange(0, BLOCK_M)
+        padded_length = (length + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+        offs = (b * num_heads + h) * padded_length + start + rows
+        beyond = float("-inf") if LINEAR else float("inf")
+        lse = tl.load(row_lse_ptr + offs, mask=rows < num_rows, other=beyond)
+        delta = tl.load(row_delta_ptr + offs, mask=rows < num_rows, other=0.0)
+        run_offs = (h * num_entries + entry) * BLOCK_M + tl.arange(0, BLOCK_M)
+        tl.store(run_lse_ptr + run_offs, lse)
+        tl.store(run_delta_ptr + run_offs, delta)
+
+
+@triton.jit(do_not_specialize=["batch", "length", "num_heads", "num_entries"])
+def run_dq_rows(
+    dq_sums_ptr,
+    row_blocks_ptr,
+    key_blocks_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    batch,
+    length,
+    num_heads,
+    num_entries,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """dq from what Hopper's backward adds to `dq_sums`, as `hopper_dq_rows`: of runs if there are blocks of keys.
+
+    dq_sums  [Hq, entries, 2, lines, 32]  fp32, gradient of q without its factor; else [B, Hq, blocks, 2, lines, 32]
+    """
+    PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
+    part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
+    sums_ptr = dq_sums_ptr + tl.program_id(0).to(tl.int64) * (64 * PART_COLS)
+    if tl.load(key_blocks_ptr + 6) > 0:
+        h, entry = (tile // num_entries).to(tl.int64), tile % num_entries
+        if entry < tl.load(row_blocks_ptr + 6):
+            _b, first_entry, q_start, num_rows, _lse_start = load_row_block(row_blocks_ptr, entry)
+            dq_tile = load_dq_rows(sums_ptr, scale, BLOCK_D, BLOCK_M)
+            block = entry - first_entry
+            store_dq_rows(
+                dq_ptr,
+                q_start,
+                stride_dqs,
+                h,
+                stride_dqh,
+                dq_tile,
+                block,
+                part,
+                num_rows,
+                stride_dqs,
+                HEAD_DIM,
+                BLOCK_M,
+            )
+    else:
+        num_blocks = (length + BLOCK_M - 1) // BLOCK_M
+        if tile < batch * num_heads * num_blocks:
+            head, block = tile // num_blocks, tile % num_blocks
+            b, h = (head // num_heads).to(tl.int64), (head % num_heads).to(tl.int64)
+            dq_tile = load_dq_rows(sums_ptr, scale, BLOCK_D, BLOCK_M)
+            store_dq_rows(
+                dq_ptr, b, stride_dqb, h, stride_dqh, dq_tile, block, part, length, stride_dqs, HEAD_DIM, BLOCK_M
+            )

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segmented calls whose segments are runs of tokens: the forward of packed calls computes them. No framework is
+"""Segmented calls whose segments are runs of tokens: the kernels of packed calls compute them. No framework is
 imported.
 
-Whether segments are runs only the device knows. So a kernel finds out, and lays out blocks of rows that begin where
-segments do: those of the packed forward. Where segments are no runs there are no blocks, and the segmented forward,
-which is launched behind it, computes the call; else that one does nothing.
+Whether segments are runs only the device knows. So a kernel finds out, and lays out blocks that begin where segments
+do: those of the packed kernels. Where segments are no runs there are no blocks, and the segmented kernels, which are
+launched behind them, compute the call; else these do nothing.
 """
 
-from .configs import cdiv, next_power_of_2
-from .launches import Backend, Tensor
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .configs import Tile, cdiv, next_power_of_2
+from .launches import Backend, Tensor, dq_rows_constants
 from .options import CallOptions
 from .tiles import HOPPER
 
 LEAST_TOKENS = 64
-"""Calls of fewer tokens in a segment, on average over a batch row, take the segmented kernel."""
+"""Calls of fewer tokens in a segment, on average over a batch row, take the segmented forward."""
+
+LEAST_BLOCKS = 4
+"""Calls of fewer blocks of rows in a segment take the segmented backward: each segment has whole blocks of the sums of
+dq, whose memory and time grow."""
 
 LEAST_ITEMS = 8
 """Blocks of rows for each multiprocessor from which on what two launches more take is no more than noise."""
@@ -26,6 +33,9 @@ OPTIONS = CallOptions(family=HOPPER)
 
 _MOST_ROWS = 2**30
 _MOST_TOKENS = 4096
+
+LayOut = Callable[..., Tensor]
+"""Lays out the blocks of a table: of so many rows or keys, `by_keys`, of at most so many runs in a batch row."""
 
 
 def run_blocks(
@@ -40,6 +50,21 @@ def run_blocks(
 ) -> Tensor | None:
     """The sequence of each block of rows, int32 `[entries, 8]`, as packed calls have it; None where the call's layout
     or size rules the packed forward out."""
+    lay_out = _find_runs(backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, positions)
+    return None if lay_out is None else lay_out(BLOCK, cdiv(q.shape[2], LEAST_TOKENS))
+
+
+def _find_runs(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    padding_id: int,
+    positions: Tensor | None,
+) -> LayOut | None:
+    """Find the runs of a call; None where its layout or size rules packed kernels out."""
     batch, num_heads, length, _ = q.shape
     q_rows, k_rows, v_rows = map(batch_rows, (q, k, v))
     # One id for all, with a stride of 0, is one segment.
@@ -62,16 +87,22 @@ def run_blocks(
         (*q_segment_ids.stride(), *kv_segment_ids.stride(), length, padding_id, room),
         CHUNK=min(_MOST_TOKENS, next_power_of_2(max(length, 32))),
     )
-    block_seqs = q.new_empty((batch * (length // BLOCK + room), 8), dtype=backend.INT32)
-    backend.launch(
-        lay_out_runs,
-        (batch * room,),
-        (runs, counts, block_seqs),
-        (batch, room, length, q_rows, k_rows, num_heads),
-        BLOCK=BLOCK,
-        CHUNK=min(1024, next_power_of_2(max(batch * room, 32))),
-    )
-    return block_seqs
+
+    def lay_out(block: int, most_runs: int, *, row_block: int = 1, by_keys: bool = False) -> Tensor:
+        blocks = q.new_empty((batch * (length // block + most_runs), 8), dtype=backend.INT32)
+        backend.launch(
+            lay_out_runs,
+            (batch * room,),
+            (runs, counts, blocks),
+            (batch, room, most_runs, length, q_rows, k_rows, num_heads),
+            BY_KEYS=by_keys,
+            BLOCK=block,
+            ROW_BLOCK=row_block,
+            CHUNK=min(1024, next_power_of_2(max(batch * room, 32))),
+        )
+        return blocks
+
+    return lay_out
 
 
 def batch_rows(x: Tensor) -> int | None:
@@ -80,3 +111,86 @@ def batch_rows(x: Tensor) -> int | None:
     if batch == 1:
         return 0
     return None if row_stride <= 0 or batch_stride % row_stride else batch_stride // row_stride
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardRuns:
+    """What the packed backward computes the runs of a segmented call from.
+
+    Attributes:
+        rows, keys: tables of the blocks of rows and of keys. lse, delta: of the rows of runs, in whole blocks
+            `[Hq, row_blocks * block_m]`.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    lse: Tensor
+    delta: Tensor
+
+    @property
+    def row_blocks(self) -> int:
+        """How many blocks of rows a head may have."""
+        return int(self.rows.shape[0])
+
+
+def backward_runs(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    others: tuple[Tensor, ...],
+    q_segment_ids: Tensor,
+    kv_segment_ids: Tensor,
+    padding_id: int,
+    positions: Tensor | None,
+    row_offsets: Tensor | None,
+    tile: Tile,
+) -> BackwardRuns | None:
+    """The tables of a backward, and room for its rows; None where the call's layout or size rules the packed one out.
+
+    `others`: do, dq, dk and dv, which must lie as q and k do.
+    """
+    wanted = [batch_rows(x) for x in (q, q, k, k)]
+    if row_offsets is not None or [batch_rows(x) for x in others] != wanted:
+        return None
+    lay_out = _find_runs(backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, positions)
+    if lay_out is None:
+        return None
+    most_runs = cdiv(q.shape[2], LEAST_BLOCKS * tile.block_m)
+    rows = lay_out(tile.block_m, most_runs)
+    keys = lay_out(tile.block_n, most_runs, row_block=tile.block_m, by_keys=True)
+    lse = q.new_empty((q.shape[1], rows.shape[0] * tile.block_m), dtype=backend.FP32)
+    return BackwardRuns(rows=rows, keys=keys, lse=lse, delta=q.new_empty(lse.shape, dtype=backend.FP32))
+
+
+def pad_rows(
+    backend: Backend, runs: BackwardRuns, row_lse: Tensor, row_delta: Tensor, length: int, tile: Tile, *, linear: bool
+) -> None:
+    """Fill lse and delta of the rows of runs from those of batch rows. `linear`: the score is the scaled product."""
+    from ..device.segment_runs import pad_runs
+
+    num_heads = row_lse.shape[1]
+    backend.launch(
+        pad_runs,
+        (num_heads * runs.row_blocks,),
+        (row_lse, row_delta, runs.rows, runs.keys, runs.lse, runs.delta),
+        (length, num_heads, runs.row_blocks),
+        LINEAR=linear,
+        BLOCK_M=tile.block_m,
+    )
+
+
+def store_dq(
+    backend: Backend, runs: BackwardRuns, dq_sums: Tensor, dq: Tensor, scale: float, tile: Tile, head_dim: int
+) -> None:
+    """dq from the sums of the kernel that computed the call."""
+    from ..device.segment_runs import run_dq_rows
+
+    batch, num_heads, length, _ = dq.shape
+    backend.launch(
+        run_dq_rows,
+        (2 * num_heads * runs.row_blocks,),
+        (dq_sums, runs.rows, runs.keys, dq),
+        (*dq.stride()[:3], batch, length, num_heads, runs.row_blocks, scale),
+        **dq_rows_constants(tile, head_dim),
+    )

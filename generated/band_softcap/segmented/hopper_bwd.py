@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: 2f2cc0f3ef1bcf43
+# hash: c78329b9a5318d26
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -424,6 +424,7 @@ def band_softcap_segmented_hopper_bwd(
     padding_id,
     dq_sums_ptr,
     batch,
+    run_keys_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
@@ -458,6 +459,9 @@ def band_softcap_segmented_hopper_bwd(
     v_ring = make_ring(v_desc, 2, 1, 1)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    if run_keys_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
     work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
@@ -842,6 +846,7 @@ def band_softcap_segmented_hopper_bwd_wide(
     padding_id,
     dq_sums_ptr,
     batch,
+    run_keys_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
@@ -876,6 +881,9 @@ def band_softcap_segmented_hopper_bwd_wide(
     v_ring = make_ring(v_desc, 1, 1, 2)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    if run_keys_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
     work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     hand_over = (p_ring, ds_ring)

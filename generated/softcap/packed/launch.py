@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 3c99be93ee4c7142
+# hash: 03a757c0cd1c32b7
 """The launches of `softcap`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from ..._runtime.core.launches import (
     tiles_of,
 )
 from ..._runtime.core.options import CallOptions
+from ..._runtime.core.segment_runs import BackwardRuns
 from .. import packed as kernels
 
 
@@ -221,3 +222,39 @@ def backward(
             **tile_constants(tile, head_dim, head_dim_v),
         )
     return dq, dk, dv
+
+
+def gradients_of_runs(
+    backend: Backend,
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    runs: BackwardRuns,
+    dq_sums: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    row_offset: int,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Launch the backward of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows."""
+    (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
+    group_size = num_heads // k.shape[1]
+    row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
+    # The blocks of rows of a head are as many as there are sequences of no row.
+    q_len = 0
+    q_offset, row_offsets = row_offset, None
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
+    is_wide = tile.block_n == WIDE_KEYS
+    backend.launch_hopper(
+        kernels.hopper_bwd.softcap_packed_hopper_bwd_wide if is_wide else kernels.hopper_bwd.softcap_packed_hopper_bwd,
+        (min(key_block_seqs.shape[0] * k.shape[1], backend.multiprocessors(q)),),
+        (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, dk, dv),
+        (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
+        (q_len, num_heads, group_size, scale),
+        (dq_sums, runs.row_blocks, backend.work_counter(q)),
+        WITH_DQ=True,
+        **constants,
+        **tile_constants(tile, head_dim, head_dim_v),
+    )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 079dda27a83df078
+# hash: 0507464782cc5e89
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -402,6 +402,7 @@ def softcap_segmented_hopper_bwd(
     padding_id,
     dq_sums_ptr,
     batch,
+    run_keys_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     POSITIONS: gl.constexpr,
@@ -432,6 +433,9 @@ def softcap_segmented_hopper_bwd(
     v_ring = make_ring(v_desc, 2, 1, 1)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    if run_keys_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
     work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
@@ -782,6 +786,7 @@ def softcap_segmented_hopper_bwd_wide(
     padding_id,
     dq_sums_ptr,
     batch,
+    run_keys_ptr,
     work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     POSITIONS: gl.constexpr,
@@ -812,6 +817,9 @@ def softcap_segmented_hopper_bwd_wide(
     v_ring = make_ring(v_desc, 1, 1, 2)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    if run_keys_ptr is not None:
+        # Where there are blocks of runs, the packed kernel has computed them.
+        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
     work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     hand_over = (p_ring, ds_ring)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 9012e1ca00481468
+# hash: fe94a8cf2e53e56f
 """The launches of `window`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -25,9 +25,10 @@ from ..._runtime.core.launches import (
 )
 from ..._runtime.core.options import CallOptions
 from ..._runtime.core.schedules import POSITIONS, least_block
-from ..._runtime.core.segment_runs import OPTIONS, run_blocks
+from ..._runtime.core.segment_runs import OPTIONS, backward_runs, pad_rows, run_blocks, store_dq
 from .. import segmented as kernels
 from ..packed.launch import forward as packed_forward
+from ..packed.launch import gradients_of_runs
 
 
 def make_tables(
@@ -291,7 +292,29 @@ def backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
-        sums_shape = (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        sums_shape: tuple[int, ...] = (
+            (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        )
+        runs = (
+            backward_runs(
+                backend,
+                q,
+                k,
+                v,
+                (do, dq, dk, dv),
+                q_segment_ids,
+                kv_segment_ids,
+                padding_id,
+                q_positions,
+                row_offsets,
+                tile,
+            )
+            if fused and dq.numel() > 0 and dk.numel() > 0
+            else None
+        )
+        if runs is not None:
+            # Of batch rows or of runs, which have no fewer blocks.
+            sums_shape = (num_heads, runs.row_blocks, tile.block_m * tile_columns(head_dim))
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
@@ -305,6 +328,10 @@ def backward(
             )
         if dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
+            if runs is not None:
+                pad_rows(backend, runs, row_lse, row_delta, q_len, tile, linear=True)
+                backend.fill_in_parts(dq_sums, dk, dv)
+                gradients_of_runs(backend, do, q, k, v, runs, dq_sums, dk, dv, size, row_offset, scale, tile)
             backend.launch_hopper(
                 kernels.hopper_bwd.window_segmented_hopper_bwd_wide
                 if is_wide
@@ -316,13 +343,15 @@ def backward(
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
                 (row_stride(key_ranges),),
                 (q_len, kv_len, num_heads, group_size, scale, padding_id),
-                (dq_sums, batch, backend.work_counter(q)),
+                (dq_sums, batch, None if runs is None else runs.keys, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
-        if fused and dq.numel() > 0:
+        if runs is not None:
+            store_dq(backend, runs, dq_sums, dq, scale, tile, head_dim)
+        elif fused and dq.numel() > 0:
             backend.launch(
                 kernels.window.portable.window_hopper_dq_rows,
                 (2 * num_blocks * num_heads * batch,),

@@ -12,6 +12,7 @@ from codegen.testing import golden
 from codegen.testing.golden import Inputs
 from emulator import Kernel, Timing
 from generated._runtime.core import segment_runs
+from tests.kernels.hopper.test_hopper_backward_emulated import WIDE, check_gradients, emulate_backward
 from tests.kernels.hopper.test_hopper_emulated import Sources, check_lse, check_output, emulate
 from tests.support.cases import Shape
 from tests.support.judge import golden_of
@@ -64,10 +65,35 @@ def check(variant: str, inputs: Inputs, options: dict[str, Any]) -> None:
     check_output(o, want["o"], want["lse"])
 
 
+def check_gradients_of(variant: str, inputs: Inputs, options: dict[str, Any]) -> None:
+    got = golden.evaluate(golden.load_op(variant), inputs, family="hopper", deterministic=False, **options)
+    want = golden_of(variant, inputs, **options)
+    check_lse(got["lse"], want["lse"])
+    check_output(got["o"], want["o"], want["lse"])
+    check_gradients(got, want)
+
+
+def differentiated(monkeypatch: pytest.MonkeyPatch, variant: str, wrong: str, stem: str = "hopper_bwd") -> list[Kernel]:
+    """The kernels of the backwards of packed and of segmented calls; the `wrong` one doubles dk."""
+    launched(monkeypatch, variant, wrong="none")
+
+    def mutate(sources: Sources) -> Sources:
+        text = sources["kernel"]
+        assert "dk * scale" in text
+        return {**sources, "kernel": text.replace("dk * scale", "dk * scale * 2")}
+
+    def kernel(mode: str) -> Kernel:
+        change = mutate if mode == wrong else lambda sources: sources
+        return emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, change, stem=stem, mode=mode)
+
+    return [kernel("packed"), kernel("segmented")]
+
+
 def by_token(inputs: Inputs) -> Inputs:
     """The same tensors, which lie as `[B, S, H, D]` in memory."""
-    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
-    return replace(inputs, q=q, k=k, v=v)
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.do)
+    q, k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
+    return replace(inputs, q=q, k=k, v=v, do=do)
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
@@ -87,4 +113,44 @@ def test_the_segmented_forward_computes_the_rest(monkeypatch: pytest.MonkeyPatch
     packed, segmented = launched(monkeypatch, variant, wrong="packed")
     call = Call(shape=Shape(q_len=333, batch=2), tokens={"q_segment_ids": [DOCUMENTS, OUT_OF_ORDER[name]]})
     check(variant, call.inputs(variant), call.options())
+    assert (packed.launches, segmented.launches) == (1, 1)
+
+
+DIFFERENTIATED = ("causal", "full", "window", "softcap")
+"""No score, no mask, a distance, a score."""
+
+FEW_RUNS = runs((3, 300), (5, 260), (PADDING, 70), (9, 270))
+FEW_OTHERS = runs((2, 520), (4, 380))
+BACKWARDS = {
+    "runs": Call(shape=Shape(q_len=900, batch=2, group=2, dim=128), tokens={"q_segment_ids": [FEW_RUNS, FEW_OTHERS]}),
+    "padding alone": Call(shape=Shape(q_len=260, batch=2, dim=128), tokens={"q_segment_ids": [[PADDING] * 260] * 2}),
+}
+NO_RUNS = {
+    "a segment of two runs": [3] * 300 + [5] * 300 + [3] * 300,
+    "more runs than there is room for": runs(*((i, 100) for i in range(9))),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+@pytest.mark.parametrize("variant", DIFFERENTIATED)
+def test_the_packed_backward_computes_runs(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
+    packed, segmented = differentiated(monkeypatch, variant, wrong="segmented")
+    inputs = BACKWARDS[name].inputs(variant)
+    for each in (inputs, by_token(inputs)):
+        check_gradients_of(variant, each, BACKWARDS[name].options())
+    assert (packed.launches, segmented.launches) == (2, 2)
+
+
+@pytest.mark.parametrize("name", NO_RUNS)
+def test_the_segmented_backward_computes_the_rest(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    packed, segmented = differentiated(monkeypatch, "causal", wrong="packed")
+    call = Call(shape=Shape(q_len=900, batch=2, dim=128), tokens={"q_segment_ids": [FEW_OTHERS, NO_RUNS[name]]})
+    check_gradients_of("causal", call.inputs("causal"), call.options())
+    assert (packed.launches, segmented.launches) == (1, 1)
+
+
+def test_wide_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, segmented = differentiated(monkeypatch, "causal", wrong="segmented", stem=WIDE)
+    call = Call(shape=Shape(q_len=520, dim=192, dim_v=128), tokens={"q_segment_ids": [runs((4, 300), (5, 220))]})
+    check_gradients_of("causal", call.inputs("causal"), call.options())
     assert (packed.launches, segmented.launches) == (1, 1)

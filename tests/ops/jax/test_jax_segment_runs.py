@@ -56,3 +56,18 @@ def test_other_calls_have_one_forward(monkeypatch: pytest.MonkeyPatch, options: 
 
 def test_small_calls_have_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "find_runs" not in names(monkeypatch)
+
+
+def loss(q: jax.Array) -> Any:
+    o: Any = ops.causal(q, q, q, q_segment_ids=IDS, family="hopper", deterministic=False)
+    return o.sum()
+
+
+def test_both_backwards_write_to_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_runs, "LEAST_ITEMS", 0)
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+    found = [message[4][0].decode() for message in messages(monkeypatch, jax.grad(loss), Q)]
+    first = found.index("causal_hopper_delta")
+    assert found[first - 3 : first] == ["find_runs", "lay_out_runs", "lay_out_runs"]
+    kernels = ["pad_runs", "causal_packed_hopper_bwd", "causal_segmented_hopper_bwd", "run_dq_rows"]
+    assert found[first + 1 :] == kernels
