@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,25 @@ def test_jumping_scores(variant: str, dim: int) -> None:
     """What weights are relative to is raised in blocks after the first."""
     inputs = jumping(draw(variant, Shape(q_len=1500, kv_heads=2, group=2, dim=dim), torch.bfloat16))
     check_results(variant, inputs, evaluate(variant, inputs, family="hopper"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("variant", "cap"), [("softcap", 20.0), ("gemma2_local", 50.0)])
+def test_saturated_scores(variant: str, cap: float, dim: int, dtype: torch.dtype) -> None:
+    """Rows whose scores are all at the lower end, and rows with both ends."""
+    inputs = draw(variant, Shape(q_len=700, kv_heads=2, dim=dim), dtype)
+    q, k = 16 * inputs.q.abs(), inputs.k.abs()
+    q[:, :, :300] *= -1
+    k[:, :, 300::3] *= -1
+    inputs = replace(inputs, q=q.detach(), k=k.detach())
+    with torch.no_grad():
+        o, lse = inputs.call(golden.load_op(variant), return_lse=True, family="hopper")
+        want, want_lse = inputs.double().call(golden.load_reference(variant), return_lse=True)
+    assert o.isfinite().all()
+    assert ((o.double() - want).abs() <= golden.BOUND[dtype] * want.abs().max()).all()
+    # The relative error of the chip's tanh is 2**-11.
+    assert ((lse.double() - want_lse).abs() <= cap * 2.0**-11).all()
 
 
 @pytest.mark.parametrize("dim", [64, 128])
