@@ -44,9 +44,16 @@ def serve() -> None:
     # Nothing is thrown away before the end, which is near.
     gc.disable()
     from triton import knobs
-    from triton.compiler import compiler  # noqa: F401  # imported while the order is made
+
+    # While the order is made: Triton hashes itself, without Python's lock, and the rest is imported.
+    hashing = threading.Thread(target=hash_triton)
+    hashing.start()
+    from triton.compiler import compiler  # noqa: F401
+    from triton.experimental.gluon import _runtime  # noqa: F401
 
     order: Order = pickle.load(sys.stdin.buffer)
+    # Otherwise each thread would hash.
+    hashing.join()
     knobs.cache.dir = order.folder
     threading.Thread(target=_end_with_caller, daemon=True).start()
     work = [threading.Thread(target=_compile, args=(job, order.target)) for job in order.jobs if job.is_launched]
@@ -57,6 +64,13 @@ def serve() -> None:
         thread.join()
     # Not through the end of the interpreter, where another thread reads.
     os._exit(0)
+
+
+def hash_triton() -> None:
+    """Hash Triton's own files, half a gigabyte, a part of the key of each kernel: it remembers that."""
+    from triton.runtime import cache
+
+    getattr(cache, "triton_key", int)()
 
 
 def _end_with_caller() -> None:

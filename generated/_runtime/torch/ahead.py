@@ -29,7 +29,7 @@ if HAS_TRITON:
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
-    from triton.runtime import cache, driver
+    from triton.runtime import driver
     from triton.runtime.jit import create_function_from_signature
 
 # Where `sys.executable` is another program, such as a frozen one, it is no Python to start.
@@ -88,7 +88,7 @@ class Ahead:
                 self._process.stdin.write(pickle.dumps(Order(ahead + jobs, target, str(knobs.cache.dir))))
                 self._process.stdin.flush()
                 # What this process has to know, too: Triton hashes itself, which takes a while, and each kernel.
-                getattr(cache, "triton_key", int)()
+                compiling.hash_triton()
                 for kernel in kernels + others:
                     _ = kernel.cache_key
         except Exception:
