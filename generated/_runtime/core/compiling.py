@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that compiles kernels into Triton's cache on disk, where the process that launches them finds them.
 
-It imports Triton alone, no framework, never touches a GPU, and ends with the process that started it.
+Each kernel is compiled by a copy of it. It imports Triton alone, no framework, never touches a GPU, and ends with the
+process that started it.
 """
 
 import gc
@@ -10,7 +11,8 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -53,18 +55,38 @@ def serve() -> None:
     from triton.experimental.gluon import _runtime  # noqa: F401
 
     order: Order = pickle.load(sys.stdin.buffer)
-    # Otherwise each thread would hash.
+    # Otherwise each kernel would hash.
     hashing.join()
     knobs.cache.dir = order.folder
-    threading.Thread(target=_end_with_caller, daemon=True).start()
-    work = [threading.Thread(target=_compile, args=(job, order.target)) for job in order.jobs if job.is_launched]
-    work += [threading.Thread(target=_compile_launcher, args=(job, order.target)) for job in order.jobs]
-    for thread in work:
-        thread.start()
-    for thread in work:
-        thread.join()
+    # A process is copied while it has one thread.
+    waits = [_begin_apart(_compile, job, order.target) for job in order.jobs if job.is_launched]
+    waits += [_begin(_compile_launcher, job, order.target) for job in order.jobs]
+    _begin(_end_with_caller)
+    for wait in waits:
+        wait()
     # Not through the end of the interpreter, where another thread reads.
     os._exit(0)
+
+
+def _begin(work: Callable[..., object], *args: Any) -> Callable[[], object]:
+    """Begin some work in a thread; returns what waits for it."""
+    thread = threading.Thread(target=work, args=args, daemon=True)
+    thread.start()
+    return thread.join
+
+
+def _begin_apart(work: Callable[..., object], *args: Any) -> Callable[[], object]:
+    """The same in a copy of this process, where there are copies: half of a compilation holds Python's lock."""
+    if not hasattr(os, "fork"):
+        return _begin(work, *args)
+    copy = os.fork()
+    if copy:
+        return partial(os.waitpid, copy, 0)
+    try:
+        _begin(_end_with_caller)
+        work(*args)
+    finally:
+        os._exit(0)
 
 
 def hash_triton() -> None:

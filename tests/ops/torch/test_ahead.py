@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,41 @@ def test_it_ends_with_its_caller() -> None:
         process.stdin.write(pickle.dumps(compiling.Order([hangs], None, "")))
         process.stdin.close()
         assert process.wait(30) in (0, 1)
+
+
+def test_its_copies_end_with_its_caller(tmp_path: Path) -> None:
+    """Those that compile, here one that hangs while it imports its kernel."""
+    note = "pathlib.Path(__file__).with_name('pid').write_text(f'{os.getpid()} ')"
+    (tmp_path / "hanging.py").write_text(f"import os, pathlib, time\n{note}\ntime.sleep(600)\n")
+    command = [sys.executable, "-c", ahead._START, json.dumps([str(tmp_path), *sys.path]), compiling.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        hangs = compiling.Job("hanging", "kernel", {}, {}, {}, {}, is_launched=True)
+        process.stdin.write(pickle.dumps(compiling.Order([hangs], None, "")))
+        process.stdin.flush()
+        assert _until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "))
+        copy = int((tmp_path / "pid").read_text())
+        assert copy != process.pid
+        process.kill()
+        assert _runs(copy)
+        process.stdin.close()
+    assert _until(lambda: not _runs(copy))
+
+
+def _runs(process: int) -> bool:
+    """Whether a process has not ended: of one that nobody waited for there is still a status."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _until(holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold within a while."""
+    end = time.monotonic() + 30
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
 
 
 def test_a_system_without_threads(compiled: Compilations) -> None:
