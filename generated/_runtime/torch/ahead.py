@@ -80,6 +80,9 @@ class Ahead:
             with torch.cuda.device(self._device):
                 command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
                 quiet = subprocess.DEVNULL
+                # What this process has to know, too, and asks for once its driver is compiled.
+                hashing = threading.Thread(target=compiling.hash_triton)
+                hashing.start()
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
                 target = target_of(self._device)
                 kernels, ahead = _jobs_of(forward, target, is_launched=False)
@@ -87,10 +90,9 @@ class Ahead:
                 assert self._process.stdin is not None
                 self._process.stdin.write(pickle.dumps(Order(ahead + jobs, target, str(knobs.cache.dir))))
                 self._process.stdin.flush()
-                # What this process has to know, too: Triton hashes itself, which takes a while, and each kernel.
-                compiling.hash_triton()
                 for kernel in kernels + others:
                     _ = kernel.cache_key
+                hashing.join()
         except Exception:
             if self._process is not None:
                 self._process.kill()
