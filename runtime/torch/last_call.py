@@ -7,8 +7,7 @@ wanted, and the modes that decide what an operator does. Everything else is comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
-from operator import or_
+from math import gcd
 from typing import Any
 from weakref import ref
 
@@ -82,7 +81,7 @@ def plain_places(pointers: list[int]) -> list[int] | None:
     """Pointers; None if one is no multiple of 16, or is there twice, or points nowhere."""
     return (
         pointers
-        if reduce(or_, pointers, 0) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
+        if gcd(*pointers) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
         else None
     )
 
