@@ -248,7 +248,7 @@ def _backward_on_hopper(
     family, own = options.family, dict(options.tiles)
     if family == PORTABLE or (family != HOPPER and {"dkdv", "dq"} & own.keys()):
         return {}
-    found = backward_tiles(op, arch, problem.dtype, head_dims, problem.seq)
+    found = backward_tiles(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
     if not found:
         return {}
     kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, options.fixed_order).kernels

@@ -307,11 +307,12 @@ def gpu_of(x: Tensor) -> str:
     return "" if x.device.type == "cpu" else _device_gpu(_index_of(x))
 
 
-def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallOptions:
-    """What a call asks of its kernels. Gradients are added in a fixed order by default if torch is deterministic."""
+def call_options(op: str, config: Any, family: Any, deterministic: Any, mode: str = "dense") -> CallOptions:
+    """What a call of this mode asks of its kernels. Gradients are added in a fixed order by default if torch is
+    deterministic."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
-        deterministic = not TRAITS[op].gradients_use_atomics
-    return checked_options(op, config, family, deterministic)
+        deterministic = mode not in TRAITS[op].atomic_modes
+    return checked_options(op, config, family, deterministic, mode)
 
 
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
