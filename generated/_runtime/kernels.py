@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: aa2a3cb5f22813b1
+# hash: 337748ab4e4afabc
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -742,8 +742,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "53e049a9a5627bfa",
             "dkdv": "2868696c5b738cb1",
             "hopper_fwd": "9972c9fded6ba5ed",
-            "hopper_bwd": "66401408298888cc",
-            "hopper_bwd_wide": "85da464e654c5fb6",
+            "hopper_bwd": "1797d46764650e1d",
+            "hopper_bwd_wide": "92a4fb197a3b1c3a",
             "hopper_delta": "e0579a1df3bb63a4",
         },
         "packed": {
@@ -751,8 +751,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "ffd96b1d1679f591",
             "dkdv": "474c5a16c142d311",
             "hopper_fwd": "98122bbdf86a647c",
-            "hopper_bwd": "5c09b83002a252fc",
-            "hopper_bwd_wide": "883e5808be8fd2d2",
+            "hopper_bwd": "a41f50a864567477",
+            "hopper_bwd_wide": "d86c67c71c7afcf5",
             "hopper_delta": "eb7cd5e51cc31a02",
         },
         "segmented": {

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 8fe1cae418c0f22c
+# hash: 68de2741d1cb20cd
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -524,7 +524,7 @@ def relative_bias_bwd_distances(
     One program serves a part of one block diagonal: the blocks whose first row is `own_band * BLOCK_N` more than their
     first key. All of them have the same distances in the same places: their ds are added up in one tile, whose
     diagonals are summed once, at the end. The score adds the same tile, `added`, to the product of each block:
-    `exp2(added - common)` is a factor of the whole sum. Each program stores its own sums: no atomics, and a fixed order.
+    `exp2(added - common)` is a factor of the whole sum. Each program stores sums of its own: no atomics, one order.
     """
     RATIO: tl.constexpr = BLOCK_M // BLOCK_N
     own_band = first_band + tl.program_id(0) % num_bands

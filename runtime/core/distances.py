@@ -10,10 +10,11 @@ from .launches import Backend, Tensor, tiles_of
 from .options import CallOptions
 from .tiles import HOPPER, PORTABLE, Tile
 
-LEAST_BLOCKS = 16
-"""Blocks of a part of a block diagonal at least: each part evaluates the score's own tile, and sums diagonals, once."""
+LEAST_BLOCKS = 128
+"""Blocks of a part of a block diagonal at least: each part evaluates the score's own tile and sums diagonals once, which
+took as long as several blocks on an H100."""
 
-MOST_PARTS = 4
+MOST_PARTS = 8
 """Parts of a block diagonal at most: the sums of each are stored apart."""
 
 
