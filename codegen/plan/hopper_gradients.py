@@ -62,7 +62,7 @@ def gradient_step(block: Block, *, linear: bool, first_key: Code | None) -> Grad
     """
     order: BlockOrder = block_order(block)
     score, logit = [exchanged(s) for s in order.score], block.logit
-    by_places = [*(rewritten(s, by_distance) for s in score if s not in order.shared), by_distance(logit)]
+    by_places: list[Part] = [*(rewritten(s, by_distance) for s in score), by_distance(logit)]
     if first_key is not None and "apart" in uses(by_places):
         score, logit = [_distance(first_key), *(rewritten(s, by_distance) for s in score)], by_distance(logit)
         run = [] if block.run is None else block.run.parts

@@ -206,6 +206,14 @@ class KernelPlan(InMode):
         return "qk" if self.linear else "logit"
 
     @property
+    def tile_reads(self) -> list[str]:
+        """The parameters of a function of `partial`'s statements: those of the kernel, and what a program finds."""
+        assert self.partial is not None
+        read = uses(self.prologue, self.partial.parts)
+        own = [name for group in self.args for name in group.names]
+        return [x for x in (*own, "b", "h", "hkv", "q_shift", *self.constants) if x in read - {"BLOCK_M", "BLOCK_N"}]
+
+    @property
     def row_term_reads(self) -> frozenset[str]:
         """The names that are read for `row_term`, and for what it is computed from."""
         return uses(self.prologue, self.row_term)

@@ -30,7 +30,7 @@ _WORDS = """
 
     ddecay_cols ddecay_rows has_key lag share sums unrounded p_sink
 
-    added bands bands_of call_mode common distance_tile ds_distances first_band first_block is_factor lag_axis
+    added bands bands_of call_mode common distance_tile ds_distances first_band first_block is_factor is_kept lag_axis
     lag_origin least line most num_bands num_lags num_parts own_band part_blocks store_diagonals RATIO
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold

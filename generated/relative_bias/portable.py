@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 68de2741d1cb20cd
+# hash: c8c6e1ef14932a62
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -31,7 +31,6 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     clamp_index,
-    diagonal_sums,
     dot_rows,
     load_pairs,
     load_tile,
@@ -457,6 +456,34 @@ def relative_bias_bwd_dkdv(
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 
 
+@triton.jit
+def relative_bias_bwd_distances_tile(
+    bias_ptr,
+    stride_bias_0,
+    stride_bias_1,
+    bias_size_1,
+    h,
+    q_shift,
+    PTX: tl.constexpr,
+    start_m,
+    start_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """What the score adds to the product in a block, times log2(e), and the pairs that the mask keeps."""
+    rows = start_m + tl.arange(0, BLOCK_M)
+    q_idx = rows + q_shift
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
+    bias_qk = load_pairs(
+        bias_ptr
+        + h * stride_bias_0
+        + clamp_index(q_idx[:, None] - kv_idx[None, :], bias_size_1).to(tl.int32) * stride_bias_1,
+        PTX,
+    )
+    keep = q_idx[:, None] >= kv_idx[None, :]
+    return 1.4426950408889634 * bias_qk, keep
+
+
 @triton.jit(
     do_not_specialize=[
         "q_offset",
@@ -524,7 +551,8 @@ def relative_bias_bwd_distances(
     One program serves a part of one block diagonal: the blocks whose first row is `own_band * BLOCK_N` more than their
     first key. All of them have the same distances in the same places: their ds are added up in one tile, whose
     diagonals are summed once, at the end. The score adds the same tile, `added`, to the product of each block:
-    `exp2(added - common)` is a factor of the whole sum. Each program stores sums of its own: no atomics, one order.
+    `exp2(added - common)` is a factor of the whole sum, where all pairs are kept and its range is small. Each program
+    stores sums of its own: no atomics, one order.
     """
     RATIO: tl.constexpr = BLOCK_M // BLOCK_N
     own_band = first_band + tl.program_id(0) % num_bands
@@ -548,24 +576,23 @@ def relative_bias_bwd_distances(
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
     row_base = (b * num_heads + h) * q_len
 
-    start_m = first_block * BLOCK_M
-    rows = start_m + tl.arange(0, BLOCK_M)
-    start_n = start_m - own_band * BLOCK_N
-    q_idx = rows + q_shift
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
-    bias_qk = load_pairs(
-        bias_ptr
-        + h * stride_bias_0
-        + clamp_index(q_idx[:, None] - kv_idx[None, :], bias_size_1).to(tl.int32) * stride_bias_1,
+    added, keep = relative_bias_bwd_distances_tile(
+        bias_ptr,
+        stride_bias_0,
+        stride_bias_1,
+        bias_size_1,
+        h,
+        q_shift,
         PTX,
+        first_block * BLOCK_M,
+        first_block * BLOCK_M - own_band * BLOCK_N,
+        BLOCK_M,
+        BLOCK_N,
     )
-    added = 1.4426950408889634 * bias_qk
-    keep = q_idx[:, None] >= kv_idx[None, :]
-
-    most = tl.max(tl.max(tl.where(keep, added, float("-inf")), 1), 0)
-    least = tl.min(tl.min(tl.where(keep, added, float("inf")), 1), 0)
-    # A probability is at most 1, so without this factor it is at most 2**64; a smaller factor would let it overflow.
-    is_factor = most - least < 64.0
+    most, least = tl.max(tl.max(added, 1), 0), tl.min(tl.min(added, 1), 0)
+    is_kept = tl.min(tl.min(keep.to(tl.int32), 1), 0) > 0
+    # A kept pair's probability is at most 1, so without this factor it is at most 2**64; others could overflow.
+    is_factor = (most - least < 64.0) & is_kept
     common = tl.where(is_factor, most, 0.0)
 
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -585,42 +612,40 @@ def relative_bias_bwd_distances(
         dp = dot_rows(do_tile, v_tile)
         logit = qk * (scale * LOG2E) + (common - lse)[:, None]
         if not is_factor:
-            rows = start_m + tl.arange(0, BLOCK_M)
-            start_n = start_m - own_band * BLOCK_N
-            q_idx = rows + q_shift
-            kv_idx = start_n + tl.arange(0, BLOCK_N)
-            bias_qk = load_pairs(
-                bias_ptr
-                + h * stride_bias_0
-                + clamp_index(q_idx[:, None] - kv_idx[None, :], bias_size_1).to(tl.int32) * stride_bias_1,
+            added, keep = relative_bias_bwd_distances_tile(
+                bias_ptr,
+                stride_bias_0,
+                stride_bias_1,
+                bias_size_1,
+                h,
+                q_shift,
                 PTX,
+                start_m,
+                start_m - own_band * BLOCK_N,
+                BLOCK_M,
+                BLOCK_N,
             )
-            added = 1.4426950408889634 * bias_qk
-            keep = q_idx[:, None] >= kv_idx[None, :]
-
-            logit += added
+            logit = tl.where(keep, logit + added, float("-inf"))
         p = tl.exp2(logit)
         if RAGGED:
             p = tl.where((start_n + tl.arange(0, BLOCK_N) < kv_len)[None, :], p, 0.0)
         sums += p * (dp - delta[:, None])
 
     # Evaluated again, as the loop has no registers left to keep it in.
-    start_m = (end_block - 1) * BLOCK_M
-    rows = start_m + tl.arange(0, BLOCK_M)
-    start_n = start_m - own_band * BLOCK_N
-    q_idx = rows + q_shift
-    kv_idx = start_n + tl.arange(0, BLOCK_N)
-    bias_qk = load_pairs(
-        bias_ptr
-        + h * stride_bias_0
-        + clamp_index(q_idx[:, None] - kv_idx[None, :], bias_size_1).to(tl.int32) * stride_bias_1,
+    added, _ = relative_bias_bwd_distances_tile(
+        bias_ptr,
+        stride_bias_0,
+        stride_bias_1,
+        bias_size_1,
+        h,
+        q_shift,
         PTX,
+        (end_block - 1) * BLOCK_M,
+        (end_block - 1) * BLOCK_M - own_band * BLOCK_N,
+        BLOCK_M,
+        BLOCK_N,
     )
-    added = 1.4426950408889634 * bias_qk
-    keep = q_idx[:, None] >= kv_idx[None, :]
-
-    sums *= tl.where(is_factor, tl.exp2(added - common), 1.0)
-    sums = tl.where(keep, sums, 0.0)
+    sums *= tl.exp2(tl.where(is_factor, added - common, 0.0))
     line = (head.to(tl.int64) * num_parts + part) * (2 * RATIO)
     store_diagonals(
         ds_distances_ptr + line * num_lags, sums, lag_origin + own_band * BLOCK_N, num_lags, BLOCK_M, BLOCK_N
