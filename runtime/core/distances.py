@@ -11,8 +11,8 @@ from .options import CallOptions
 from .tiles import HOPPER, PORTABLE, Tile
 
 LEAST_BLOCKS = 128
-"""Blocks of a part of a block diagonal at least. Each part evaluates the score's own tile and sums diagonals once, which
-takes as long as several blocks on an H100."""
+"""Blocks of a part of a block diagonal at least. Each part evaluates the score's own tile and sums diagonals once, and
+takes as long for that as for several blocks on an H100."""
 
 MOST_PARTS = 8
 """Parts of a block diagonal at most: the sums of each are stored apart."""
