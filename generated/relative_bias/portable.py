@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: c8c6e1ef14932a62
+# hash: f8340307e172bba9
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -457,7 +457,7 @@ def relative_bias_bwd_dkdv(
 
 
 @triton.jit
-def relative_bias_bwd_distances_tile(
+def added_tile(
     bias_ptr,
     stride_bias_0,
     stride_bias_1,
@@ -576,7 +576,7 @@ def relative_bias_bwd_distances(
     do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
     row_base = (b * num_heads + h) * q_len
 
-    added, keep = relative_bias_bwd_distances_tile(
+    added, keep = added_tile(
         bias_ptr,
         stride_bias_0,
         stride_bias_1,
@@ -612,7 +612,7 @@ def relative_bias_bwd_distances(
         dp = dot_rows(do_tile, v_tile)
         logit = qk * (scale * LOG2E) + (common - lse)[:, None]
         if not is_factor:
-            added, keep = relative_bias_bwd_distances_tile(
+            added, keep = added_tile(
                 bias_ptr,
                 stride_bias_0,
                 stride_bias_1,
@@ -632,7 +632,7 @@ def relative_bias_bwd_distances(
         sums += p * (dp - delta[:, None])
 
     # Evaluated again, as the loop has no registers left to keep it in.
-    added, _ = relative_bias_bwd_distances_tile(
+    added, _ = added_tile(
         bias_ptr,
         stride_bias_0,
         stride_bias_1,
