@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
-from codegen.analysis.affine import linear
-from codegen.analysis.call_modes import POSITIONAL, Mode, decay_positions
+from codegen.analysis.call_modes import POSITIONAL, Mode, decay_positions, specialised
+from codegen.analysis.distances import POSITIONS, ROWS, added_by_distance, by_lag
 from codegen.analysis.indexing import exact_index
 from codegen.ir import expr
 from codegen.ir.derive import derivative
@@ -27,12 +27,8 @@ from codegen.ir.expr import (
 )
 from codegen.spec.model import Variant
 
-POSITIONS = frozenset(("q_idx", "kv_idx"))
-ROWS = frozenset(("q_row", "cols"))
-"""Their names in a segmented call, where a tensor is indexed by row."""
-
-LAG = int_var("lag")
-"""q_idx - kv_idx: one number per diagonal for a kernel that sums along diagonals."""
+DISTANCE_SUMS = "ds_distances"
+"""The buffer of the sums of ds by distance, from which the gradients of all tensors read by distance are made."""
 
 
 class GradientKind(StrEnum):
@@ -42,6 +38,7 @@ class GradientKind(StrEnum):
     ROW = "rows"  # row sums, from the dq kernel
     COLUMN = "cols"  # column sums, from the dkdv kernel
     PAIR = "pairs"  # every element is read by one pair of a query and a key: stored by the dq kernel
+    DISTANCE = "distances"  # sums along the diagonals of all scores, from a kernel of their own
     DIAGONAL = "diagonals"  # sums along the diagonals of a tile, added by the dq kernel with atomics
     SCATTER = "scatter"  # every pair's own, added by the dq kernel with atomics
 
@@ -66,7 +63,10 @@ class GradientTerm:
 
     @property
     def accumulator(self) -> str:
-        """Name of the kernel's accumulator and of its buffer; terms added with atomics share one buffer per tensor."""
+        """Name of the kernel's accumulator and of its buffer; terms added with atomics share one buffer per tensor, and
+        all terms by distance one."""
+        if self.by_distance:
+            return DISTANCE_SUMS
         if self.atomic:
             return f"d{self.tensor}_atomic"
         return f"d{self.tensor}_{self.kind}" + (f"_{self.number}" if self.number > 1 else "")
@@ -98,6 +98,15 @@ class GradientTerm:
         return self.kind in (GradientKind.DIAGONAL, GradientKind.SCATTER)
 
     @property
+    def by_distance(self) -> bool:
+        return self.kind is GradientKind.DISTANCE
+
+    @property
+    def in_dq(self) -> bool:
+        """True if the dq kernel gathers it."""
+        return self.kind not in (GradientKind.COLUMN, GradientKind.DISTANCE)
+
+    @property
     def summed(self) -> bool:
         """True if a program keeps a vector of sums over its loop."""
         return self.kind in (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN)
@@ -118,6 +127,8 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
     The variant is `specialised` to the mode.
     """
     terms: list[GradientTerm] = []
+    # A segmented call may give any positions, and a packed one has sequences of its own.
+    sums_distances = mode is Mode.DENSE and added_by_distance(variant) is not None
     seen: Counter[tuple[str, GradientKind]] = Counter()
     for load in expr.loads(variant.score) if variant.score is not None else ():
         spec = variant.tensors[load.tensor]
@@ -125,6 +136,8 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
         if expr.is_const(local, 0):
             continue
         kind = gradient_kind(load, spec, mode)
+        if kind is GradientKind.DIAGONAL and sums_distances and any(is_const(local, sign) for sign in (1, -1)):
+            kind = GradientKind.DISTANCE
         seen[load.tensor, kind] += 1
         terms.append(
             GradientTerm(
@@ -145,9 +158,20 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
     return tuple(terms)
 
 
-def is_deterministic(variant: Variant) -> bool:
-    """True if no gradient uses atomics, so that equal inputs give equal bits."""
-    return not any(t.atomic for t in gradient_terms(variant))
+def atomic_modes(variant: Variant) -> dict[str, list[Mode]]:
+    """Tensor whose gradient is added with atomics -> the modes in which it is."""
+    found: dict[str, list[Mode]] = {}
+    for mode in Mode:
+        atomic = dict.fromkeys(t.tensor for t in gradient_terms(specialised(variant, mode), mode) if t.atomic)
+        for tensor in atomic:
+            found.setdefault(tensor, []).append(mode)
+    return found
+
+
+def deterministic_modes(variant: Variant) -> list[Mode]:
+    """The modes in which no gradient uses atomics, so that equal inputs give equal bits."""
+    atomic = atomic_modes(variant).values()
+    return [mode for mode in Mode if not any(mode in modes for modes in atomic)]
 
 
 def decay_load(axis: str, mode: Mode) -> Load:
@@ -188,20 +212,3 @@ def _holds_all(dim: str | int, name: str, mode: Mode) -> bool:
         # Positions that a call gives may be any: they count no rows.
         return name in ROWS and dim in POSITIONAL
     return name in POSITIONS and isinstance(dim, str) and dim not in ("b", "h", "hkv")
-
-
-def by_lag(load: Load) -> Load | None:
-    """The read in terms of `LAG`; None if it depends on positions in another way than through their difference."""
-    rewritten = expr.rebuild(load, _lag_form)
-    assert isinstance(rewritten, Load)
-    return None if expr.names(rewritten) & (POSITIONS | ROWS) else rewritten
-
-
-def _lag_form(e: Expr) -> Expr | None:
-    """`2 * q_idx - 2 * kv_idx + rest` as `2 * lag + rest`."""
-    if e.type is not Type.INT or not expr.names(e) >= POSITIONS:
-        return None
-    form = linear(e)
-    if form is None or form.q != -form.kv:
-        return None
-    return expr.add(expr.mul(const(form.q), LAG), form.rest)

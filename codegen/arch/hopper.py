@@ -43,6 +43,7 @@ class HopperFamily:
         long_forward_from: length from which on `long_forward_tile` is used.
         long_forward_from_if_alike: the same if all rows attend to the same keys, so that the mask cuts no tile.
         backward_tiles: tiles of the backward, whose two warpgroups share the keys.
+        distance_tiles: tiles of the portable kernel that sums ds by distance beside these backwards.
         scored_rows: most rows of a backward tile if the score is more than the scaled product, or dropout is applied:
             then the score of half of the rows fills the registers. Dense calls of a capped product have all rows: few
             of their blocks need a mask, for which registers spill.
@@ -64,6 +65,7 @@ class HopperFamily:
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, TileConfig]
+    distance_tiles: Mapping[int, TileConfig]
     scored_rows: int
     wide_keys: int
     narrow_forward_from: int
@@ -93,6 +95,7 @@ FAMILY = HopperFamily(
     long_forward_from=8192,
     long_forward_from_if_alike=2048,
     backward_tiles={64: _tile(128, 128, 8, 2), 128: _tile(64, 128, 8, 2), 256: _tile(64, 64, 8, 2)},
+    distance_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 64, 8, 2), 256: _tile(64, 32, 8, 2)},
     scored_rows=64,
     wide_keys=64,
     narrow_forward_from=1024,

@@ -6,7 +6,8 @@ import json
 import textwrap
 from collections.abc import Iterator
 
-from codegen.analysis.gradients import is_deterministic
+from codegen.analysis.call_modes import Mode
+from codegen.analysis.gradients import atomic_modes
 from codegen.spec.model import Spec, Variant, describe_tensor
 
 WIDEST = 120
@@ -45,7 +46,13 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
     yield "tensors", ", ".join(map(describe_tensor, variant.tensors.values()))
     yield "scalars", ", ".join(f"{scalar.name}: {scalar.type.value}" for scalar in variant.scalars.values())
     extras = [name for name in ("decay", "dropout", "sink") if getattr(variant, name)]
-    yield "extras", ", ".join([*extras, *([] if is_deterministic(variant) else ["atomic"])])
+    yield "extras", ", ".join([*extras, *_atomic(variant)])
+
+
+def _atomic(variant: Variant) -> list[str]:
+    """Whether gradients are added with atomics, and in which modes where not in all."""
+    modes = [mode for mode in Mode if any(mode in found for found in atomic_modes(variant).values())]
+    return [] if not modes else ["atomic"] if len(modes) == len(Mode) else [f"atomic in {' and '.join(modes)} calls"]
 
 
 def _filled(text: str, first: str, others: str, width: int) -> list[str]:

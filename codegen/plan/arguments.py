@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from codegen.analysis.call_modes import PADDING, has_tokens, packed_axes
-from codegen.analysis.gradients import GradientTerm
+from codegen.analysis.call_modes import PADDING, Mode, has_tokens, packed_axes
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, TensorSpec, Type, Var, level
 from codegen.ir.printers import FormulaPrinter
@@ -166,8 +165,8 @@ _PACKED_SIZES = _SIZES | {
 _TOTALS = {"q_idx": "total_q", "kv_idx": "total_k"}
 
 
-def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argument]:
-    atomic = {t.tensor for t in terms if t.atomic}
+def own_arguments(variant: Variant, atomic: Mapping[str, Sequence[Mode]]) -> list[Argument]:
+    """The arguments of its own tensors and scalars. `atomic`: tensor -> modes in which atomics add its gradient."""
     found = []
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
@@ -175,8 +174,10 @@ def own_arguments(variant: Variant, terms: Sequence[GradientTerm]) -> list[Argum
         packed = f", packed `[{_packed_text(spec.dims)}]`" if has_tokens(spec.dims) else ""
         example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
         trained = "; differentiable" if spec.grad else ""
-        if spec.name in atomic:
-            trained += ", its gradient added with fp32 atomics, in any order: not deterministic"
+        modes = atomic.get(spec.name, [])
+        if modes:
+            calls = "" if len(modes) == len(Mode) else f" in {' and '.join(modes)} calls"
+            trained += f", its gradient{calls} added with fp32 atomics, in any order: not deterministic"
         found.append(
             Argument(
                 name=spec.name,

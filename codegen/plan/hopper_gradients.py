@@ -6,11 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.ir.expr import Level
-from codegen.plan.code import Builtin, Code, Infix, Name, Prefix, builtin, call, renamed
+from codegen.plan.code import (
+    SUM,
+    Arange,
+    Broadcast,
+    Builtin,
+    Code,
+    Infix,
+    Name,
+    Prefix,
+    builtin,
+    call,
+    grouped,
+    renamed,
+)
 from codegen.plan.hopper_runs import ZEROS, RunStatements
 from codegen.plan.kernel import Block, BlockGradient, MaskRun
-from codegen.plan.statements import Assign, Part, assign, uses
-from codegen.plan.thread_reads import BlockOrder, block_order, exchanged
+from codegen.plan.statements import Assign, Part, assign, rewritten, uses
+from codegen.plan.thread_reads import BlockOrder, block_order, by_distance, exchanged
 
 _START_M, _Q_LEN = Name("start_m"), Name("q_len")
 
@@ -63,23 +76,40 @@ class GradientStep:
         return [*statements, self.logit, self.keep, self.same, *run, *gradients, self.dscore]
 
 
-def gradient_step(block: Block, *, linear: bool) -> GradientStep:
-    """A block's statements, in the order in which a backward runs them. `linear`: a score is the scaled product."""
+def gradient_step(block: Block, *, linear: bool, first_key: Code | None) -> GradientStep:
+    """A block's statements, in the order in which a backward runs them. `linear`: a score is the scaled product.
+
+    `first_key`: the position of the first of a warpgroup's keys; None where positions need not follow each other.
+    """
     order: BlockOrder = block_order(block)
+    score, logit = [exchanged(s) for s in order.score], block.logit
+    by_places: list[Part] = [*(rewritten(s, by_distance) for s in score), by_distance(logit)]
+    if first_key is not None and "apart" in uses(by_places):
+        score, logit = [_distance(first_key), *(rewritten(s, by_distance) for s in score)], by_distance(logit)
+        run = [] if block.run is None else block.run.parts
+        read = uses(score, order.segments, logit, block.keep, block.same, run)
+        score = [s for s in score if s.target in read]
     return GradientStep(
         reads=order.reads,
         exchanged=order.exchanged,
         shared=[exchanged(s) for s in order.shared],
-        score=[exchanged(s) for s in order.score],
+        score=score,
         segments=[exchanged(s) for s in order.segments],
         again=[exchanged(s) for s in order.gradients],
-        logit=block.logit,
+        logit=logit,
         keep=block.keep,
         same=block.same,
         run=None if block.run is None else _run(block.run, block.keep, linear=linear),
         gradients=block.gradients,
         dscore=block.dscore,
     )
+
+
+def _distance(first_key: Code) -> Assign:
+    """How far each pair's row is behind its key: from places in the block, which are the same along a diagonal."""
+    places = Infix("-", Broadcast(Arange("BLOCK_M", "ROW"), 1), Broadcast(Arange("KEYS", "KEY"), 0))
+    first_row = Infix("+", _START_M, Name("q_shift"))
+    return assign("apart", Infix("+", places, Infix("-", first_row, grouped(first_key, SUM))), level=Level.TILE)
 
 
 def _run(run: MaskRun, keep: Code | None, *, linear: bool) -> RunStatements:

@@ -41,8 +41,8 @@ class HopperBuilder(KernelBuilder):
 
 def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
     """True if programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
-    row, where they are sums of ds, products as dq is."""
-    return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) or t.is_sum for t in terms)
+    row, where they are sums of ds, products as dq is. Sums of distances have a kernel of their own."""
+    return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) or t.is_sum for t in terms if not t.by_distance)
 
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
@@ -71,7 +71,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
     own = _split_by_sides(variant, sign)
     builder = HopperBuilder(variant, sign.mode, own, query_axis=1, walks_heads=True)
     gathers_all = sums_by_keys(own.terms)
-    terms = [t for t in own.terms if gathers_all or t.kind is GradientKind.COLUMN]
+    terms = [t for t in own.terms if t.kind is GradientKind.COLUMN or (gathers_all and not t.by_distance)]
     plan = key_kernel(builder, analysis, sign, name="hopper_bwd", terms=terms, reads_keys=True)
     assert plan.bounds is not None
     assert plan.full is not None
@@ -116,6 +116,7 @@ def delta(variant: Variant, sign: Signatures) -> KernelPlan:
         helpers=frozenset(lowering.helpers),
         prologue=prologue,
         row_term=row_term,
+        stores_delta=any(t.by_distance for t in sign.terms),
     )
 
 

@@ -109,6 +109,7 @@ class KernelPlan(InMode):
     the kernel of packed calls computes a segmented call whose segments are runs of tokens.
     `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
     they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
+    `stores_delta`: a kernel that runs later reads delta.
     """
 
     name: str
@@ -134,6 +135,7 @@ class KernelPlan(InMode):
     leaves_runs: bool = False
     fixed_reference: float | None = None
     dscore_is_bounded: bool = False
+    stores_delta: bool = False
     mode: Mode = Mode.DENSE
 
     @property
@@ -208,6 +210,14 @@ class KernelPlan(InMode):
     def tile(self) -> str:
         """The name of the score tile: a purely scaled score stays the raw product and is scaled inside the exp2."""
         return "qk" if self.linear else "logit"
+
+    @property
+    def tile_reads(self) -> list[str]:
+        """The parameters of a function of `partial`'s statements: those of the kernel, and what a program finds."""
+        assert self.partial is not None
+        read = uses(self.prologue, self.partial.parts)
+        own = [name for group in self.args for name in group.names]
+        return [x for x in (*own, "b", "h", "hkv", "q_shift", *self.constants) if x in read - {"BLOCK_M", "BLOCK_N"}]
 
     @property
     def row_term_reads(self) -> frozenset[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.gradients import GradientKind, GradientTerm, by_lag
+from codegen.analysis.distances import by_lag
+from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.analysis.indexing import DECAY, PACKED_DECAY
 from codegen.analysis.mask_runs import Limits
 from codegen.ir import expr

@@ -128,6 +128,8 @@ def _rows(variant: Variant, args: Sequence[ArgGroup], shapes: Mapping[str, str])
 
 
 def _buffer_text(variant: Variant, mode: Mode, term: GradientTerm) -> str:
+    if term.by_distance:
+        return "[B, Hq, pieces, num_lags]  fp32, sums of ds by q_idx - kv_idx, in pieces to be added up"
     if term.atomic:
         return f"[{', '.join(map(str, variant.tensors[term.tensor].dims))}]  fp32, added to with atomics"
     kinds = (GradientKind.HEAD, GradientKind.ROW, GradientKind.COLUMN, GradientKind.PAIR)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, QUERY_IDS, Mode, packed_dims
+from codegen.analysis.gradients import atomic_modes
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
 from codegen.plan import kernel_files, op_gradients
@@ -22,6 +23,7 @@ from codegen.plan.token_layout import InMode
 from codegen.plan.variant import VariantPlan
 from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_position, uses_tanh
 from codegen.spec.model import Variant
+from codegen.spec.symbols import symbolised
 
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
 """Tensors that every op has in a segmented call, apart from the variant's own."""
@@ -35,6 +37,7 @@ class Launches:
     fwd_fp8: Sequence[LaunchGroup]
     dq: Sequence[LaunchGroup]
     dkdv: Sequence[LaunchGroup]
+    distances: Sequence[LaunchGroup]
     hopper_bwd: Sequence[LaunchGroup]
     row_inputs: Sequence[HostCode]
     row_numbers: Sequence[HostCode]
@@ -274,7 +277,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     """The plan of a variant's op in a framework."""
     variant = planned.variant
     reference = reference_text(variant, planned.mode, framework)
-    arguments = own_arguments(variant, planned.terms)
+    arguments = own_arguments(variant, atomic_modes(symbolised(planned.written)))
     of_mask = mask_arguments(variant, arguments)
     fuses_backward = kernel_files.fuses_backward(planned)
     kernels = (planned.hopper_fwd, planned.hopper_bwd, planned.hopper_bwd_wide)
@@ -293,6 +296,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             fwd_fp8=[] if planned.hopper_fwd_fp8 is None else launch_groups(planned.hopper_fwd_fp8),
             dq=launch_groups(planned.dq),
             dkdv=launch_groups(planned.dkdv),
+            distances=[] if planned.distances is None else launch_groups(planned.distances),
             # Its vectors of rows are padded to whole blocks.
             hopper_bwd=launch_groups(planned.hopper_bwd, renamed={"lse": "row_lse", "delta": "row_delta"}),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],

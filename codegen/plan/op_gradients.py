@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.analysis.call_modes import Mode, has_tokens
-from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.distances import LAG, by_lag
+from codegen.analysis.gradients import DISTANCE_SUMS, GradientKind, GradientTerm
 from codegen.analysis.indexing import exact_index
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, ScalarType, Type, Var, int_var
@@ -40,7 +41,13 @@ def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False)
 
     `in_keys`: programs of blocks of keys may leave the sums of a head, of which there are `head_parts` then.
     """
-    found = {t.accumulator: _allocation(t, mode, in_keys=in_keys) for t in terms}
+    found = {t.accumulator: _allocation(t, mode, in_keys=in_keys) for t in terms if not t.by_distance}
+    flags = dict.fromkeys(t.flag.lower() for t in terms if t.by_distance)
+    if flags:
+        shape = host("({}, {}, {}.pieces, {})", "batch", "num_heads", "bands", "num_lags")
+        wanted = host("{} if {} else (0,)", shape, joined(" or ", flags))
+        # Pieces of blocks that a mask or the lengths leave out are never written.
+        found[DISTANCE_SUMS] = host("{}.new_zeros({}, dtype={}.FP32)", "q", wanted, "backend")
     return [Buffer(name=name, allocate=source) for name, source in found.items()]
 
 
@@ -103,6 +110,9 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
             sums = host("{}({}, {}, {})", "sums_by_sequence", sums, table, "num_seqs")
         else:
             sums = host("{}.sum(-1)", sums)
+    if term.by_distance:
+        # A tensor may have several reads, of either sign.
+        sums = host("-{}.sum(2)" if term.sign < 0 else "{}.sum(2)", sums)
     if term.direct:
         length = [host(f"{{}}.shape[{term.axis}]", term.tensor)] if term.kind is GradientKind.COLUMN else []
         arguments = joined(", ", [sums, host(f'"{_axes(term)}"'), "num_kv_heads", *length])
@@ -161,15 +171,22 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
     else:
         numbers = frozenset((*variant.scalars, *expr.LENGTH_NAMES))
         printer = torch_printer(exact, float_cast=lambda x: f"{x}.float()", numbers=numbers, placed=of_tokens)
-    load = term.load
+    load = _read(term)
     indices = tuple(expr.substitute(i, changed) for i in load.indices)
     text = ", ".join(printer.indices(Load(load.type, load.tensor, indices)))
     return printed(text, printer.reads)
 
 
+def _read(term: GradientTerm) -> Load:
+    """The read, by distance where the sums are."""
+    found = by_lag(term.load) if term.by_distance else term.load
+    assert found is not None
+    return found
+
+
 def _names(variant: Variant, term: GradientTerm, mode: Mode) -> frozenset[str]:
     """The names from which the indices of a term's sums are computed."""
-    read, own = expr.names(term.load), _own_grids(term, mode)
+    read, own = expr.names(_read(term)), _own_grids(term, mode)
     if not own:
         return read
     by_sequence = read & own.keys() or any(has_tokens(variant.tensors[x.tensor].dims) for x in expr.loads(term.load))
@@ -206,7 +223,9 @@ def _grid_sources(mode: Mode, framework: Framework) -> dict[str, HostCode]:
     shift = host("({} if {} is None else {})", "row_offset", "row_offsets", by_batch)
     shifted = host("{} + {}", rows, shift)
     if mode is Mode.DENSE:
-        return found | {"q_idx": shifted, "kv_idx": keys}
+        lags = framework.reshaped(framework.arange("num_lags"), (1, 1, -1))
+        lag = host("{} - {} + {}", lags, "lag_origin", shift)
+        return found | {"q_idx": shifted, "kv_idx": keys, LAG.name: lag}
     return found | {
         "q_row": shifted,
         "cols": keys,
@@ -237,4 +256,4 @@ def placed(terms: Sequence[GradientTerm]) -> list[str]:
 
 
 def _is_placed(term: GradientTerm) -> bool:
-    return term.trained and term.summed and not term.direct
+    return term.trained and (term.by_distance or (term.summed and not term.direct))

@@ -35,6 +35,7 @@ class OpSource(OpPlan):
         names = ["Backend", "Tensor", "delta_constants", "empty_gradients", "tile_constants", "tiles_of"]
         names += [f"{prefix}strides", f"{prefix}unit_strides"]
         names += ["dq_rows_constants"] if self.fuses_backward else []
+        names += ["lag_axis"] if self.launches.distances else []
         names += ["row_stride"] if self.takes_row_strides else []
         names += ["tables_of"] if self.tables else []
         return sorted(names, key=lambda name: (name.islower(), name))
@@ -210,5 +211,5 @@ class OpSource(OpPlan):
         return (self.gradients, self.grids, self.placed)
 
 
-_SIZES = ("batch", "num_heads", "num_kv_heads", "group_size", "q_len", "kv_len", "num_seqs")
+_SIZES = ("batch", "num_heads", "num_kv_heads", "group_size", "q_len", "kv_len", "num_seqs", "num_lags", "lag_origin")
 """Sizes of a call, by the names that the runtime's `gradient_sizes` gives them."""

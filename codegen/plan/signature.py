@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from codegen.analysis.call_modes import PADDING, Mode
-from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.gradients import DISTANCE_SUMS, GradientKind, GradientTerm
 from codegen.analysis.indexing import DECAY, TOKENS, exact_index
 from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
@@ -164,10 +164,25 @@ class Signatures:
             found += [g for g in kept if set(g.names) <= set(group.names)] if group in every else [group]
         return found
 
+    def distances(self) -> list[ArgGroup]:
+        """Arguments of the kernel that sums ds by distance, in dense calls."""
+        bands = ("first_band", "num_bands", "part_blocks", "num_parts")
+        return [
+            pointers("q", "k", "v", "do", "lse", "delta"),
+            *self._tensors(),
+            *self._loadable(),
+            pointers(DISTANCE_SUMS),
+            *(self._unit_strides(x) for x in ("q", "k", "v", "do")),
+            *self._tensor_strides(),
+            *self._numbers(),
+            ArgGroup(names=bands, host=listed(f"bands.{name}" for name in bands), varies=True),
+            numbers("num_lags", "lag_origin"),
+        ]
+
     @property
     def _gathered_in_dq(self) -> list[GradientTerm]:
-        """All terms but the column sums, which dkdv gathers."""
-        return [t for t in self.terms if t.kind is not GradientKind.COLUMN]
+        """The terms that the dq kernel gathers."""
+        return [t for t in self.terms if t.in_dq]
 
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []

@@ -47,7 +47,8 @@ def exchanged(statement: Assign) -> Assign:
     return replace(statement, values=(replace(value, value=vector) if isinstance(value, Choice) else vector,))
 
 
-_ROW_POSITION, _KEY_POSITION = Broadcast(Name("q_idx"), 0), Broadcast(Name("kv_idx"), 1)
+_POSITIONS = [(Broadcast(Name("q_idx"), axis), Broadcast(Name("kv_idx"), 1 - axis)) for axis in (0, 1)]
+"""The positions of a pair as a tile's code has them: of rows by keys, and of keys by rows."""
 
 
 def by_distance(code: Code) -> Code:
@@ -58,12 +59,13 @@ def by_distance(code: Code) -> Code:
     """
 
     def replaced(node: Code) -> Code | None:
-        if not isinstance(node, Infix) or node.symbol != "-" or node.right != _KEY_POSITION:
+        if not isinstance(node, Infix) or node.symbol != "-":
             return None
-        if node.left == _ROW_POSITION:
-            return Name("apart")
-        if isinstance(node.left, Infix) and node.left.symbol == "+" and node.left.right == _ROW_POSITION:
-            return Infix("+", by_distance(node.left.left), Name("apart"))
+        for row, key in _POSITIONS:
+            if node.right == key and node.left == row:
+                return Name("apart")
+            if node.right == key and isinstance(node.left, Infix) and (node.left.symbol, node.left.right) == ("+", row):
+                return Infix("+", by_distance(node.left.left), Name("apart"))
         return None
 
     return rebuilt(code, replaced)

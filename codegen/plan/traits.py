@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from codegen.analysis.affine import linear
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.gradients import is_deterministic
 from codegen.analysis.pruning import FIRST_KEY
 from codegen.analysis.schedule import Schedule
 from codegen.arch.hopper import FAMILY, WIDE_BAND
@@ -36,14 +35,14 @@ class VariantTraits:
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
     keys_are_pruned: bool
-    backward_can_fuse: bool
-    gradients_use_atomics: bool
+    fused_modes: tuple[str, ...]
+    atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
     takes_fp8: bool
 
 
 def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> VariantTraits:
-    """The traits of a variant. `plans`: of its dense and its segmented kernels."""
+    """The traits of a variant. `plans`: of its kernels in all modes."""
     dense = plans[Mode.DENSE]
     return VariantTraits(
         score_is_scaled_product=score_is_scaled_product(dense),
@@ -55,8 +54,8 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
         keys_are_wide_bands=_keys_are_wide_bands(dense),
         keys_are_pruned=variant.decay and FIRST_KEY in variant.tensors,
-        backward_can_fuse=fuses_backward(dense),
-        gradients_use_atomics=not is_deterministic(variant),
+        fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
+        atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
         hopper_reads_pages=has_hopper_forward(variant),
         takes_fp8=dense.hopper_fwd_fp8 is not None,
     )

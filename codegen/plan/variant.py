@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from codegen.analysis import schedule as blocks
 from codegen.analysis.call_modes import Mode, specialised, split_mask
+from codegen.analysis.distances import Lags, kept_lags
 from codegen.analysis.gradients import GradientTerm, gradient_terms
 from codegen.analysis.shifts import computes_runs_alone
 from codegen.plan import hopper_kernels, portable
@@ -37,6 +38,7 @@ class VariantPlan(InMode):
     fwd: KernelPlan
     dq: KernelPlan
     dkdv: KernelPlan
+    distances: KernelPlan | None
     hopper_fwd: KernelPlan
     hopper_fwd_fp8: KernelPlan | None
     hopper_bwd: KernelPlan
@@ -44,6 +46,7 @@ class VariantPlan(InMode):
     hopper_delta: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
+    kept_lags: Lags
     portable_legend: str
 
     @property
@@ -65,6 +68,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     sign = Signatures(variant, mode, terms, analysis)
     fwd = portable.forward(variant, analysis, sign)
     dq, dkdv = portable.query_backward(variant, analysis, sign), portable.key_backward(variant, analysis, sign)
+    distances = portable.distance_backward(variant, sign)
     hopper_bwd = hopper_kernels.backward(variant, analysis, sign)
     hopper_delta = hopper_kernels.delta(variant, sign)
     hopper_fwd = hopper_kernels.forward(variant, analysis, sign)
@@ -72,6 +76,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         hopper_fwd = replace(hopper_fwd, leaves_runs=True)
         hopper_bwd = replace(hopper_bwd, leaves_runs=_differentiates_runs(written, terms, hopper_delta))
     hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)
+    kernels = [fwd, dq, dkdv, *([] if distances is None else [distances])]
     return VariantPlan(
         written=written,
         variant=variant,
@@ -81,6 +86,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         fwd=fwd,
         dq=dq,
         dkdv=dkdv,
+        distances=distances,
         hopper_fwd=hopper_fwd,
         hopper_fwd_fp8=hopper_fwd_fp8,
         hopper_bwd=hopper_bwd,
@@ -88,7 +94,11 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         hopper_delta=hopper_delta,
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
-        portable_legend=sign.legend([*fwd.args, *dq.args, *dkdv.args], [*dq.gradients, *dkdv.gradients]),
+        kept_lags=kept_lags(variant.mask),
+        portable_legend=sign.legend(
+            [group for kernel in kernels for group in kernel.args],
+            [term for kernel in kernels for term in kernel.gradients],
+        ),
     )
 
 

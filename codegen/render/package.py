@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.gradients import is_deterministic
+from codegen.analysis.gradients import deterministic_modes
 from codegen.analysis.token_order import by_row
 from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
@@ -364,7 +364,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "scalar_examples": {s.name: s.example for s in v.scalars.values()},
             "sink": v.sink,
             "decay": v.decay,
-            "deterministic": is_deterministic(v),
+            "deterministic": [mode.value for mode in deterministic_modes(v)],
             "dropout": v.dropout,
             "modes": [*(mode.value for mode in Mode), *([kernel_files.PAGED] if is_legal(v) else [])],
             "head_dims": list(spec.defaults.head_dims),

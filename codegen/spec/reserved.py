@@ -30,6 +30,9 @@ _WORDS = """
 
     ddecay_cols ddecay_rows has_key lag share sums unrounded p_sink
 
+    added bands bands_of call_mode common distance_tile ds_distances first_band first_block is_factor is_kept lag_axis
+    lag_origin least line most num_bands num_lags num_parts own_band part_blocks store_diagonals RATIO
+
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
     dropped
     all_heads dropout_heads first_head first_row head_index minus_delta p_kept p_scale philox without_dropped

@@ -59,7 +59,7 @@ class Families:
     def depends_on_calls(self, variant: str) -> bool:
         """Whether a call's scalars and tensors say which blocks it visits: an example tells little of others then."""
         spec = self.context.spec.variants[variant]
-        return bool(mask_arguments(spec, own_arguments(spec, ())))
+        return bool(mask_arguments(spec, own_arguments(spec, {})))
 
     def kernels(self, comparison: Comparison) -> dict[str, str]:
         """Hashes of the compared kernels, by name."""
@@ -94,7 +94,7 @@ class Families:
             contender(PORTABLE, portable),
             contender(HOPPER_DKDV, {Pass.DQ: portable[Pass.DQ]}, own[Pass.DKDV]),
         ]
-        if self.context.runtime("kernels").TRAITS[comparison.variant].backward_can_fuse:
+        if comparison.mode in self.context.runtime("kernels").TRAITS[comparison.variant].fused_modes:
             found.append(contender(FAMILY, {}, own[Pass.DKDV]))
         return found
 

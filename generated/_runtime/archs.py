@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 4fdac629ebb7827c
+# hash: 39033f9b09e7ed8a
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -45,6 +45,11 @@ HOPPER_FAMILY = HopperFamily(
         64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
         128: HopperTile(block_m=64, block_n=128, num_warps=8, num_stages=2),
         256: HopperTile(block_m=64, block_n=64, num_warps=8, num_stages=2),
+    },
+    distance_tiles={
+        64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+        128: HopperTile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+        256: HopperTile(block_m=64, block_n=32, num_warps=8, num_stages=2),
     },
     scored_rows=64,
     wide_keys=64,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 96e37f21c5f481b5
+# hash: 1c157007e219cdb3
 """`band` for JAX. Keys at most `before` positions before a query and `after` after it, as FlashAttention's window
 (arXiv:2307.08691)."""
 
@@ -132,7 +132,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "before": check_int(NAME, "before", before, minimum=0),
@@ -353,7 +353,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.scalars = {
         "before": check_int(NAME, "before", before, minimum=0),

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: 0a360faf12b94222
+# hash: 10192c3eda2fb56f
 """`band_bias` for JAX. A band, and a bias per batch row, head and pair that the model has computed, as T5's
 (arXiv:1910.10683)."""
 
@@ -171,7 +171,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "before": check_int(NAME, "before", before, minimum=0),
@@ -260,7 +260,8 @@ def band_bias(
         q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
-        bias: float32 `[b, h, q_idx, kv_idx]`, packed `[h, total_q, total_k]`; differentiable.
+        bias: float32 `[b, h, q_idx, kv_idx]`, packed `[h, total_q, total_k]`; differentiable, its gradient in
+            packed calls added with fp32 atomics, in any order: not deterministic.
         before: int, at least 0, such as 256. A number, or an array `[]`.
         after: int, at least 0, such as 32. A number, or an array `[]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
@@ -409,7 +410,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {

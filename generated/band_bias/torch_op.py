@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: ade16a2d55dd2a13
+# hash: 416aa2f53f36f4c9
 """`band_bias` for PyTorch. A band, and a bias per batch row, head and pair that the model has computed, as T5's
 (arXiv:1910.10683)."""
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import band_bias as dense
 from .._runtime.core.checks import at_least, check_int
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
@@ -165,7 +166,13 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -325,7 +332,8 @@ def band_bias(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256, on paged caches to 576.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        bias: float32 `[b, h, q_idx, kv_idx]`, packed `[h, total_q, total_k]`; differentiable.
+        bias: float32 `[b, h, q_idx, kv_idx]`, packed `[h, total_q, total_k]`; differentiable, its gradient in
+            packed calls added with fp32 atomics, in any order: not deterministic.
         before: int, at least 0, such as 256.
         after: int, at least 0, such as 32.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
@@ -547,7 +555,7 @@ def _call(
     )
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -615,7 +623,7 @@ def _packed(
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], q.shape[0], k.shape[0]), ("float32",), q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: b2ff398854b47cc2
+# hash: eb6c2e69dffada42
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import band_images as dense
 from .._runtime.core.checks import at_least, check_int
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
@@ -157,7 +158,13 @@ def _schedule(
     the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
     lists where these could be more than 2**22.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -550,7 +557,7 @@ def _call(
     )
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -623,7 +630,7 @@ def _packed(
     image = check_tensor(NAME, "image", image, (k.shape[0],), ("int32",), q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 5ddf2421b20c67ae
+# hash: 56f431c5e02e5677
 """`band_sink` for JAX. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any window
 (arXiv:2508.10925)."""
 
@@ -156,7 +156,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "before": check_int(NAME, "before", before, minimum=0),
@@ -384,7 +384,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.tensors = {
         "sink": check_tensor(NAME, "sink", sink, (arguments.q.shape[1],), FLOAT_DTYPES),

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 64b12aa356ec4bf7
+# hash: 18af3bc1ed82e04a
 """`band_sink` for PyTorch. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any
 window (arXiv:2508.10925)."""
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import band_sink as dense
 from .._runtime.core.checks import FLOAT_DTYPES, check_int
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
@@ -155,7 +156,13 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -530,7 +537,7 @@ def _call(
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -599,7 +606,7 @@ def _packed(
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/torch_op.py.jinja
-# hash: 54f0bc7821092a0d
+# hash: 606936fdf8655181
 """`band_softcap` for PyTorch. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import band_softcap as dense
 from .._runtime.core.checks import check_float, check_int
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
@@ -133,7 +134,13 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -508,7 +515,7 @@ def _call(
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
     cap = check_float(NAME, "cap", cap)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -576,7 +583,7 @@ def _packed(
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
     cap = check_float(NAME, "cap", cap)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: 1fdf7cd798acca21
+# hash: 9e550ebe457d08be
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import causal_dropout as dense
 from .._runtime.core.checks import check_dropout_p, dropout_heads
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
@@ -138,7 +139,13 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -395,7 +402,7 @@ def _call(
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
     first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -469,7 +476,7 @@ def _packed(
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
     first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

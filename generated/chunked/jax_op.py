@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_op.py.jinja
-# hash: 0341430479823852
+# hash: 03660c4f4398ac29
 """`chunked` for JAX. Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging Face
 transformers, llama4)."""
 
@@ -128,7 +128,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
@@ -337,7 +337,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: f3bd891e45b9f13b
+# hash: bb9c464e414aad71
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -140,7 +140,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     if arguments.packed:
         arguments.tensors = {
@@ -372,7 +372,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {

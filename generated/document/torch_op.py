@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 930cb319b2953185
+# hash: 2ae3c1c1fd69a9ea
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import document as dense
 from .._runtime.core.checks import at_least
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
@@ -133,7 +134,13 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -477,7 +484,7 @@ def _call(
     doc = check_tensor(
         NAME, "doc", doc, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
     )
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -542,7 +549,7 @@ def _packed(
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

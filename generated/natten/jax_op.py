@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_op.py.jinja
-# hash: 89d9d83c42dadcc8
+# hash: 00479428d0e992a0
 """`natten` for JAX. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
 arXiv:2204.07143)."""
 
@@ -120,7 +120,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -320,7 +320,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     return run(DENSE, PACKED, SEGMENTED, arguments, schedule)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_op.py.jinja
-# hash: 5c362b954bd6c907
+# hash: 6b05a4f8dbf4ec2d
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import natten as dense
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
@@ -119,7 +120,13 @@ def _schedule(
     the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
     lists where these could be more than 2**22.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -448,7 +455,7 @@ def _call(
     )
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -507,7 +514,7 @@ def _packed(
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_op.py.jinja
-# hash: 5f52fd3e7aee7d64
+# hash: 007c5d67f5089bb9
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
@@ -128,7 +128,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     arguments.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),
@@ -340,7 +340,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),

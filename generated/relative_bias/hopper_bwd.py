@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 14c3599b13b0d941
+# hash: 550ef71ef25c48b7
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -214,12 +214,13 @@ def consume(
                     logit = qk
                     # Always true: otherwise this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
-                        rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                        q_idx = rows + q_shift
+                        apart = (
+                            gl.arange(0, BLOCK_M, layout=ROW)[None, :]
+                            - gl.arange(0, KEYS, layout=KEY)[:, None]
+                            + (start_m + q_shift - (start_n + PART * KEYS))
+                        )
                         bias_qk = load_pairs(
-                            bias_ptr
-                            + h * stride_bias_0
-                            + clamp_index(q_idx[None, :] - kv_idx[:, None], bias_size_1).to(gl.int32) * stride_bias_1,
+                            bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1,
                             PTX,
                         )
                         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
@@ -248,12 +249,13 @@ def consume(
                     logit = qk
                     # Always true: otherwise this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
-                        rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                        q_idx = rows + q_shift
+                        apart = (
+                            gl.arange(0, BLOCK_M, layout=ROW)[None, :]
+                            - gl.arange(0, KEYS, layout=KEY)[:, None]
+                            + (start_m + q_shift - (start_n + PART * KEYS))
+                        )
                         bias_qk = load_pairs(
-                            bias_ptr
-                            + h * stride_bias_0
-                            + clamp_index(q_idx[None, :] - kv_idx[:, None], bias_size_1).to(gl.int32) * stride_bias_1,
+                            bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1,
                             PTX,
                         )
                         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
@@ -551,13 +553,13 @@ def score(
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
+                    apart = (
+                        gl.arange(0, BLOCK_M, layout=ROW)[None, :]
+                        - gl.arange(0, KEYS, layout=KEY)[:, None]
+                        + (start_m + q_shift - start_n)
+                    )
                     bias_qk = load_pairs(
-                        bias_ptr
-                        + h * stride_bias_0
-                        + clamp_index(q_idx[None, :] - kv_idx[:, None], bias_size_1).to(gl.int32) * stride_bias_1,
-                        PTX,
+                        bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                     )
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
                     run_zeros = gl.zeros([KEYS], gl.int32, KEY)
@@ -585,13 +587,13 @@ def score(
                 logit = qk
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
+                    apart = (
+                        gl.arange(0, BLOCK_M, layout=ROW)[None, :]
+                        - gl.arange(0, KEYS, layout=KEY)[:, None]
+                        + (start_m + q_shift - start_n)
+                    )
                     bias_qk = load_pairs(
-                        bias_ptr
-                        + h * stride_bias_0
-                        + clamp_index(q_idx[None, :] - kv_idx[:, None], bias_size_1).to(gl.int32) * stride_bias_1,
-                        PTX,
+                        bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                     )
                     logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
                 if RAGGED and start_n + BLOCK_N > kv_len:

@@ -3,12 +3,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: 50a37433cadc971c
+# hash: d388a3ab90b57aae
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from .. import relative_bias as dense
@@ -18,6 +19,7 @@ from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.gradients import place_sums
 from .._runtime.jax.paged import (
     CacheArguments,
     PageArguments,
@@ -33,7 +35,43 @@ from . import jax_reference, packed, paged, segmented
 NAME = "relative_bias"
 
 
-def _gradients(*, bias: Any, dbias_atomic: Any, grad_bias: bool, **_: Any) -> tuple[Any, ...]:
+def _gradients(
+    *,
+    bias: Any,
+    ds_distances: Any,
+    grad_bias: bool,
+    lag_origin: int,
+    num_heads: int,
+    num_lags: int,
+    row_offset: Any,
+    row_offsets: Any,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """The gradients of bias, from what the launches of a backward leave."""
+    if grad_bias:
+        # What the kernels index with, as grids that broadcast to [B, Hq, S]: their sums go where they read.
+        h = jnp.arange(num_heads).reshape(1, -1, 1)
+        lag = (
+            jnp.arange(num_lags).reshape(1, 1, -1)
+            - lag_origin
+            + (row_offset if row_offsets is None else row_offsets.reshape(-1, 1, 1))
+        )
+    dbias = (
+        place_sums(
+            ds_distances.value().sum(2),
+            bias.shape,
+            (
+                h,
+                jnp.clip(lag, 0, bias.shape[1] - 1),
+            ),
+        ).astype(bias.dtype)
+        if grad_bias
+        else bias.new_empty(0)
+    )
+    return (dbias,)
+
+
+def _packed_gradients(*, bias: Any, dbias_atomic: Any, grad_bias: bool, **_: Any) -> tuple[Any, ...]:
     """The gradients of bias, from what the launches of a backward leave."""
     dbias = dbias_atomic.value().astype(bias.dtype) if grad_bias else bias.new_empty(0)
     return (dbias,)
@@ -54,7 +92,7 @@ DENSE = Kernels(
     dims={"bias": ("h", "distances")},
     gradients=("bias",),
     flags={"bias": "grad_bias"},
-    sums=("dbias_atomic",),
+    sums=("ds_distances",),
     own_gradients=_gradients,
     split_keys=PAGED.split_keys_of,
 )
@@ -80,7 +118,7 @@ PACKED = Kernels(
     gradients=("bias",),
     flags={"bias": "grad_bias"},
     sums=("dbias_atomic",),
-    own_gradients=_gradients,
+    own_gradients=_packed_gradients,
 )
 SEGMENTED = Kernels(
     op=NAME,
@@ -107,7 +145,7 @@ SEGMENTED = Kernels(
     gradients=("bias",),
     flags={"bias": "grad_bias"},
     sums=("dbias_atomic",),
-    own_gradients=_gradients,
+    own_gradients=_packed_gradients,
     split_keys=PAGED.split_keys_of,
 )
 
@@ -149,7 +187,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -227,8 +265,8 @@ def relative_bias(
         q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
-        bias: float32 `[h, distances]`; differentiable, its gradient added with fp32 atomics, in any order: not
-            deterministic.
+        bias: float32 `[h, distances]`; differentiable, its gradient in packed and segmented calls added with fp32
+            atomics, in any order: not deterministic.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -365,7 +403,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     arguments.tensors = {
         "bias": check_tensor(NAME, "bias", bias, (arguments.q.shape[1], at_least(1)), ("float32",), tile_axes=(1,)),

@@ -3,18 +3,21 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 5d37e492d296391b
+# hash: c1e02be0ea85b8eb
 """The launches of `relative_bias`, for every framework: which kernels run, and with what."""
 
 from .. import relative_bias as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS
+from .._runtime.core.distances import bands_of, distance_tile
+from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.launches import (
     Backend,
     Tensor,
     delta_constants,
+    dq_rows_constants,
     empty_gradients,
+    lag_axis,
     strides,
     tile_constants,
     tiles_of,
@@ -105,30 +108,39 @@ def backward(
     options: CallOptions,
     grad_bias: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv.
+    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
 
-    Behind dq, dk and dv it returns what the gradients of bias are made of: dbias_atomic.
+    Behind dq, dk and dv it returns what the gradients of bias are made of: ds_distances.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "relative_bias", "dense", q, v, options)
     tile = tiles["dkdv"]
+    fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
-    dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=backend.FP32)
+    bands = bands_of(
+        distance_tile(backend, "relative_bias", q, v, options, tile.family),
+        q_len,
+        kv_len,
+        row_offset if row_offsets is None else None,
+        least=0,
+        most=None,
+    )
+    num_lags, lag_origin = lag_axis(q_len, kv_len)
+    ds_distances = q.new_zeros((batch, num_heads, bands.pieces, num_lags) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
-    if dq.numel() > 0:
+    if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.relative_bias_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
-            (o, dlse, q, k, v, do, lse, bias, q_offset, delta, dq, dbias_atomic),
-            (*unit_strides(q, k, v, do, o), *strides(dq), *bias.stride(), bias.shape[1], *dbias_atomic.stride()),
+            (o, dlse, q, k, v, do, lse, bias, q_offset, delta, dq),
+            (*unit_strides(q, k, v, do, o), *strides(dq), *bias.stride(), bias.shape[1]),
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
-            GRAD_BIAS=grad_bias,
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -137,7 +149,8 @@ def backward(
         num_blocks = cdiv(q_len, tile.block_m)
         row_lse = q.new_empty((batch, num_heads, num_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
-        dq_sums = q.new_empty((0,), dtype=backend.FP32)
+        sums_shape = (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
+        dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
                 kernels.portable.relative_bias_hopper_delta,
@@ -145,7 +158,7 @@ def backward(
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
@@ -159,10 +172,17 @@ def backward(
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[1]),
                 (q_len, kv_len, num_heads, group_size, scale),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
-                WITH_DQ=False,
+                WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
+            )
+        if fused and dq.numel() > 0:
+            backend.launch(
+                kernels.portable.relative_bias_hopper_dq_rows,
+                (2 * num_blocks * num_heads * batch,),
+                (dq_sums, dq, *strides(dq), q_len, num_heads, scale),
+                **dq_rows_constants(tile, head_dim),
             )
     elif dk.numel() > 0:
         backend.launch(
@@ -175,4 +195,18 @@ def backward(
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
-    return dq, dk, dv, dbias_atomic
+    # Behind what finds delta.
+    if ds_distances.numel() > 0 and bands.num_bands > 0 and dq.numel() > 0 and dk.numel() > 0:
+        programs = bands.num_bands * bands.num_parts * num_heads * batch
+        backend.launch(
+            kernels.portable.relative_bias_bwd_distances,
+            (programs,),
+            (q, k, v, do, lse, delta, bias, q_offset, ds_distances),
+            (*unit_strides(q, k, v, do), *bias.stride(), bias.shape[1]),
+            (q_len, kv_len, num_heads, group_size, scale),
+            (bands.first_band, bands.num_bands, bands.part_blocks, bands.num_parts, num_lags, lag_origin),
+            RAGGED=(q_len % bands.tile.block_m + kv_len % bands.tile.block_n) != 0,
+            **constants,
+            **tile_constants(bands.tile, head_dim, head_dim_v),
+        )
+    return dq, dk, dv, ds_distances

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 963e85aebdaf7fce
+# hash: f8340307e172bba9
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -18,9 +18,9 @@ dlse          [B, Hq, Sq]  fp32, gradient of lse
 do            [B, Hq, Sq, Dv]
 delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq            [B, Hq, Sq, D]
-dbias_atomic  [h, distances]  fp32, added to with atomics
 dk            [B, Hkv, Skv, D]
 dv            [B, Hkv, Skv, Dv]
+ds_distances  [B, Hq, pieces, num_lags]  fp32, sums of ds by q_idx - kv_idx, in pieces to be added up
 """
 
 import triton
@@ -29,19 +29,18 @@ import triton.language as tl
 from .._runtime.device.tl import (
     LN2,
     LOG2E,
-    add_diagonals,
     add_dot,
     clamp_index,
-    diagonal_sums,
     dot_rows,
     load_pairs,
     load_tile,
     load_vector,
     row_products,
+    store_diagonals,
     store_tile,
     zero_tile,
 )
-from .._runtime.device.tl_rows import row_delta
+from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "bias_size_1", "q_len", "kv_len", "num_heads", "group_size"])
@@ -186,7 +185,6 @@ def relative_bias_bwd_dq(
     q_offset,
     delta_ptr,
     dq_ptr,
-    dbias_atomic_ptr,
     stride_qb,
     stride_qh,
     stride_qs: tl.constexpr,
@@ -208,15 +206,12 @@ def relative_bias_bwd_dq(
     stride_bias_0,
     stride_bias_1,
     bias_size_1,
-    stride_dbias_atomic_0,
-    stride_dbias_atomic_1,
     q_len,
     kv_len,
     num_heads,
     group_size,
     scale,
     HAS_DLSE: tl.constexpr,
-    GRAD_BIAS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -227,14 +222,11 @@ def relative_bias_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gradient with respect to q and bias.
+    """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
-
-    Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that equal inputs may
-    give other last bits.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -294,14 +286,6 @@ def relative_bias_bwd_dq(
         p = tl.where(keep, p, 0.0)
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
-        if GRAD_BIAS:
-            sums, lag = diagonal_sums(tl.where(keep & in_rows[:, None], ds, 0.0), BLOCK_M, BLOCK_N)
-            lag += start_m + q_shift - start_n
-            add_diagonals(
-                dbias_atomic_ptr,
-                h * stride_dbias_atomic_0 + clamp_index(lag, bias_size_1).to(tl.int64) * stride_dbias_atomic_1,
-                sums,
-            )
         dq = add_dot(dq, ds, k_tile)
 
     for start_n in range(0, full_end, BLOCK_N):
@@ -318,14 +302,6 @@ def relative_bias_bwd_dq(
         p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[:, None])
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
-        if GRAD_BIAS:
-            sums, lag = diagonal_sums(tl.where(in_rows[:, None], ds, 0.0), BLOCK_M, BLOCK_N)
-            lag += start_m + q_shift - start_n
-            add_diagonals(
-                dbias_atomic_ptr,
-                h * stride_dbias_atomic_0 + clamp_index(lag, bias_size_1).to(tl.int64) * stride_dbias_atomic_1,
-                sums,
-            )
         dq = add_dot(dq, ds, k_tile)
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
@@ -480,6 +456,202 @@ def relative_bias_bwd_dkdv(
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 
 
+@triton.jit
+def added_tile(
+    bias_ptr,
+    stride_bias_0,
+    stride_bias_1,
+    bias_size_1,
+    h,
+    q_shift,
+    PTX: tl.constexpr,
+    start_m,
+    start_n,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """What the score adds to the product in a block, times log2(e), and the pairs that the mask keeps."""
+    rows = start_m + tl.arange(0, BLOCK_M)
+    q_idx = rows + q_shift
+    kv_idx = start_n + tl.arange(0, BLOCK_N)
+    bias_qk = load_pairs(
+        bias_ptr
+        + h * stride_bias_0
+        + clamp_index(q_idx[:, None] - kv_idx[None, :], bias_size_1).to(tl.int32) * stride_bias_1,
+        PTX,
+    )
+    keep = q_idx[:, None] >= kv_idx[None, :]
+    return 1.4426950408889634 * bias_qk, keep
+
+
+@triton.jit(
+    do_not_specialize=[
+        "q_offset",
+        "bias_size_1",
+        "q_len",
+        "kv_len",
+        "num_heads",
+        "group_size",
+        "first_band",
+        "num_bands",
+        "part_blocks",
+        "num_parts",
+        "num_lags",
+        "lag_origin",
+    ]
+)
+def relative_bias_bwd_distances(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    delta_ptr,
+    bias_ptr,
+    q_offset,
+    ds_distances_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: tl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: tl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    stride_bias_0,
+    stride_bias_1,
+    bias_size_1,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    first_band,
+    num_bands,
+    part_blocks,
+    num_parts,
+    num_lags,
+    lag_origin,
+    Q_OFFSET_PER_BATCH: tl.constexpr,
+    PTX: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Sums of ds by distance, for the gradient of what is read by q_idx - kv_idx.
+
+    One program serves a part of one block diagonal: the blocks whose first row is `own_band * BLOCK_N` more than their
+    first key. All of them have the same distances in the same places: their ds are added up in one tile, whose
+    diagonals are summed once, at the end. The score adds the same tile, `added`, to the product of each block:
+    `exp2(added - common)` is a factor of the whole sum, where all pairs are kept and its range is small. Each program
+    stores sums of its own: no atomics, one order.
+    """
+    RATIO: tl.constexpr = BLOCK_M // BLOCK_N
+    own_band = first_band + tl.program_id(0) % num_bands
+    part = tl.program_id(0) // num_bands % num_parts
+    head = tl.program_id(0) // (num_bands * num_parts)
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    hkv = h // group_size
+    # Blocks whose keys begin at the first one or behind it, and before the end.
+    first_block = tl.maximum(part * part_blocks, tl.cdiv(tl.maximum(own_band, 0), RATIO))
+    end_block = tl.cdiv(tl.minimum(q_len, tl.maximum(kv_len + own_band * BLOCK_N, 0)), BLOCK_M)
+    end_block = tl.minimum(end_block, (part + 1) * part_blocks)
+    if first_block >= end_block:
+        return
+    q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
+    q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
+    k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
+    v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
+    do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+    row_base = (b * num_heads + h) * q_len
+
+    added, keep = added_tile(
+        bias_ptr,
+        stride_bias_0,
+        stride_bias_1,
+        bias_size_1,
+        h,
+        q_shift,
+        PTX,
+        first_block * BLOCK_M,
+        first_block * BLOCK_M - own_band * BLOCK_N,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    most, least = tl.max(tl.max(added, 1), 0), tl.min(tl.min(added, 1), 0)
+    is_kept = tl.min(tl.min(keep.to(tl.int32), 1), 0) > 0
+    # A kept pair's probability is at most 1, so without this factor it is at most 2**64; others could overflow.
+    is_factor = (most - least < 64.0) & is_kept
+    common = tl.where(is_factor, most, 0.0)
+
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for block in range(first_block, end_block):
+        start_m = block * BLOCK_M
+        start_n = start_m - own_band * BLOCK_N
+        q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
+        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
+        do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
+        rows = start_m + tl.arange(0, BLOCK_M)
+        lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
+        delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+        # A row without any key has no probability either.
+        lse = tl.where(lse == float("-inf"), float("inf"), lse)
+        qk = dot_rows(q_tile, k_tile)  # [M, N]
+        dp = dot_rows(do_tile, v_tile)
+        logit = qk * (scale * LOG2E) + (common - lse)[:, None]
+        if not is_factor:
+            added, keep = added_tile(
+                bias_ptr,
+                stride_bias_0,
+                stride_bias_1,
+                bias_size_1,
+                h,
+                q_shift,
+                PTX,
+                start_m,
+                start_m - own_band * BLOCK_N,
+                BLOCK_M,
+                BLOCK_N,
+            )
+            logit = tl.where(keep, logit + added, float("-inf"))
+        p = tl.exp2(logit)
+        if RAGGED:
+            p = tl.where((start_n + tl.arange(0, BLOCK_N) < kv_len)[None, :], p, 0.0)
+        sums += p * (dp - delta[:, None])
+
+    # Evaluated again, as the loop has no registers left to keep it in.
+    added, _ = added_tile(
+        bias_ptr,
+        stride_bias_0,
+        stride_bias_1,
+        bias_size_1,
+        h,
+        q_shift,
+        PTX,
+        (end_block - 1) * BLOCK_M,
+        (end_block - 1) * BLOCK_M - own_band * BLOCK_N,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    sums *= tl.exp2(tl.where(is_factor, added - common, 0.0))
+    line = (head.to(tl.int64) * num_parts + part) * (2 * RATIO)
+    store_diagonals(
+        ds_distances_ptr + line * num_lags, sums, lag_origin + own_band * BLOCK_N, num_lags, BLOCK_M, BLOCK_N
+    )
+
+
 @triton.jit(do_not_specialize=["q_len", "num_heads"])
 def relative_bias_hopper_delta(
     o_ptr,
@@ -525,6 +697,8 @@ def relative_bias_hopper_delta(
         delta = row_delta(
             o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
         )
+        # For the sums of ds by distance.
+        tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -532,3 +706,32 @@ def relative_bias_hopper_delta(
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, lse)
     tl.store(row_delta_ptr + padded_offs, -delta)
+
+
+@triton.jit(do_not_specialize=["q_len", "num_heads"])
+def relative_bias_hopper_dq_rows(
+    dq_sums_ptr,
+    dq_ptr,
+    stride_dqb,
+    stride_dqh,
+    stride_dqs: tl.constexpr,
+    q_len,
+    num_heads,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
+    part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
+    head, block = tile // num_blocks, tile % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * (64 * PART_COLS)
+    dq_tile = load_dq_rows(dq_sums_ptr + first, scale, BLOCK_D, BLOCK_M)
+    store_dq_rows(dq_ptr, b, stride_dqb, h, stride_dqh, dq_tile, block, part, q_len, stride_dqs, HEAD_DIM, BLOCK_M)

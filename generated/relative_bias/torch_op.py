@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 26404cbb38ac94ee
+# hash: 2e518b0cb9b4cac8
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import relative_bias as dense
 from .._runtime.core.checks import at_least
 from .._runtime.core.configs import PASSES
+from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
 from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
@@ -36,6 +37,7 @@ from .._runtime.torch.support import (
     check_tensor,
     interpreter_dtype,
     launches_directly,
+    place_sums,
     positive_scale,
     query_offset,
     result_dtype,
@@ -46,7 +48,44 @@ from . import packed, paged, segmented, torch_reference
 NAME = "relative_bias"
 
 
-def _gradients(*, bias: Any, dbias_atomic: Any, grad_bias: bool, **_: Any) -> tuple[Any, ...]:
+def _gradients(
+    *,
+    bias: Any,
+    ds_distances: Any,
+    grad_bias: bool,
+    lag_origin: int,
+    num_heads: int,
+    num_lags: int,
+    q: Any,
+    row_offset: Any,
+    row_offsets: Any,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """The gradients of bias, from what the launches of a backward leave."""
+    if grad_bias:
+        # What the kernels index with, as grids that broadcast to [B, Hq, S]: their sums go where they read.
+        h = torch.arange(num_heads, device=q.device).view(1, -1, 1)
+        lag = (
+            torch.arange(num_lags, device=q.device).view(1, 1, -1)
+            - lag_origin
+            + (row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))
+        )
+    dbias = (
+        place_sums(
+            ds_distances.sum(2),
+            bias.shape,
+            (
+                h,
+                lag.clamp(0, bias.shape[1] - 1),
+            ),
+        ).to(bias.dtype)
+        if grad_bias
+        else bias.new_empty(0)
+    )
+    return (dbias,)
+
+
+def _packed_gradients(*, bias: Any, dbias_atomic: Any, grad_bias: bool, **_: Any) -> tuple[Any, ...]:
     """The gradients of bias, from what the launches of a backward leave."""
     dbias = dbias_atomic.to(bias.dtype) if grad_bias else bias.new_empty(0)
     return (dbias,)
@@ -61,7 +100,7 @@ DENSE = Kernels(
     dims={"bias": ("h", "distances")},
     gradients=("bias",),
     flags={"bias": "grad_bias"},
-    sums=("dbias_atomic",),
+    sums=("ds_distances",),
     own_gradients=_gradients,
 )
 PACKED = Kernels(
@@ -86,7 +125,7 @@ PACKED = Kernels(
     gradients=("bias",),
     flags={"bias": "grad_bias"},
     sums=("dbias_atomic",),
-    own_gradients=_gradients,
+    own_gradients=_packed_gradients,
 )
 SEGMENTED = Kernels(
     op=NAME,
@@ -113,7 +152,7 @@ SEGMENTED = Kernels(
     gradients=("bias",),
     flags={"bias": "grad_bias"},
     sums=("dbias_atomic",),
-    own_gradients=_gradients,
+    own_gradients=_packed_gradients,
 )
 PAGED = PagedKernels(
     op=NAME,
@@ -148,7 +187,13 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(
+        NAME,
+        config,
+        family,
+        deterministic,
+        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
+    )
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -295,8 +340,8 @@ def relative_bias(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256, on paged caches to 576.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        bias: float32 `[h, distances]`; differentiable, its gradient added with fp32 atomics, in any order: not
-            deterministic.
+        bias: float32 `[h, distances]`; differentiable, its gradient in packed and segmented calls added with fp32
+            atomics, in any order: not deterministic.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -483,7 +528,7 @@ def _call(
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -545,7 +590,7 @@ def _packed(
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], at_least(1)), ("float32",), q, tile_axes=(1,))
-    options = call_options(NAME, config, family, deterministic)
+    options = call_options(NAME, config, family, deterministic, "packed")
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_op.py.jinja
-# hash: 5c9a415ef48559eb
+# hash: d58561351e83e558
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
@@ -119,7 +119,7 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -318,7 +318,7 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic)
+    options = checked_options(NAME, config, family, deterministic, sequences.mode)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     return run(DENSE, PACKED, SEGMENTED, arguments, schedule)

@@ -1,6 +1,6 @@
 """What a call asks of its kernels: their tiles, their family, and in which order gradients are added."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -91,14 +91,25 @@ NO_OPTIONS = CallOptions()
 """The options of a call that asks for nothing."""
 
 
-def checked_options(op: str, config: Any, family: Any = None, deterministic: Any = None) -> CallOptions:
-    """Check the arguments `config`, `family` and `deterministic` of a call."""
+def call_mode(cu_seqlens: Any, tokens: Iterable[Any]) -> str:
+    """The mode of a call: packed with `cu_seqlens`, segmented with any of `tokens`, the arguments that say something of
+    each token, else dense."""
+    if cu_seqlens is not None:
+        return "packed"
+    return "dense" if all(x is None for x in tokens) else "segmented"
+
+
+def checked_options(
+    op: str, config: Any, family: Any = None, deterministic: Any = None, mode: str = "dense"
+) -> CallOptions:
+    """Check the arguments `config`, `family` and `deterministic` of a call of this mode."""
     if family is not None and family not in FAMILIES:
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
     if deterministic is not None and not isinstance(deterministic, bool):
         fail(op, "deterministic", "None, True or False", repr(deterministic))
-    if deterministic and TRAITS[op].gradients_use_atomics:
-        fail(op, "deterministic", "None or False, as one of its gradients is added with atomics, in any order", "True")
+    if deterministic and mode in TRAITS[op].atomic_modes:
+        why = f"as {mode} calls add one of its gradients with atomics, in any order"
+        fail(op, "deterministic", f"None or False, {why}", "True")
     if config is None:
         config = {}
     if not isinstance(config, dict):

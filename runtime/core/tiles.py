@@ -103,6 +103,7 @@ class HopperFamily:
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, HopperTile]
+    distance_tiles: Mapping[int, HopperTile]
     scored_rows: int
     wide_keys: int
     narrow_forward_from: int
@@ -129,8 +130,8 @@ class VariantTraits:
         keys_are_wide_bands: a row attends to a key range from a table, or to keys up to a distance that is not known to
             be short.
         keys_are_pruned: a row attends to all keys before it but those that its log-decay has faded.
-        backward_can_fuse: one kernel of Hopper's family can compute dq, dk and dv.
-        gradients_use_atomics: a gradient is added with atomics, in any order.
+        fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
+        atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
         takes_fp8: calls of float8_e4m3fn have a kernel of Hopper's family.
     """
@@ -144,7 +145,7 @@ class VariantTraits:
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
     keys_are_pruned: bool
-    backward_can_fuse: bool
-    gradients_use_atomics: bool
+    fused_modes: tuple[str, ...]
+    atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
     takes_fp8: bool

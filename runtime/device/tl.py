@@ -315,3 +315,16 @@ def add_diagonals(ptr, offs, sums):
     first = tl.arange(0, sums.shape[0]) == 0
     sums = tl.where(same, tl.where(first, tl.sum(sums, 0), 0.0), sums)
     tl.atomic_add(ptr + offs, sums, mask=sums != 0.0, sem="relaxed")
+
+
+@triton.jit
+def store_diagonals(ptr, tile, first, num_lags, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Store the sums of a tile along its diagonals at `first` + row - column, of no fewer ROWS than COLS.
+
+    Sums of `diagonal_sums` from different bands of COLS rows, and both of one diagonal, go to lines of their own, of
+    `num_lags` elements: 2 * ROWS // COLS lines.
+    """
+    sums, lag = diagonal_sums(tile, ROWS, COLS)
+    entry = tl.arange(0, 2 * ROWS)
+    line = entry // (2 * COLS) * 2 + entry % 2
+    tl.store(ptr + line * num_lags + (first + lag), sums)

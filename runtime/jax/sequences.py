@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.checks import PACKED, check_padding_id, fail
+from ..core.options import call_mode
 from ..core.sequences import TOKEN_ARGUMENTS, ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .support import (
     as_integers,
@@ -40,6 +41,11 @@ class SequenceArguments:
     def of_tokens(self) -> tuple[Any, ...]:
         """Those of TOKEN_ARGUMENTS, in that order."""
         return tuple(getattr(self, name) for name in TOKEN_ARGUMENTS)
+
+    @property
+    def mode(self) -> str:
+        """The mode of the call."""
+        return call_mode(self.cu_seqlens_q, self.of_tokens)
 
 
 class Tokens(NamedTuple):

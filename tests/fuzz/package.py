@@ -38,9 +38,9 @@ class Package:
         return getattr(importlib.import_module(f"{self.name}.torch"), variant)
 
     def is_atomic(self, variant: str) -> bool:
-        """Whether a gradient is added up in any order, which `deterministic=True` refuses."""
+        """Whether a gradient is added up in any order in some calls, which then refuse `deterministic=True`."""
         traits = importlib.import_module(f"{self.name}._runtime.kernels").TRAITS
-        return bool(traits[variant].gradients_use_atomics)
+        return bool(traits[variant].atomic_modes)
 
 
 def name_of(number: int) -> str:

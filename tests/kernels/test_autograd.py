@@ -81,7 +81,7 @@ def test_a_loss_of_o_or_of_lse_alone(variant: str) -> None:
             assert_same(variant, f"d{name}", grad, want[f"d{name}"])
 
 
-@pytest.mark.parametrize("variant", variants_where(lambda name: MANIFEST[name]["deterministic"]))
+@pytest.mark.parametrize("variant", variants_where(lambda name: "dense" in MANIFEST[name]["deterministic"]))
 def test_same_inputs_same_bits(variant: str) -> None:
     inputs = draw(variant, Shape(q_len=70, group=3) if INTERPRET else LARGE, DTYPES[0])
     # Without it Hopper's backward adds up dq in any order.

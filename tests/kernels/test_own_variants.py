@@ -60,6 +60,10 @@ variants:
   t5:
     score: "score + bias[h, bucket(max(q_idx - kv_idx, 0))]"
     tensors: {bias: {dims: [h, 32]}}
+  t5_trained:
+    mask: q_idx - kv_idx < 50
+    score: "score + bias[h, bucket(max(q_idx - kv_idx, 0))] - far[b, kv_idx - q_idx + 70]"
+    tensors: {bias: {dims: [h, 32], grad: true}, far: {dims: [b, 90], grad: true}}
   mapped:
     mask: seen[b, kv_idx] | (kv_idx < 3)
     score: score + bias[h, dist[b, q_idx, kv_idx]] * where(seen[b, q_idx], 1, 0.5)
@@ -236,6 +240,7 @@ NAMES = (
     "temper",
     "poison",
     "t5",
+    "t5_trained",
     "mapped",
     "both_heads",
     "grid",
@@ -304,7 +309,8 @@ JAX_NAMES = [
     name
     for name in NAMES
     if not INTERPRET
-    or name in {"grid", "numbers", "by_scalar", "shared_heads", "rows", "keys", "pairs", "buckets", "padded"}
+    or name
+    in {"grid", "numbers", "by_scalar", "shared_heads", "rows", "keys", "pairs", "buckets", "padded", "t5_trained"}
 ]
 
 
@@ -331,7 +337,7 @@ def test_own_variant_in_jax(package: str, name: str, q_offset: int) -> None:
 
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(16, 64), (32, 32), (64, 16)])
-@pytest.mark.parametrize("name", ["relative", "clamped"])
+@pytest.mark.parametrize("name", ["relative", "clamped", "t5_trained"])
 def test_diagonals_of_every_tile(package: str, name: str, block_m: int, block_n: int) -> None:
     check(package, name, block_m, block_n, 3)
 

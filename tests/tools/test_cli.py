@@ -57,7 +57,7 @@ window
 t5
   score    score + t[q_idx - kv_idx]
   tensors  t[n] float32 (grad)
-  extras   atomic
+  extras   atomic in packed and segmented calls
 
 gpt_oss
   mask     causal and window(128)

@@ -67,7 +67,7 @@ def backward_tiles(
     tile, traits = HOPPER_FAMILY.backward_tiles[_widest(head_dims)], TRAITS[op]
     if not traits.score_is_scaled_product and not (traits.score_is_capped and mode == "dense"):
         tile = tile._replace(block_m=min(tile.block_m, HOPPER_FAMILY.scored_rows))
-    return dict.fromkeys(("dkdv", "dq") if traits.backward_can_fuse else ("dkdv",), tile)
+    return dict.fromkeys(("dkdv", "dq") if mode in traits.fused_modes else ("dkdv",), tile)
 
 
 def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
@@ -138,7 +138,7 @@ def as_a_rule(pass_name: str, op: str, mode: str, head_dims: tuple[int, int], le
         return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
     if not backward_is_faster(op, mode, head_dims, length):
         return PORTABLE
-    return HOPPER if TRAITS[op].backward_can_fuse and fusing_is_faster(head_dims, length) else HOPPER_DKDV
+    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(head_dims, length) else HOPPER_DKDV
 
 
 def fastest(times: Mapping[str, float], ruled: str) -> str:

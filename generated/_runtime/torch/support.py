@@ -307,11 +307,12 @@ def gpu_of(x: Tensor) -> str:
     return "" if x.device.type == "cpu" else _device_gpu(_index_of(x))
 
 
-def call_options(op: str, config: Any, family: Any, deterministic: Any) -> CallOptions:
-    """What a call asks of its kernels. Gradients are added in a fixed order by default if torch is deterministic."""
+def call_options(op: str, config: Any, family: Any, deterministic: Any, mode: str = "dense") -> CallOptions:
+    """What a call of this mode asks of its kernels. Gradients are added in a fixed order by default if torch is
+    deterministic."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
-        deterministic = not TRAITS[op].gradients_use_atomics
-    return checked_options(op, config, family, deterministic)
+        deterministic = mode not in TRAITS[op].atomic_modes
+    return checked_options(op, config, family, deterministic, mode)
 
 
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
@@ -389,11 +390,17 @@ def _index(index: Tensor | int, device: torch.device) -> Tensor:
     return index if isinstance(index, Tensor) else torch.full((), index, dtype=torch.int64, device=device)
 
 
+_COPIES = 16
+"""Copies of a tensor that sums are added to: torch adds those of one element one after the other."""
+
+
 def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int]) -> Tensor:
     """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
     index = torch.broadcast_tensors(*(_index(i, sums.device).long() for i in places))
     # What no index tells apart goes to one element: summed here, it need not be sorted.
-    return sums.new_zeros(shape).index_put_(index, sums.sum_to_size(index[0].shape), accumulate=True)
+    copy = torch.arange(index[0].shape[-1], device=sums.device) % _COPIES
+    copies = sums.new_zeros((_COPIES, *shape))
+    return copies.index_put_((copy, *index), sums.sum_to_size(index[0].shape), accumulate=True).sum(0)
 
 
 def sequence_of_rows(cu_seqlens: Tensor, total: int) -> Tensor:

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/variant_init.py.jinja
-# hash: f4f5abbeaff77cb6
+# hash: 4a8ce811bd959293
 """`relative_bias`, with segment ids: A learned bias per head and distance; those beyond the table have its last
 (Raffel et al., 2020, arXiv:1910.10683).
 
@@ -14,19 +14,11 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable", "relative_bias"]
+__all__ = ["block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from ... import relative_bias
     from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__,
-        "...relative_bias",
-        ".block_ranges",
-        ".hopper_bwd",
-        ".hopper_fwd",
-        ".hopper_fwd_fp8",
-        ".launch",
-        ".portable",
+        __name__, ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
     )

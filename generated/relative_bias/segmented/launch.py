@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: b6df908430816f18
+# hash: 92b39862c707451f
 """The launches of `relative_bias`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -296,7 +296,7 @@ def backward(
         dq_sums = q.new_empty((0,), dtype=backend.FP32)
         if dq.numel() > 0:
             backend.launch(
-                kernels.relative_bias.portable.relative_bias_hopper_delta,
+                kernels.portable.relative_bias_segmented_hopper_delta,
                 (num_blocks * num_heads * batch,),
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads),

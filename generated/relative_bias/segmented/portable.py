@@ -3,30 +3,31 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 591474949288b28e
-"""Triton kernels of `relative_bias`, with segment ids: forward and gradients.
+# hash: 13f3fa20542c43a2
+"""Triton kernels of `relative_bias`, with segment ids: forward and gradients, and what runs before and after
+Hopper's backward.
 
-keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
-                padding_id
-score           score + bias[h, q_idx - kv_idx]
-q               [B, Hq, Sq, D]
-k               [B, Hkv, Skv, D]
-v               [B, Hkv, Skv, Dv]
-bias            [h, distances]  float32
-q_segment_ids   [b, q_row]  int32
-kv_segment_ids  [b, k_row]  int32
-q_positions     [B, Sq]  int32, or None: by row
-kv_positions    [B, Skv]  int32, or None: by row
-ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
-o               [B, Hq, Sq, Dv]
-lse             [B, Hq, Sq]  fp32, log of the softmax denominator
-dlse            [B, Hq, Sq]  fp32, gradient of lse
-do              [B, Hq, Sq, Dv]
-delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
-dq              [B, Hq, Sq, D]
-dbias_atomic    [h, distances]  fp32, added to with atomics
-dk              [B, Hkv, Skv, D]
-dv              [B, Hkv, Skv, Dv]
+    keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
+                    padding_id
+    score           score + bias[h, q_idx - kv_idx]
+    q               [B, Hq, Sq, D]
+    k               [B, Hkv, Skv, D]
+    v               [B, Hkv, Skv, Dv]
+    bias            [h, distances]  float32
+    q_segment_ids   [b, q_row]  int32
+    kv_segment_ids  [b, k_row]  int32
+    q_positions     [B, Sq]  int32, or None: by row
+    kv_positions    [B, Skv]  int32, or None: by row
+    ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
+    o               [B, Hq, Sq, Dv]
+    lse             [B, Hq, Sq]  fp32, log of the softmax denominator
+    dlse            [B, Hq, Sq]  fp32, gradient of lse
+    do              [B, Hq, Sq, Dv]
+    delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
+    dq              [B, Hq, Sq, D]
+    dbias_atomic    [h, distances]  fp32, added to with atomics
+    dk              [B, Hkv, Skv, D]
+    dv              [B, Hkv, Skv, Dv]
 """
 
 import triton
@@ -47,6 +48,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_rows import row_delta
 
 
 @triton.jit(
@@ -661,3 +663,57 @@ def relative_bias_segmented_bwd_dkdv(
     dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
     store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
+
+
+@triton.jit(do_not_specialize=["q_len", "num_heads"])
+def relative_bias_segmented_hopper_delta(
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    delta_ptr,
+    row_lse_ptr,
+    row_delta_ptr,
+    stride_ob,
+    stride_oh,
+    stride_os: tl.constexpr,
+    stride_dob,
+    stride_doh,
+    stride_dos: tl.constexpr,
+    q_len,
+    num_heads,
+    HAS_DLSE: tl.constexpr,
+    WITH_DQ: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
+
+    Without WITH_DQ the kernel of dq ran before, and left delta.
+
+        row_lse    [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
+        row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
+    """
+    num_blocks = tl.cdiv(q_len, BLOCK_M)
+    head, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    b = (head // num_heads).to(tl.int64)
+    h = (head % num_heads).to(tl.int64)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = rows < q_len
+    row_offs = (b * num_heads + h) * q_len + rows
+    lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
+    if WITH_DQ:
+        UNIT: tl.constexpr = 128 // o_ptr.dtype.element_ty.primitive_bitwidth
+        o_base = o_ptr + (b * stride_ob + h * stride_oh) * UNIT
+        do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
+        delta = row_delta(
+            o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
+        )
+    else:
+        delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
+    padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    tl.store(row_lse_ptr + padded_offs, lse)
+    tl.store(row_delta_ptr + padded_offs, -delta)

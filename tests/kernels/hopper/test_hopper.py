@@ -90,7 +90,7 @@ def test_a_fixed_order(variant: str, dim: int) -> None:
     """Behind a dq of its own every gradient has the same bits each time."""
     inputs = draw(variant, Shape(q_len=1100, kv_len=1000, batch=2, kv_heads=2, dim=dim), torch.bfloat16)
     # What has an atomic gradient besides takes no order, and has a portable dq in any case.
-    order = {} if TRAITS[variant].gradients_use_atomics else {"deterministic": True}
+    order = {} if "dense" in TRAITS[variant].atomic_modes else {"deterministic": True}
     got = evaluate(variant, inputs, family="hopper", **order)
     check_results(variant, inputs, got)
     again = evaluate(variant, inputs, family="hopper", **order)
@@ -102,7 +102,7 @@ def test_a_fixed_order(variant: str, dim: int) -> None:
 @with_family
 def test_in_jax(variant: str, dim: int) -> None:
     inputs = draw(variant, Shape(q_len=700, batch=2, kv_heads=2, group=3, dim=dim), torch.bfloat16)
-    for deterministic in (False,) if TRAITS[variant].gradients_use_atomics else (False, True):
+    for deterministic in (False,) if "dense" in TRAITS[variant].atomic_modes else (False, True):
         got = evaluate(variant, inputs, framework="jax", family="hopper", deterministic=deterministic)
         check_results(variant, inputs, got)
         in_torch = evaluate(variant, inputs, family="hopper", deterministic=deterministic)

@@ -32,7 +32,7 @@ from tests.kernels.hopper.test_hopper_emulated import (
 from tests.support.cases import Shape
 from tests.support.library_formulas import FORMULAS
 
-FUSED = {variant for variant, traits in kernels.TRAITS.items() if traits.backward_can_fuse}
+FUSED = {variant for variant, traits in kernels.TRAITS.items() if "dense" in traits.fused_modes}
 WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
 """With a tile of its own dq has a kernel of its own."""

@@ -113,10 +113,10 @@ def check(variant: str, call: Call, **options: Any) -> None:
 
 
 CASES = [
-    *((variant, name) for variant in VARIANTS if not TRAITS[variant].gradients_use_atomics for name in FOR_EACH),
+    *((variant, name) for variant in VARIANTS if "segmented" not in TRAITS[variant].atomic_modes for name in FOR_EACH),
     *((variant, name) for variant in FEW for name in FOR_FEW if variant not in BY_ROW or name not in ANY_ORDER),
     # Their portable dq takes the interpreter long.
-    *((variant, "padded columns") for variant in VARIANTS if TRAITS[variant].gradients_use_atomics),
+    *((variant, "padded columns") for variant in VARIANTS if "segmented" in TRAITS[variant].atomic_modes),
 ]
 
 
@@ -127,7 +127,7 @@ def test_calls(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None
     assert [kernel.launches for kernel in kernels] == [1, 1]
 
 
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if TRAITS[variant].gradients_use_atomics])
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "segmented" in TRAITS[variant].atomic_modes])
 def test_forward(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_forward(monkeypatch, variant, Timing.LATE_PRODUCTS, mode="segmented")
     for name in ("documents", "restarting positions", "one segment of whole blocks"):

@@ -179,7 +179,8 @@ def test_contenders(folder: Path) -> None:
         "hopper": {"family": "hopper", "config": None},
     }
     # What has sums for a dq of its own has no kernel for all.
-    assert list(options("bwd", "relative_bias")) == ["portable", "hopper_dkdv"]
+    assert list(options("bwd", "band_bias")) == ["portable", "hopper_dkdv"]
+    assert list(options("bwd", "relative_bias")) == ["portable", "hopper_dkdv", "hopper"]
 
 
 def test_options_of_contenders_run_what_they_are_called(folder: Path) -> None:

@@ -177,7 +177,9 @@ def test_a_fixed_order_takes_a_portable_dq() -> None:
     assert families(deterministic=True, family="hopper") == ["hopper", "portable"]
     assert families(deterministic=False) == ["hopper", "hopper"]
     assert families("forgetting") == ["hopper", "hopper"]
-    assert families("forgetting", deterministic=True) == families("relative_bias") == ["hopper", "portable"]
+    assert families("forgetting", deterministic=True) == ["hopper", "portable"]
+    assert families("relative_bias") == ["hopper", "hopper"]
+    assert families("relative_bias", deterministic=True) == ["hopper", "portable"]
 
 
 OWN = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
@@ -191,8 +193,11 @@ def test_a_tile_of_a_call_is_a_portable_one() -> None:
 
 
 def test_atomics_refuse_a_fixed_order() -> None:
-    with pytest.raises(ArgumentError, match=r"deterministic: expected None or False, .* with atomics, in any order"):
-        checked_options("relative_bias", None, None, True)
+    assert checked_options("relative_bias", None, None, True).fixed_order
+    for mode in ("packed", "segmented"):
+        wanted = f"expected None or False, as {mode} calls add one of its gradients with atomics, in any order"
+        with pytest.raises(ArgumentError, match=f"deterministic: {wanted}"):
+            checked_options("relative_bias", None, None, True, mode)
 
 
 def test_deterministic_is_a_bool() -> None:
@@ -206,7 +211,8 @@ def test_torch_decides_about_the_order_where_a_call_does_not() -> None:
     try:
         assert call_options("causal", None, None, None) == checked_options("causal", None, None, True)
         assert call_options("causal", None, None, False) == NO_OPTIONS
-        assert call_options("relative_bias", None, None, None) == NO_OPTIONS
+        assert call_options("relative_bias", None, None, None).fixed_order
+        assert call_options("relative_bias", None, None, None, "packed") == NO_OPTIONS
     finally:
         torch.use_deterministic_algorithms(False)
 

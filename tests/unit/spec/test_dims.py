@@ -41,7 +41,7 @@ def test_dims_are_written_in_one_way(variant: Variant) -> None:
 
 
 def test_sizes_are_checked_against_what_they_are_computed_from(variant: Variant) -> None:
-    shapes = {a.name: (a.shape.text, a.packed_shape.text) for a in own_arguments(variant, ()) if a.is_tensor}
+    shapes = {a.name: (a.shape.text, a.packed_shape.text) for a in own_arguments(variant, {}) if a.is_tensor}
     bias = 'computed("2 * r + 1", lambda r: 2 * r + 1, size_of(tail, 0))'
     assert shapes["bias"] == (f"(q.shape[1], {bias})", f"(q.shape[1], {bias})")
     lengths = 'computed("(q_len + size - 1) // size", lambda q_len, size: (q_len + size - 1) // size, q.shape[2], size)'

@@ -1,0 +1,93 @@
+"""What depends on positions only through their distance, `q_idx - kv_idx`: gradients of it are sums over the diagonals
+of the score matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.analysis.affine import forms, linear, terms
+from codegen.ir import expr
+from codegen.ir.derive import derivative
+from codegen.ir.expr import Const, Expr, Load, Op, Type, const, float_var, int_var
+from codegen.spec.model import Variant
+
+LAG = int_var("lag")
+"""q_idx - kv_idx: one number per diagonal."""
+
+POSITIONS = frozenset(("q_idx", "kv_idx"))
+ROWS = frozenset(("q_row", "cols"))
+"""Their names in a segmented call, where a tensor is indexed by row."""
+
+
+def in_lags(e: Expr) -> Expr | None:
+    """The expression in terms of `LAG`; None if it depends on positions other than through their difference."""
+    rewritten = expr.rebuild(e, _lag_form)
+    return None if expr.names(rewritten) & (POSITIONS | ROWS) else rewritten
+
+
+def by_lag(load: Load) -> Load | None:
+    """The same of a read."""
+    rewritten = in_lags(load)
+    assert rewritten is None or isinstance(rewritten, Load)
+    return rewritten
+
+
+def _lag_form(e: Expr) -> Expr | None:
+    """`2 * q_idx - 2 * kv_idx + rest` as `2 * lag + rest`; a comparison of two integers by their difference."""
+    if isinstance(e, Op) and e.op in expr.COMPARISONS and e.args[0].type is Type.INT:
+        difference = _lag_form(expr.sub(*e.args))
+        return None if difference is None else expr.compare(e.op, difference, const(0))
+    if e.type is not Type.INT or not expr.names(e) >= POSITIONS:
+        return None
+    form = linear(e)
+    if form is None or form.q != -form.kv:
+        return None
+    return expr.add(expr.mul(const(form.q), LAG), form.rest)
+
+
+def added_by_distance(variant: Variant) -> Expr | None:
+    """What the score adds to the scaled product, where that and the mask depend on positions through their distance
+    alone; None for every other variant.
+
+    Then all blocks along a block diagonal add the same tile and keep the same pairs.
+    """
+    if variant.score is None or variant.decay or variant.dropout:
+        return None
+    if not expr.is_const(derivative(variant.score, float_var(expr.SCORE)), 1):
+        return None
+    added = expr.substitute(variant.score, {expr.SCORE: const(0.0)})
+    masked = variant.mask if variant.mask is not None else expr.TRUE
+    return added if in_lags(added) is not None and in_lags(masked) is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lags:
+    """The distances from `least` to `most`; None where there is no limit that is known before the call."""
+
+    least: int | None = None
+    most: int | None = None
+
+
+def kept_lags(mask: Expr | None) -> Lags:
+    """Distances outside of which a mask keeps no pair.
+
+    >>> from codegen.ir.language import Scope
+    >>> from codegen.ir.parse import parse
+    >>> kept_lags(parse("q_idx >= kv_idx and q_idx - kv_idx < 128", Scope(), Type.BOOL))
+    Lags(least=0, most=127)
+    """
+    conjunctions = terms(mask) if mask is not None else None
+    if conjunctions is None or len(conjunctions) != 1:
+        return Lags()
+    least, most = [], []
+    for form in (form for atom in conjunctions[0] for form in forms(atom)):
+        steps = (form.q, form.kv)
+        if any(step.period != 1 or not expr.is_const(step.shift, 0) for step in steps) or not isinstance(
+            form.rest, Const
+        ):
+            continue
+        if (form.q.factor, form.kv.factor) == (1, -1):
+            least.append(-int(form.rest.value))
+        if (form.q.factor, form.kv.factor) == (-1, 1):
+            most.append(int(form.rest.value))
+    return Lags(least=max(least, default=None), most=min(most, default=None))
