@@ -11,6 +11,7 @@ _FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
     "clamp_index": ("clamp_index",),
     "load_pairs": ("load_pairs",),
     "diagonals": ("add_diagonals", "diagonal_sums"),
+    "keep_range": ("keep_range",),
 }
 """What a kernel's plan lists in `helpers` -> the functions to import for it."""
 

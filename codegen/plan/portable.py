@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from codegen.analysis.gradients import GradientKind
+from codegen.analysis.mask_ranges import RangedMask, split_ranges
 from codegen.analysis.schedule import BlockAnalysis
+from codegen.ir.expr import Expr
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder
@@ -11,25 +15,44 @@ from codegen.plan.logits import logits
 from codegen.plan.signature import Signatures
 from codegen.spec.model import Variant
 
+_PTX = "PTX"
+
+
+class _PortableBuilder(KernelBuilder):
+    """A builder for kernels that decide a range of distances with one comparison."""
+
+    def ranges(self, keep: Expr | None) -> RangedMask:
+        found = split_ranges(keep, self.variant.scalars)
+        if found.ranges:
+            self.lowering.helpers.add("keep_range")
+        return found
+
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse."""
-    builder = KernelBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
-    return query_kernel(builder, analysis, sign, name="fwd", args=sign.fwd(), constants=sign.constants())
+    builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
+    return _with_ptx(query_kernel(builder, analysis, sign, name="fwd", args=sign.fwd(), constants=sign.constants()))
 
 
 def query_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of dq and delta, which gathers all gradients but sums of columns."""
-    builder = KernelBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
+    builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
     terms = [t for t in builder.logits.terms if t.kind is not GradientKind.COLUMN]
     args, constants = sign.dq(), sign.dq_constants()
-    return query_kernel(
-        builder, analysis, sign, name="bwd_dq", args=args, constants=constants, terms=terms, backward=True
+    return _with_ptx(
+        query_kernel(builder, analysis, sign, name="bwd_dq", args=args, constants=constants, terms=terms, backward=True)
     )
 
 
 def key_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of dk and dv, which gathers sums of columns."""
-    builder = KernelBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=1, walks_heads=True)
+    builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=1, walks_heads=True)
     terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
-    return key_kernel(builder, analysis, sign, name="bwd_dkdv", terms=terms, reads_keys=bool(terms))
+    return _with_ptx(key_kernel(builder, analysis, sign, name="bwd_dkdv", terms=terms, reads_keys=bool(terms)))
+
+
+def _with_ptx(plan: KernelPlan) -> KernelPlan:
+    """The plan with the constant that `keep_range` wants."""
+    if "keep_range" not in plan.helpers or _PTX in plan.constants:
+        return plan
+    return replace(plan, constants=[_PTX, *plan.constants])

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 0e645e816e850837
+# hash: 16a99bd06931b1e5
 """Triton kernels of `band_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -33,6 +33,7 @@ from .._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -154,10 +155,10 @@ def band_bias_fwd(
             PTX,
         )
         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+        logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        logit = tl.where(keep, logit, float("-inf"))
+            logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(logit, 1))
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -506,10 +507,10 @@ def band_bias_bwd_dkdv(
                 PTX,
             )
             p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
-            keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
             if RAGGED:
-                keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+                p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

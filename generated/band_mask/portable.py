@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: 11032de233db231e
+# hash: aae2a5cf0185a0c2
 """Triton kernels of `band_mask`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep      q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -31,6 +31,7 @@ from .._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -144,7 +145,8 @@ def band_mask_fwd(
             + clamp_index(kv_idx[None, :], own_keep_size_3).to(tl.int64) * stride_own_keep_3,
             PTX,
         )
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) & own_keep_qk
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        keep = own_keep_qk
         if RAGGED:
             keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -294,7 +296,8 @@ def band_mask_bwd_dq(
             PTX,
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) & own_keep_qk
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
+        keep = own_keep_qk
         if RAGGED:
             keep = keep & (kv_idx < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -429,9 +432,8 @@ def band_mask_bwd_dkdv(
                 PTX,
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after) & own_keep_qk
-            )
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            keep = own_keep_qk
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 110ecb04605bb5b5
+# hash: a6d5ccb9b107d095
 """Triton kernels of `band_sink`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -30,6 +30,7 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -67,6 +68,7 @@ def band_sink_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -125,10 +127,10 @@ def band_sink_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+            qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -199,6 +201,7 @@ def band_sink_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -274,10 +277,10 @@ def band_sink_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+            p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -331,6 +334,7 @@ def band_sink_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -398,10 +402,10 @@ def band_sink_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
             if RAGGED:
-                keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+                p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: ecdf9cabc44f8c66
+# hash: 62713c255c642d3d
 """Triton kernels of `band_softcap`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -29,6 +29,7 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -67,6 +68,7 @@ def band_softcap_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,
@@ -125,10 +127,10 @@ def band_softcap_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
+        logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        logit = tl.where(keep, logit, float("-inf"))
+            logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(logit, 1))
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: fddd8d9022452c15
+# hash: 8d1bb28c192c93a4
 """Triton kernels of `gemma2_local`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -28,6 +28,7 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -63,6 +64,7 @@ def gemma2_local_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -117,10 +119,10 @@ def gemma2_local_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 4096)
+        logit = keep_range(logit, q_idx[:, None] - kv_idx[None, :], 4096, float("-inf"), PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        logit = tl.where(keep, logit, float("-inf"))
+            logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(logit, 1))
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: 408dca3746f8de41
+# hash: bf92a4cc0f3a4d35
 """Triton kernels of `gpt_oss`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -29,6 +29,7 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -64,6 +65,7 @@ def gpt_oss_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -119,10 +121,10 @@ def gpt_oss_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], 128, float("-inf"), PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+            qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -191,6 +193,7 @@ def gpt_oss_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -263,10 +266,10 @@ def gpt_oss_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], 128, 0.0, PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+            p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -318,6 +321,7 @@ def gpt_oss_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -382,10 +386,10 @@ def gpt_oss_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 128)
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], 128, 0.0, PTX)
             if RAGGED:
-                keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+                p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

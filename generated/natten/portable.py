@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: 238ca983e9eb51ec
+# hash: 73586a0732578f51
 """Triton kernels of `natten`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -32,6 +32,7 @@ from .._runtime.device.tl import (
     dot_rows,
     floor_div,
     floor_mod,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -69,6 +70,7 @@ def natten_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -115,16 +117,23 @@ def natten_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (
-            tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-            <= 6
-        ) & (
-            tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-            <= 6
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
+        )
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
         )
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+            qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -195,6 +204,7 @@ def natten_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -254,16 +264,23 @@ def natten_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-            <= 6
-        ) & (
-            tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-            <= 6
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
+        )
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
         )
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+            p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -319,6 +336,7 @@ def natten_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     RAGGED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -376,16 +394,23 @@ def natten_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[None, :] - floor_mod(kv_idx, 128)[:, None])
-                <= 6
-            ) & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[None, :] - floor_div(kv_idx, 128)[:, None])
-                <= 6
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[None, :] - floor_mod(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
+            )
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[None, :] - floor_div(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
             )
             if RAGGED:
-                keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+                p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

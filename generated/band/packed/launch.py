@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: ff043a07825b7af1
+# hash: a13296a2ebe4075b
 """The launches of `band`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -110,6 +110,7 @@ def forward(
             kernels.portable.band_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -165,6 +166,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -214,6 +216,7 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: b3b73485c8c5b9c7
+# hash: 9c67fe5bde8d8d35
 """Triton kernels of `band`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -35,6 +35,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -99,6 +100,7 @@ def band_segmented_fwd(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -170,12 +172,8 @@ def band_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
-        keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -276,6 +274,7 @@ def band_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -360,12 +359,8 @@ def band_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -451,6 +446,7 @@ def band_segmented_bwd_dkdv(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -531,12 +527,8 @@ def band_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before)
-                & (kv_idx[:, None] - q_idx[None, :] <= after)
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
-            )
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)

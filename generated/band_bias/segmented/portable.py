@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: b0fd8f57c5c1690c
+# hash: 4f8647076f42c135
 """Triton kernels of `band_bias`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -39,6 +39,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -194,12 +195,8 @@ def band_bias_segmented_fwd(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-        keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
@@ -624,12 +621,8 @@ def band_bias_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
-            keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before)
-                & (kv_idx[:, None] - q_idx[None, :] <= after)
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
-            )
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)

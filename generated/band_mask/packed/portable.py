@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: a7b5dc3eb5b8128f
+# hash: f79da57a3332ce4e
 """Triton kernels of `band_mask`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -34,6 +34,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -135,7 +136,8 @@ def band_mask_packed_fwd(
             + clamp_index(kv_idx[None, :], kv_len).to(tl.int64) * stride_own_keep_2,
             PTX,
         )
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) & own_keep_qk
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        keep = own_keep_qk
         keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
@@ -270,7 +272,8 @@ def band_mask_packed_bwd_dq(
             PTX,
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) & own_keep_qk
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
+        keep = own_keep_qk
         keep = keep & (kv_idx < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
         dp = dot_rows(do_tile, v_tile)
@@ -390,9 +393,8 @@ def band_mask_packed_bwd_dkdv(
                 PTX,
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after) & own_keep_qk
-            )
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            keep = own_keep_qk
             keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
             dv = add_dot(dv, p, do_tile)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: ba19bc83205c1603
+# hash: 8a5fca870e76ef1f
 """Triton kernels of `band_mask`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_row, cols] and
@@ -37,6 +37,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -194,10 +195,9 @@ def band_mask_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & own_keep_qk
+            own_keep_qk
             & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
             & (kv_segment_ids_kv != padding_id)[None, :]
         )
@@ -406,10 +406,9 @@ def band_mask_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
         keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & own_keep_qk
+            own_keep_qk
             & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
             & (kv_segment_ids_kv != padding_id)[None, :]
         )
@@ -599,10 +598,9 @@ def band_mask_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
             keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before)
-                & (kv_idx[:, None] - q_idx[None, :] <= after)
-                & own_keep_qk
+                own_keep_qk
                 & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
                 & (kv_segment_ids_kv != padding_id)[:, None]
             )

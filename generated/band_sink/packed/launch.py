@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: f40a812c9e37db2e
+# hash: fce209a29f2f222b
 """The launches of `band_sink`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -111,6 +111,7 @@ def forward(
             kernels.portable.band_sink_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -171,6 +172,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -220,6 +222,7 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 3a60a8224183740f
+# hash: 3569802543dd47a2
 """Triton kernels of `band_sink`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -33,6 +33,7 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -66,6 +67,7 @@ def band_sink_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -130,9 +132,9 @@ def band_sink_packed_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -197,6 +199,7 @@ def band_sink_packed_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -278,9 +281,9 @@ def band_sink_packed_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
+        p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -328,6 +331,7 @@ def band_sink_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -401,9 +405,9 @@ def band_sink_packed_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 2b65a08a9899bb9f
+# hash: 7b024c7ea1449c63
 """Triton kernels of `band_sink`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -37,6 +37,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -102,6 +103,7 @@ def band_sink_segmented_fwd(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -175,12 +177,8 @@ def band_sink_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
-        keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -283,6 +281,7 @@ def band_sink_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -373,12 +372,8 @@ def band_sink_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -464,6 +459,7 @@ def band_sink_segmented_bwd_dkdv(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -544,12 +540,8 @@ def band_sink_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before)
-                & (kv_idx[:, None] - q_idx[None, :] <= after)
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
-            )
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)

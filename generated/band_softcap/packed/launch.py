@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 940c235bcf3d4deb
+# hash: 1624d5dfd96f18b6
 """The launches of `band_softcap`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -115,6 +115,7 @@ def forward(
             kernels.portable.band_softcap_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: 501014b1c21ae0cb
+# hash: 82e210de60670940
 """Triton kernels of `gpt_oss`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -32,6 +32,7 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -63,6 +64,7 @@ def gpt_oss_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -124,9 +126,9 @@ def gpt_oss_packed_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], 128, float("-inf"), PTX)
+        qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -189,6 +191,7 @@ def gpt_oss_packed_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -267,9 +270,9 @@ def gpt_oss_packed_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], 128, 0.0, PTX)
+        p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -315,6 +318,7 @@ def gpt_oss_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -385,9 +389,9 @@ def gpt_oss_packed_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 128)
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], 128, 0.0, PTX)
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

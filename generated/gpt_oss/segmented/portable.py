@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: ed16e71aab8f5ec3
+# hash: 0359b3c1bfb8628f
 """Triton kernels of `gpt_oss`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < 128 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -36,6 +36,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -97,6 +98,7 @@ def gpt_oss_segmented_fwd(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -167,12 +169,8 @@ def gpt_oss_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
-        keep = (
-            (q_idx[:, None] >= kv_idx[None, :])
-            & (q_idx[:, None] - kv_idx[None, :] < 128)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], 128, float("-inf"), PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -271,6 +269,7 @@ def gpt_oss_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -358,12 +357,8 @@ def gpt_oss_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            (q_idx[:, None] >= kv_idx[None, :])
-            & (q_idx[:, None] - kv_idx[None, :] < 128)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], 128, 0.0, PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -445,6 +440,7 @@ def gpt_oss_segmented_bwd_dkdv(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -522,12 +518,8 @@ def gpt_oss_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] >= kv_idx[:, None])
-                & (q_idx[None, :] - kv_idx[:, None] < 128)
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
-            )
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], 128, 0.0, PTX)
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)

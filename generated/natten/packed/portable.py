@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: abc9bb48f82f4605
+# hash: 375ea4a2e954c31a
 """Triton kernels of `natten`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -35,6 +35,7 @@ from ..._runtime.device.tl import (
     dot_rows,
     floor_div,
     floor_mod,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -67,6 +68,7 @@ def natten_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -119,15 +121,22 @@ def natten_packed_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (
-            tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-            <= 6
-        ) & (
-            tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-            <= 6
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
         )
-        keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
+        )
+        qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -191,6 +200,7 @@ def natten_packed_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -256,15 +266,22 @@ def natten_packed_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-            <= 6
-        ) & (
-            tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-            <= 6
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
         )
-        keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
+        )
+        p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -313,6 +330,7 @@ def natten_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -376,15 +394,22 @@ def natten_packed_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[None, :] - floor_mod(kv_idx, 128)[:, None])
-                <= 6
-            ) & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[None, :] - floor_div(kv_idx, 128)[:, None])
-                <= 6
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[None, :] - floor_mod(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
             )
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[None, :] - floor_div(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
+            )
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

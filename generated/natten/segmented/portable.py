@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: 02edda91b2686106
+# hash: a6e5d6ed5526609e
 """Triton kernels of `natten`, with segment ids: forward and gradients.
 
 keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -38,6 +38,7 @@ from ..._runtime.device.tl import (
     dot_rows,
     floor_div,
     floor_mod,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -99,6 +100,7 @@ def natten_segmented_fwd(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -165,18 +167,21 @@ def natten_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
-        keep = (
-            (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
         )
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
+        )
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -275,6 +280,7 @@ def natten_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -354,18 +360,21 @@ def natten_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
         )
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
+        )
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -449,6 +458,7 @@ def natten_segmented_bwd_dkdv(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -524,22 +534,21 @@ def natten_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (
-                    tl.abs(
-                        tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[None, :] - floor_mod(kv_idx, 128)[:, None]
-                    )
-                    <= 6
-                )
-                & (
-                    tl.abs(
-                        tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[None, :] - floor_div(kv_idx, 128)[:, None]
-                    )
-                    <= 6
-                )
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[None, :] - floor_mod(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
             )
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[None, :] - floor_div(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
+            )
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 036e3e0f6986846e
+# hash: 2f9ef6f227272a1e
 """The launches of `window`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -108,6 +108,7 @@ def forward(
             kernels.portable.window_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -162,6 +163,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -211,6 +213,7 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, size, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

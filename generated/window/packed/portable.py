@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: b888c6c35a586bab
+# hash: 698bd09e990e4570
 """Triton kernels of `window`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -30,6 +30,7 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -61,6 +62,7 @@ def window_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -122,9 +124,9 @@ def window_packed_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], size, float("-inf"), PTX)
+        qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
+
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -186,6 +188,7 @@ def window_packed_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -260,9 +263,9 @@ def window_packed_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], size, 0.0, PTX)
+        p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
+
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -309,6 +312,7 @@ def window_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -381,9 +385,9 @@ def window_packed_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < size)
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], size, 0.0, PTX)
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
+
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)

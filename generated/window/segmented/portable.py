@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: cebc2b776ce8227b
+# hash: 29b3b636f042837b
 """Triton kernels of `window`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < size and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -34,6 +34,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -96,6 +97,7 @@ def window_segmented_fwd(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -166,12 +168,8 @@ def window_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
-        keep = (
-            (q_idx[:, None] >= kv_idx[None, :])
-            & (q_idx[:, None] - kv_idx[None, :] < size)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], size, float("-inf"), PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -270,6 +268,7 @@ def window_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -353,12 +352,8 @@ def window_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            (q_idx[:, None] >= kv_idx[None, :])
-            & (q_idx[:, None] - kv_idx[None, :] < size)
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
-        )
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], size, 0.0, PTX)
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -442,6 +437,7 @@ def window_segmented_bwd_dkdv(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -521,12 +517,8 @@ def window_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] >= kv_idx[:, None])
-                & (q_idx[None, :] - kv_idx[:, None] < size)
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
-            )
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], size, 0.0, PTX)
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
