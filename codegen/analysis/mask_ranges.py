@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from codegen.analysis import affine
 from codegen.ir import expr
-from codegen.ir.expr import Const, Expr, Level, Op, Type, const, level
+from codegen.ir.expr import Const, Expr, Level, Op, Type, const, int_var, level
 from codegen.spec.model import ScalarSpec
 
 _MOST_SCALARS = 2
 """A count of more scalars, of up to `affine.MOST_POSITION` each, may not fit 32 bits."""
 
 _ONE = const(1)
+_POSITIONS = {int_var("q_idx"), int_var("kv_idx")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,13 @@ class RangedMask:
 
     ranges: tuple[DistanceRange, ...] = ()
     rest: Expr = expr.TRUE
+
+    @property
+    def band(self) -> int | None:
+        """Keys of the narrowest band of a fixed width that holds all pairs, such as 128 of `causal and window(128)`."""
+        found = [part.count for part in self.ranges if _terms(part.distance, 1).keys() - {_ONE} == _POSITIONS]
+        widths = [int(count.value) for count in found if isinstance(count, Const)]
+        return min(widths, default=None)
 
 
 def split_ranges(mask: Expr | None, scalars: Mapping[str, ScalarSpec]) -> RangedMask:

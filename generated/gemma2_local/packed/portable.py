@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: c1e82c544d97db63
+# hash: ebe32c99bbaed113
 """Triton kernels of `gemma2_local`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -126,7 +126,6 @@ def gemma2_local_packed_fwd(
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
         logit = keep_range(logit, q_idx[:, None] - kv_idx[None, :], 4096, float("-inf"), PTX)
         logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
-
         max_new = tl.maximum(row_max, tl.max(logit, 1))
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -153,7 +152,8 @@ def gemma2_local_packed_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)

@@ -131,3 +131,26 @@ def test_kernels_that_gather_gradients_read_the_whole_mask() -> None:
                 assert kernel.partial is not None
                 assert bool(kernel.partial.ranges) is ranged
                 assert ("PTX" in kernel.constants) is ranged
+
+
+@pytest.mark.parametrize(
+    ("text", "band"),
+    [
+        ("kv_idx <= q_idx and q_idx - kv_idx < 128", 128),
+        ("abs(q_idx - kv_idx) <= 6 and q_idx - kv_idx < 40 and q_idx >= kv_idx", 13),
+        ("kv_idx <= q_idx and q_idx - kv_idx < size", None),
+        ("abs(q_idx // 8 - kv_idx // 8) <= 2", None),  # of blocks, not of positions
+        ("kv_idx <= q_idx", None),
+    ],
+)
+def test_band_is_the_narrowest_of_fixed_width(text: str, band: int | None) -> None:
+    assert split_ranges(read(text), SCALARS).band == band
+
+
+def test_a_narrow_band_is_visited_in_one_loop() -> None:
+    spec = load(DEFAULT_SPEC)
+    for name, one_loop in (("gpt_oss", True), ("window", False), ("gemma2_local", False), ("causal", False)):
+        kernels = plan(spec.variants[name])
+        for kernel in (kernels.fwd, kernels.dq, kernels.dkdv):
+            assert kernel.bounds is not None
+            assert kernel.bounds.has_full is not one_loop
