@@ -37,9 +37,18 @@ class RangedMask:
     @property
     def band(self) -> int | None:
         """Keys of the narrowest band of a fixed width that holds all pairs, such as 128 of `causal and window(128)`."""
-        found = [part.count for part in self.ranges if _terms(part.distance, 1).keys() - {_ONE} == _POSITIONS]
-        widths = [int(count.value) for count in found if isinstance(count, Const)]
+        widths = [int(count.value) for count in self._counts if isinstance(count, Const)]
         return min(widths, default=None)
+
+    @property
+    def band_scalars(self) -> Mapping[Expr, int] | None:
+        """The same of a band whose width the call gives: the sum of its scalars, as factors, and of the constant 1."""
+        return next((_terms(count, 1) for count in self._counts if not isinstance(count, Const)), None)
+
+    @property
+    def _counts(self) -> list[Expr]:
+        """Widths of bands: counts of distances between positions themselves."""
+        return [part.count for part in self.ranges if _reads(part.distance) == _POSITIONS]
 
 
 def split_ranges(mask: Expr | None, scalars: Mapping[str, ScalarSpec]) -> RangedMask:
@@ -110,6 +119,11 @@ def _terms(e: Expr, factor: int) -> Counter[Expr]:
     if isinstance(e, Op) and e.op == "mul" and isinstance(e.args[0], Const):
         return _terms(e.args[1], factor * int(e.args[0].value))
     return Counter({e: factor})
+
+
+def _reads(distance: Expr) -> set[Expr]:
+    """What a distance is a sum of that is not uniform."""
+    return {term for term in _terms(distance, 1) if level(term) is not Level.UNIFORM}
 
 
 def _range(bounds: Sequence[_Sum], scalars: Mapping[str, ScalarSpec]) -> DistanceRange | None:

@@ -116,7 +116,8 @@ class KernelPlan(InMode):
     `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row share, all rows of a key, and all
     pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
     with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
-    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others.
+    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `narrow`: of a
+    band whose width the call gives, whether it is so narrow that one loop visits all blocks with the mask.
     """
 
     name: str
@@ -139,6 +140,7 @@ class KernelPlan(InMode):
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False
     orders_work: bool = False
+    narrow: HostCode | None = None
     mode: Mode = Mode.DENSE
 
     @property

@@ -70,7 +70,8 @@ class OpSource(OpPlan):
         """Those that a portable kernel does not share: what the kernel `beside` it of Hopper's lacks, and its own."""
         shared_by_none = {} if beside is None else self.constants_beside(beside)
         needs_ptx = "PTX" in kernel.constants and not self.reads_pairs
-        return shared_by_none | ({"PTX": _PTX} if needs_ptx else {})
+        narrow = {} if kernel.narrow is None else {"NARROW": kernel.narrow.text}
+        return shared_by_none | ({"PTX": _PTX} if needs_ptx else {}) | narrow
 
     @staticmethod
     def groups(launched: Sequence[LaunchGroup]) -> list[str]:

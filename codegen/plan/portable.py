@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import GradientKind
 from codegen.analysis.mask_ranges import RangedMask, split_ranges
 from codegen.analysis.schedule import BlockAnalysis, Schedule, Union
-from codegen.ir.expr import Expr
+from codegen.ir.expr import Expr, Var
+from codegen.plan.host_code import HostCode, host, joined, listed
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder
@@ -15,11 +18,11 @@ from codegen.plan.logits import logits
 from codegen.plan.signature import Signatures
 from codegen.spec.model import Variant
 
-_PTX = "PTX"
+_PTX, _NARROW = "PTX", "NARROW"
 
 _ONE_LOOP_UP_TO = 256
-"""Keys of a band of fixed width up to which all blocks are visited with the mask, in one loop. A second loop, for the one
-to three blocks between the edges, takes longer to fill its pipeline than their masks take."""
+"""Keys of a band of fixed width up to which all blocks are visited with the mask, in one loop. A second loop, for the
+one to three blocks between the edges, takes longer to fill its pipeline than their masks take."""
 
 
 class _PortableBuilder(KernelBuilder):
@@ -36,7 +39,9 @@ def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Kern
     """The kernel of o and lse."""
     builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
     analysis = _in_one_loop(variant, analysis)
-    return _with_ptx(query_kernel(builder, analysis, sign, name="fwd", args=sign.fwd(), constants=sign.constants()))
+    return _finished(
+        query_kernel(builder, analysis, sign, name="fwd", args=sign.fwd(), constants=sign.constants()), variant
+    )
 
 
 def query_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
@@ -45,8 +50,11 @@ def query_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) 
     terms = [t for t in builder.logits.terms if t.kind is not GradientKind.COLUMN]
     args, constants = sign.dq(), sign.dq_constants()
     analysis = _in_one_loop(variant, analysis)
-    return _with_ptx(
-        query_kernel(builder, analysis, sign, name="bwd_dq", args=args, constants=constants, terms=terms, backward=True)
+    return _finished(
+        query_kernel(
+            builder, analysis, sign, name="bwd_dq", args=args, constants=constants, terms=terms, backward=True
+        ),
+        variant,
     )
 
 
@@ -55,7 +63,7 @@ def key_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) ->
     builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=1, walks_heads=True)
     terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
     analysis = _in_one_loop(variant, analysis)
-    return _with_ptx(key_kernel(builder, analysis, sign, name="bwd_dkdv", terms=terms, reads_keys=bool(terms)))
+    return _finished(key_kernel(builder, analysis, sign, name="bwd_dkdv", terms=terms, reads_keys=bool(terms)), variant)
 
 
 def _in_one_loop(variant: Variant, analysis: BlockAnalysis) -> BlockAnalysis:
@@ -75,8 +83,20 @@ def _without_full(union: Union) -> Union:
     return replace(union, main=main, other=other)
 
 
-def _with_ptx(plan: KernelPlan) -> KernelPlan:
-    """The plan with the constant that `keep_range` wants."""
-    if "keep_range" not in plan.helpers or _PTX in plan.constants:
+def _finished(plan: KernelPlan, variant: Variant) -> KernelPlan:
+    """The plan with the constants of a mask with ranges: what `keep_range` wants, and whether a band is narrow."""
+    if "keep_range" not in plan.helpers:
         return plan
-    return replace(plan, constants=[_PTX, *plan.constants])
+    scalars = split_ranges(variant.mask, variant.scalars).band_scalars
+    bounds = plan.bounds
+    if scalars is not None and bounds is not None and bounds.two_sided and plan.mode is not Mode.SEGMENTED:
+        plan = replace(plan, narrow=_is_narrow(scalars), constants=[_NARROW, *plan.constants])
+    return plan if _PTX in plan.constants else replace(plan, constants=[_PTX, *plan.constants])
+
+
+def _is_narrow(scalars: Mapping[Expr, int]) -> HostCode:
+    """Whether a band is narrow; no for one whose width is in memory."""
+    named = {term.name: factor for term, factor in scalars.items() if isinstance(term, Var)}
+    rest = sum(factor for term, factor in scalars.items() if not isinstance(term, Var))
+    width = joined(" + ", [name if factor == 1 else host(f"{factor} * {{}}", name) for name, factor in named.items()])
+    return host(f"not backend.is_loaded({{}}) and {{}} <= {_ONE_LOOP_UP_TO - rest}", listed(named), width)

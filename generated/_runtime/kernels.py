@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 051d4807b0f8472f
+# hash: 496b69886a18ae5b
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -432,18 +432,18 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "window": {
         "dense": {
-            "fwd": "e8a109d4e056fc67",
-            "dq": "7e2c8430b290b332",
-            "dkdv": "989817dcc495d519",
+            "fwd": "22eaa4e66225e992",
+            "dq": "9f1a4ebed170dc55",
+            "dkdv": "dc868208b55c3440",
             "hopper_fwd": "b115a3519729d95e",
             "hopper_bwd": "b1a424bf1dc6d25c",
             "hopper_bwd_wide": "0b3f52b9960c02ab",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "packed": {
-            "fwd": "41cbb7425b5a65ae",
-            "dq": "6d6db78789fe8448",
-            "dkdv": "7d1abbbb79556cf3",
+            "fwd": "9247c6959cc1f34d",
+            "dq": "1a8f1dd8cd31130d",
+            "dkdv": "ba5eb5e8dd67cb0d",
             "hopper_fwd": "5ea6365652eb1a6a",
             "hopper_bwd": "020f3eed5af4848d",
             "hopper_bwd_wide": "7c763364592387de",
@@ -908,18 +908,18 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band": {
         "dense": {
-            "fwd": "e41d61b1e83bb6aa",
-            "dq": "fe3ca4dbb14320c7",
-            "dkdv": "dd63f2fe1dc6de6c",
+            "fwd": "278daccf810dd72b",
+            "dq": "e81725bcf5f2f940",
+            "dkdv": "c6c138b69d3d802f",
             "hopper_fwd": "d4a46e3f62c8fee6",
             "hopper_bwd": "9a4f20a999696b04",
             "hopper_bwd_wide": "f60efe8e28dc725e",
             "hopper_delta": "059e2384eed51092",
         },
         "packed": {
-            "fwd": "cf129feffcf59e77",
-            "dq": "c38eb44bbe04de45",
-            "dkdv": "7f34ef03c02f38c6",
+            "fwd": "86c60f6403ce4980",
+            "dq": "78ebbcf8d28b2391",
+            "dkdv": "e32255668feedd39",
             "hopper_fwd": "7513cdebf195ddb2",
             "hopper_bwd": "77df50c458307648",
             "hopper_bwd_wide": "059043a91f9bfb4f",
@@ -942,7 +942,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band_softcap": {
         "dense": {
-            "fwd": "b973cf5745636ded",
+            "fwd": "9aedcd0c2210ac10",
             "dq": "e4ec1410d1c20bff",
             "dkdv": "85e4877f1c83c1d8",
             "hopper_fwd": "eff465e8f3acc0aa",
@@ -951,7 +951,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "packed": {
-            "fwd": "3721fcf205a76dfe",
+            "fwd": "3d3b8540f840d7f3",
             "dq": "575c5e37acec277e",
             "dkdv": "d56765334ef56bc8",
             "hopper_fwd": "f7ea67dd39bff383",
@@ -976,18 +976,18 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band_sink": {
         "dense": {
-            "fwd": "3f4bdabc11e197b6",
-            "dq": "4f26614644ef98e9",
-            "dkdv": "961f0d5796c4b125",
+            "fwd": "a7d2ffd74305898d",
+            "dq": "446afa79ad798245",
+            "dkdv": "4811e1268d9dd96c",
             "hopper_fwd": "06451695bf5abb5b",
             "hopper_bwd": "183d2db9694c1489",
             "hopper_bwd_wide": "63e5c1fef25eb5bd",
             "hopper_delta": "59150a6a4b6029d7",
         },
         "packed": {
-            "fwd": "7c476b1b3da8221d",
-            "dq": "d5f2a902889147c8",
-            "dkdv": "39a170c4f64b67ff",
+            "fwd": "cb4e5a237513b7c2",
+            "dq": "c497d6de4e355456",
+            "dkdv": "065a3818a62b90fb",
             "hopper_fwd": "db5b993da7b5b729",
             "hopper_bwd": "f7364f7176f88829",
             "hopper_bwd_wide": "dbe5f86d2fda57f1",
@@ -1010,18 +1010,18 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band_bias": {
         "dense": {
-            "fwd": "3b1770c502869371",
+            "fwd": "63279d734bf1a035",
             "dq": "fe1b482de125d9f5",
-            "dkdv": "c9e612d4a3a27111",
+            "dkdv": "b47580fdec983025",
             "hopper_fwd": "0d5c5da245c7f1ac",
             "hopper_bwd": "6813242e67c160d5",
             "hopper_bwd_wide": "274ffd86b136363a",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "packed": {
-            "fwd": "fba1dc4ebdf5b480",
+            "fwd": "6142bb8eddcf2c17",
             "dq": "39d934c54a3e1ba7",
-            "dkdv": "19516529277385eb",
+            "dkdv": "492cf4420931429e",
             "hopper_fwd": "4d1334dde2efc920",
             "hopper_bwd": "34217eb7f00b102e",
             "hopper_bwd_wide": "268217897087598a",

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: bd8a683f5d18fd1d
+# hash: fe2fb82bea0be0c4
 """The launches of `band_sink`, for every framework: which kernels run, and with what."""
 
 from .. import band_sink as kernels
@@ -86,6 +86,7 @@ def forward(
             (programs,),
             *arguments,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -135,6 +136,7 @@ def backward(
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -184,6 +186,7 @@ def backward(
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale),
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 3643558dc4f53df2
+# hash: 3a5190f707845960
 """The launches of `window`, for every framework: which kernels run, and with what."""
 
 from .. import window as kernels
@@ -83,6 +83,7 @@ def forward(
             (programs,),
             *arguments,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -126,6 +127,7 @@ def backward(
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -175,6 +177,7 @@ def backward(
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale),
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

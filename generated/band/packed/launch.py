@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: a13296a2ebe4075b
+# hash: 36e3b41b28bf4217
 """The launches of `band`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -111,6 +111,7 @@ def forward(
             (programs,),
             *arguments,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -167,6 +168,7 @@ def backward(
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -217,6 +219,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: fce209a29f2f222b
+# hash: f88b045a5bcb2270
 """The launches of `band_sink`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -112,6 +112,7 @@ def forward(
             (programs,),
             *arguments,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -173,6 +174,7 @@ def backward(
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -223,6 +225,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 1624d5dfd96f18b6
+# hash: 4f6f4712b26018a3
 """The launches of `band_softcap`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -116,6 +116,7 @@ def forward(
             (programs,),
             *arguments,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

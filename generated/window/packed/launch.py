@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 2f9ef6f227272a1e
+# hash: e9f4de53cdd6d0de
 """The launches of `window`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -109,6 +109,7 @@ def forward(
             (programs,),
             *arguments,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -164,6 +165,7 @@ def backward(
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -214,6 +216,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
             PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
