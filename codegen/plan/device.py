@@ -12,6 +12,7 @@ _FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
     "load_pairs": ("load_pairs",),
     "diagonals": ("add_diagonals", "diagonal_sums"),
     "distances": ("load_vector", "store_diagonals"),
+    "keep_range": ("keep_range",),
 }
 """What a kernel's plan lists in `helpers` -> the functions to import for it."""
 

@@ -48,11 +48,20 @@ class MaskRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskRange:
+    """Pairs at a distance of 0 or more and less than `count`: a tile, and a number of at least 0."""
+
+    distance: Code
+    count: Code
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """The part of a loop body that depends on the variant.
 
     `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part
-    that compares segments, and `keep` the rest. `dscore` is ds times the derivative of the score, None where that is 1.
+    that compares segments, or `ranges` are ranges of distances, and `keep` is the rest. `dscore` is ds times the
+    derivative of the score, None where that is 1.
     """
 
     statements: Sequence[Assign]
@@ -62,13 +71,15 @@ class Block:
     dscore: Code | None
     gradients: Sequence[BlockGradient]
     run: MaskRun | None = None
+    ranges: Sequence[MaskRange] = ()
 
     @property
     def parts(self) -> list[Part]:
         """All statements and code, to be asked which names they read."""
         run = [] if self.run is None else self.run.parts
+        ranges = (code for part in self.ranges for code in (part.distance, part.count))
         own = (part.value for part in self.gradients)
-        return [*self.statements, self.logit, self.keep, self.same, *run, self.dscore, *own]
+        return [*self.statements, self.logit, self.keep, self.same, *run, *ranges, self.dscore, *own]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +121,8 @@ class KernelPlan(InMode):
     `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
     they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
     `stores_delta`: a kernel that runs later reads delta.
+    `narrow`: of a band whose width the call gives, whether it is so narrow that one loop visits all blocks with the
+    mask.
     """
 
     name: str
@@ -136,6 +149,7 @@ class KernelPlan(InMode):
     fixed_reference: float | None = None
     dscore_is_bounded: bool = False
     stores_delta: bool = False
+    narrow: HostCode | None = None
     mode: Mode = Mode.DENSE
 
     @property

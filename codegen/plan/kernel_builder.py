@@ -8,6 +8,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.distances import by_lag
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.analysis.indexing import DECAY, PACKED_DECAY
+from codegen.analysis.mask_ranges import RangedMask
 from codegen.analysis.mask_runs import Limits
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, Type
@@ -26,7 +27,7 @@ from codegen.plan.code import (
     product,
     total,
 )
-from codegen.plan.kernel import Block, BlockGradient, MaskRun
+from codegen.plan.kernel import Block, BlockGradient, MaskRange, MaskRun
 from codegen.plan.logits import Logits
 from codegen.plan.lower import Lowering
 from codegen.plan.statements import Assign
@@ -55,11 +56,16 @@ class KernelBuilder:
     def block(self, *, partial: bool, terms: Sequence[GradientTerm], backward: bool) -> Block:
         dscore = self.logits.dscore if backward else None
         keep, same, limits = self.masks() if partial else (None, None, Limits())
+        # Gradients that are gathered pair by pair read the whole mask.
+        ranged = RangedMask(rest=keep or expr.TRUE) if terms or dscore is not None else self.ranges(keep)
+        keep = unless_true(ranged.rest)
         run = self._run(limits)
         locals_ = [t.local for t in terms]
-        roots = (self.logits.logit, dscore, keep, same, *locals_)
+        limited = [e for part in ranged.ranges for e in (part.distance, part.count)]
+        roots = (self.logits.logit, dscore, keep, same, *limited, *locals_)
         statements, codes = self.lowering.block(*roots, whole=not partial)
-        logit, dscore_code, keep_code, same_code, *local_codes = codes
+        logit, dscore_code, keep_code, same_code, *codes = codes
+        range_codes, local_codes = codes[: len(limited)], codes[len(limited) :]
         assert logit is not None
         offsets = [self._offsets(t) for t in terms]
         read = frozenset().union(*(expr.names(e) for e in roots if e is not None))
@@ -84,7 +90,16 @@ class KernelBuilder:
                 for t, code, (offset, pair_offset) in zip(terms, local_codes, offsets, strict=True)
             ],
             run=run,
+            ranges=[
+                MaskRange(distance=distance, count=count)
+                for distance, count in zip(range_codes[::2], range_codes[1::2], strict=True)
+                if distance is not None and count is not None
+            ],
         )
+
+    def ranges(self, keep: Expr | None) -> RangedMask:
+        """The ranges of distances that the kernel takes out of the mask; here none."""
+        return RangedMask(rest=keep or expr.TRUE)
 
     def masks(self) -> tuple[Expr | None, Expr | None, Limits]:
         """The mask in the parts that the kernel evaluates apart: which pairs it keeps, whether their segments are equal

@@ -14,6 +14,9 @@ from codegen.plan.op import TOKEN_IDS, OpPlan
 from codegen.plan.parameters import names, signature
 from codegen.spec.symbols import function_symbol
 
+_PTX = "backend.is_nvidia(q)"
+"""Source of the constant that says whether kernels may hold PTX."""
+
 
 class OpSource(OpPlan):
     """The plan of an op, printed: what is added here is source."""
@@ -49,7 +52,7 @@ class OpSource(OpPlan):
         if self.positions:
             found["POSITIONS"] = f"{self.positions[0]} is not None"
         if self.reads_pairs:
-            found["PTX"] = "backend.is_nvidia(q)"
+            found["PTX"] = _PTX
         if self.uses_tanh:
             found["HARDWARE_TANH"] = "backend.has_tanh_instruction(q)"
         return found | ({"DROPOUT": "threshold > 0"} if self.dropout else {})
@@ -63,6 +66,13 @@ class OpSource(OpPlan):
         """Those that it lacks."""
         read = {"Q_OFFSET_PER_BATCH": kernel.has_offset, "POSITIONS": kernel.has_positions}
         return {name: source for name, source in self.constants.items() if not read.get(name, True)}
+
+    def own_constants(self, kernel: KernelPlan, beside: KernelPlan | None = None) -> dict[str, str]:
+        """Those that a portable kernel does not share: what the kernel `beside` it of Hopper's lacks, and its own."""
+        shared_by_none = {} if beside is None else self.constants_beside(beside)
+        needs_ptx = "PTX" in kernel.constants and not self.reads_pairs
+        narrow = {} if kernel.narrow is None else {"NARROW": kernel.narrow.text}
+        return shared_by_none | ({"PTX": _PTX} if needs_ptx else {}) | narrow
 
     @staticmethod
     def groups(launched: Sequence[LaunchGroup]) -> list[str]:

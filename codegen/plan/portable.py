@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from codegen.analysis.call_modes import Mode
 from codegen.analysis.distances import added_by_distance
 from codegen.analysis.gradients import GradientKind
-from codegen.analysis.schedule import BlockAnalysis
+from codegen.analysis.mask_ranges import RangedMask, split_ranges
+from codegen.analysis.schedule import BlockAnalysis, Schedule, Union
 from codegen.ir import expr
+from codegen.ir.expr import Expr, Var
+from codegen.plan.host_code import HostCode, host, joined, listed
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder
@@ -13,28 +20,52 @@ from codegen.plan.logits import LOG2E, Logits, logits
 from codegen.plan.signature import Signatures
 from codegen.spec.model import Variant
 
+_PTX, _NARROW = "PTX", "NARROW"
+
+_ONE_LOOP_UP_TO = 256
+"""Keys of a band of fixed width up to which all blocks are visited with the mask, in one loop. A second loop, for the
+one to three blocks between the edges, takes longer to fill its pipeline than their masks take."""
+
+
+class _PortableBuilder(KernelBuilder):
+    """A builder for kernels that decide a range of distances with one comparison."""
+
+    def ranges(self, keep: Expr | None) -> RangedMask:
+        found = split_ranges(keep, self.variant.scalars)
+        if found.ranges:
+            self.lowering.helpers.add("keep_range")
+        return found
+
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of o and lse."""
-    builder = KernelBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
-    return query_kernel(builder, analysis, sign, name="fwd", args=sign.fwd(), constants=sign.constants())
+    builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
+    analysis = _in_one_loop(variant, analysis)
+    return _finished(
+        query_kernel(builder, analysis, sign, name="fwd", args=sign.fwd(), constants=sign.constants()), variant
+    )
 
 
 def query_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of dq and delta, which gathers all gradients but sums of columns and of distances."""
-    builder = KernelBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
+    builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=0)
     terms = [t for t in builder.logits.terms if t.in_dq]
     args, constants = sign.dq(), sign.dq_constants()
-    return query_kernel(
-        builder, analysis, sign, name="bwd_dq", args=args, constants=constants, terms=terms, backward=True
+    analysis = _in_one_loop(variant, analysis)
+    return _finished(
+        query_kernel(
+            builder, analysis, sign, name="bwd_dq", args=args, constants=constants, terms=terms, backward=True
+        ),
+        variant,
     )
 
 
 def key_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
     """The kernel of dk and dv, which gathers sums of columns."""
-    builder = KernelBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=1, walks_heads=True)
+    builder = _PortableBuilder(variant, sign.mode, logits(variant, sign.mode), query_axis=1, walks_heads=True)
     terms = [t for t in builder.logits.terms if t.kind is GradientKind.COLUMN]
-    return key_kernel(builder, analysis, sign, name="bwd_dkdv", terms=terms, reads_keys=bool(terms))
+    analysis = _in_one_loop(variant, analysis)
+    return _finished(key_kernel(builder, analysis, sign, name="bwd_dkdv", terms=terms, reads_keys=bool(terms)), variant)
 
 
 def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
@@ -62,3 +93,39 @@ def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
         partial=tile,
         gradients=terms,
     )
+
+
+def _in_one_loop(variant: Variant, analysis: BlockAnalysis) -> BlockAnalysis:
+    """The analysis of a mask without full blocks, if it keeps a narrow band."""
+    band = split_ranges(variant.mask, variant.scalars).band
+    if band is None or band > _ONE_LOOP_UP_TO or analysis.schedule is not Schedule.CLOSED_FORM:
+        return analysis
+    return replace(analysis, keys=_without_full(analysis.keys), queries=_without_full(analysis.queries))
+
+
+def _without_full(union: Union) -> Union:
+    main, other = (
+        None if r is None else replace(r, full_first=None, full_end=None, has_full=False)
+        for r in (union.main, union.other)
+    )
+    assert main is not None
+    return replace(union, main=main, other=other)
+
+
+def _finished(plan: KernelPlan, variant: Variant) -> KernelPlan:
+    """The plan with the constants of a mask with ranges: what `keep_range` wants, and whether a band is narrow."""
+    if "keep_range" not in plan.helpers:
+        return plan
+    scalars = split_ranges(variant.mask, variant.scalars).band_scalars
+    bounds = plan.bounds
+    if scalars is not None and bounds is not None and bounds.two_sided and plan.mode is not Mode.SEGMENTED:
+        plan = replace(plan, narrow=_is_narrow(scalars), constants=[_NARROW, *plan.constants])
+    return plan if _PTX in plan.constants else replace(plan, constants=[_PTX, *plan.constants])
+
+
+def _is_narrow(scalars: Mapping[Expr, int]) -> HostCode:
+    """Whether a band is narrow; no for one whose width is in memory."""
+    named = {term.name: factor for term, factor in scalars.items() if isinstance(term, Var)}
+    rest = sum(factor for term, factor in scalars.items() if not isinstance(term, Var))
+    width = joined(" + ", [name if factor == 1 else host(f"{factor} * {{}}", name) for name, factor in named.items()])
+    return host(f"not backend.is_loaded({{}}) and {{}} <= {_ONE_LOOP_UP_TO - rest}", listed(named), width)

@@ -52,7 +52,7 @@ _WORDS = """
     Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
-    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX block_lists block_ranges call_sizes call_options list_blocks
+    CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX NARROW block_lists block_ranges call_sizes call_options list_blocks
     schedule schedule_tables scheduled
 
     apart first_plain num_masked num_plain numbers o_len o_row

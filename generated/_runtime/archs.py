@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 39033f9b09e7ed8a
+# hash: b370e9628dde4481
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -697,7 +697,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
-                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
                     512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
@@ -706,7 +706,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
-                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
                     512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
@@ -714,7 +714,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
-                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
@@ -840,6 +840,131 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
                     128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                },
+            },
+            float32={
+                "dkdv": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=32, block_n=32, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=32, block_n=32, num_warps=4, num_stages=2),
+                    128: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    256: Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+                    128: Tile(block_m=32, block_n=16, num_warps=8, num_stages=2),
+                    256: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                    512: Tile(block_m=16, block_n=32, num_warps=8, num_stages=1),
+                },
+            },
+            short={
+                512: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                        128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                1024: {
+                    "dkdv": {
+                        64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        64: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+                2048: {
+                    "dkdv": {
+                        128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    },
+                    "dq": {
+                        128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    },
+                    "fwd": {
+                        128: Tile(block_m=128, block_n=32, num_warps=4, num_stages=3),
+                    },
+                },
+            },
+            paged_half={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=512),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    192: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=128, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=64, block_n=64, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+            },
+            paged_float32={
+                "decode": {
+                    64: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=3, keys_per_split=128),
+                    128: PagedTile(block_m=16, block_n=64, num_warps=4, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=3, keys_per_split=128),
+                    256: PagedTile(block_m=16, block_n=32, num_warps=4, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+                "paged_fwd": {
+                    64: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    128: PagedTile(block_m=64, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    192: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    256: PagedTile(block_m=32, block_n=32, num_warps=8, num_stages=2, keys_per_split=128),
+                    576: PagedTile(block_m=16, block_n=16, num_warps=8, num_stages=2, keys_per_split=128),
+                },
+            },
+        ),
+    },
+    "natten": {
+        "sm_90": ArchTiles(
+            half={
+                "dkdv": {
+                    64: Tile(block_m=16, block_n=64, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
+                    192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
+                    256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
+                    512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
+                },
+                "dq": {
+                    64: Tile(block_m=64, block_n=16, num_warps=4, num_stages=3),
+                    80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+                    128: Tile(block_m=64, block_n=16, num_warps=4, num_stages=4),
+                    192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
+                    256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
+                    512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
+                },
+                "fwd": {
+                    64: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
+                    128: Tile(block_m=64, block_n=16, num_warps=4, num_stages=4),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
@@ -1569,19 +1694,19 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
         "sm_90": ArchTiles(
             half={
                 "dkdv": {
-                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    64: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
                     80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
-                    128: Tile(block_m=64, block_n=128, num_warps=8, num_stages=3),
+                    128: Tile(block_m=32, block_n=64, num_warps=4, num_stages=3),
                     192: Tile(block_m=32, block_n=128, num_warps=8, num_stages=2),
                     256: Tile(block_m=32, block_n=64, num_warps=8, num_stages=3),
                     512: Tile(block_m=32, block_n=32, num_warps=8, num_stages=2),
                 },
                 "dq": {
-                    64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
+                    64: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
                     80: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
-                    128: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
+                    128: Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     256: Tile(block_m=128, block_n=32, num_warps=8, num_stages=2),
                     512: Tile(block_m=32, block_n=64, num_warps=8, num_stages=2),
@@ -1589,7 +1714,7 @@ VARIANT_ARCHS: dict[str, dict[str, ArchTiles]] = {
                 "fwd": {
                     64: Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
                     96: Tile(block_m=128, block_n=64, num_warps=4, num_stages=3),
-                    128: Tile(block_m=128, block_n=128, num_warps=8, num_stages=3),
+                    128: Tile(block_m=64, block_n=32, num_warps=4, num_stages=3),
                     192: Tile(block_m=128, block_n=64, num_warps=8, num_stages=3),
                     256: Tile(block_m=128, block_n=64, num_warps=8, num_stages=2),
                     512: Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),

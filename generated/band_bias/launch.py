@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 4438262c3f4327f6
+# hash: 82b095a7356396e1
 """The launches of `band_bias`, for every framework: which kernels run, and with what."""
 
 from .. import band_bias as kernels
@@ -89,6 +89,7 @@ def forward(
             kernels.portable.band_bias_fwd,
             (programs,),
             *arguments,
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -182,6 +183,7 @@ def backward(
             (q, k, v, do, lse, delta, bias, q_offset, before, after, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[2], bias.shape[3]),
             (q_len, kv_len, num_heads, group_size, scale),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 200113c25123adbb
+# hash: fe2fb82bea0be0c4
 """The launches of `band_sink`, for every framework: which kernels run, and with what."""
 
 from .. import band_sink as kernels
@@ -85,6 +85,8 @@ def forward(
             kernels.portable.band_sink_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -133,6 +135,8 @@ def backward(
             (*unit_strides(q, k, v, do, o), *strides(dq)),
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -181,6 +185,8 @@ def backward(
             (q, k, v, do, lse, delta, q_offset, before, after, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: cec0f5541d4627ff
+# hash: ee576c2ff8e82201
 """The launches of `band_softcap`, for every framework: which kernels run, and with what."""
 
 from .. import band_softcap as kernels
@@ -89,6 +89,8 @@ def forward(
             kernels.portable.band_softcap_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

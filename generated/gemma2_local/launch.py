@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: 61e280f978371551
+# hash: bdec429279c151f1
 """The launches of `gemma2_local`, for every framework: which kernels run, and with what."""
 
 from .. import gemma2_local as kernels
@@ -81,6 +81,7 @@ def forward(
             kernels.portable.gemma2_local_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

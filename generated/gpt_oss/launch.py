@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 71476f836acaa23f
+# hash: a7be80244b982bba
 """The launches of `gpt_oss`, for every framework: which kernels run, and with what."""
 
 from .. import gpt_oss as kernels
@@ -82,6 +82,7 @@ def forward(
             kernels.portable.gpt_oss_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -128,6 +129,7 @@ def backward(
             (*unit_strides(q, k, v, do, o), *strides(dq)),
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -176,6 +178,7 @@ def backward(
             (q, k, v, do, lse, delta, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

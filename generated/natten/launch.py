@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: 2b7dc9ef06e46771
+# hash: 53d2cb1b8d05169a
 """The launches of `natten`, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -129,6 +129,7 @@ def forward(
             kernels.portable.natten_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -177,6 +178,7 @@ def backward(
             (*unit_strides(q, k, v, do, o), *strides(dq), row_stride(spans)),
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -225,6 +227,7 @@ def backward(
             (q, k, v, do, lse, delta, key_spans, key_block_list, q_offset, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), row_stride(key_spans)),
             (q_len, kv_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

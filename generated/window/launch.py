@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 4cce246e94c081bb
+# hash: 3a5190f707845960
 """The launches of `window`, for every framework: which kernels run, and with what."""
 
 from .. import window as kernels
@@ -82,6 +82,8 @@ def forward(
             kernels.portable.window_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -124,6 +126,8 @@ def backward(
             (*unit_strides(q, k, v, do, o), *strides(dq)),
             (q_len, kv_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -172,6 +176,8 @@ def backward(
             (q, k, v, do, lse, delta, q_offset, size, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 74d4cc35d25c5198
+# hash: 7efa68c7f1ea7d4f
 """Triton kernels of `window`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -27,6 +27,7 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -62,6 +63,8 @@ def window_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
+    NARROW: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -111,16 +114,16 @@ def window_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    gap = full_end - full_begin
+    # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+    gap = 0 if NARROW else full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], size, float("-inf"), PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+            qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -131,20 +134,22 @@ def window_fwd(
         acc = add_dot(acc, p, v_tile, alpha)
         row_max = max_new
 
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        qk = dot_rows(q_tile, k_tile)  # [M, N]
-        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        p = tl.exp2(qk * qk_scale - max_new[:, None])
-        alpha = tl.exp2(row_max - max_new)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        acc = add_dot(acc, p, v_tile, alpha)
-        row_max = max_new
+    if not NARROW:
+        for start_n in range(full_begin, full_end, BLOCK_N):
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+            qk = dot_rows(q_tile, k_tile)  # [M, N]
+            max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
+            p = tl.exp2(qk * qk_scale - max_new[:, None])
+            alpha = tl.exp2(row_max - max_new)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+            acc = add_dot(acc, p, v_tile, alpha)
+            row_max = max_new
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -188,6 +193,8 @@ def window_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
+    NARROW: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -248,7 +255,8 @@ def window_bwd_dq(
 
     dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    gap = full_end - full_begin
+    # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+    gap = 0 if NARROW else full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
@@ -256,22 +264,22 @@ def window_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < size)
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], size, 0.0, PTX)
         if RAGGED:
-            keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+            p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
 
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        qk = dot_rows(q_tile, k_tile)  # [M, N]
-        p = tl.exp2(qk * qk_scale - lse[:, None])
-        dp = dot_rows(do_tile, v_tile)
-        ds = p * (dp - delta[:, None])
-        dq = add_dot(dq, ds, k_tile)
+    if not NARROW:
+        for start_n in range(full_begin, full_end, BLOCK_N):
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+            qk = dot_rows(q_tile, k_tile)  # [M, N]
+            p = tl.exp2(qk * qk_scale - lse[:, None])
+            dp = dot_rows(do_tile, v_tile)
+            ds = p * (dp - delta[:, None])
+            dq = add_dot(dq, ds, k_tile)
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
     store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
@@ -312,6 +320,8 @@ def window_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
+    NARROW: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -363,14 +373,17 @@ def window_bwd_dkdv(
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
         # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-        gap = full_end - full_begin
+        # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+        gap = 0 if NARROW else full_end - full_begin
         for step in range(row_begin, row_end - gap, BLOCK_M):
             start_m = tl.where(step < full_begin, step, step + gap)
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, RAGGED)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
@@ -378,27 +391,29 @@ def window_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < size)
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], size, 0.0, PTX)
             if RAGGED:
-                keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+                p = tl.where((rows < q_len)[None, :], p, 0.0)
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)
 
-        for start_m in range(full_begin, full_end, BLOCK_M):
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
-            qk = dot_rows(k_tile, q_tile)  # [N, M]
-            dp = dot_rows(v_tile, do_tile)
-            p = tl.exp2(qk * qk_scale - lse[None, :])
-            dv = add_dot(dv, p, do_tile)
-            ds = p * (dp - delta[None, :])
-            dk = add_dot(dk, ds, q_tile)
+        if not NARROW:
+            for start_m in range(full_begin, full_end, BLOCK_M):
+                q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+                do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+                rows = start_m + tl.arange(0, BLOCK_M)
+                # Counted from the block's first row, a thread's places are constants.
+                row_offs = tl.arange(0, BLOCK_M)
+                lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
+                delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
+                # Both products that need no probability come first: the second runs while the first is exponentiated.
+                qk = dot_rows(k_tile, q_tile)  # [N, M]
+                dp = dot_rows(v_tile, do_tile)
+                p = tl.exp2(qk * qk_scale - lse[None, :])
+                dv = add_dot(dv, p, do_tile)
+                ds = p * (dp - delta[None, :])
+                dk = add_dot(dk, ds, q_tile)
 
     dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
     dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh

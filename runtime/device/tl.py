@@ -265,6 +265,25 @@ def load_pairs(ptrs, PTX: tl.constexpr):
 
 
 @triton.jit
+def keep_range(x, distance, count, outside, PTX: tl.constexpr):
+    """`x` where `0 <= distance < count`, else `outside`, which is -inf or 0. `count` is not negative."""
+    # As integers without a sign, distances below 0 are larger than every count.
+    if PTX:
+        # The compiler would evaluate a mask ahead of the product that makes x, and pack its truth values into registers
+        # and out of them again. A comparison inside of this instruction waits for x.
+        if outside == 0.0:
+            select: tl.constexpr = "{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0f00000000, p; }"
+        else:
+            select: tl.constexpr = "{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
+        counts = tl.full([1, 1], count, tl.int32)
+        return tl.inline_asm_elementwise(
+            select, "=f,f,r,r", [x, distance, counts], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.where(distance.to(tl.uint32, bitcast=True) < tl.cast(count, tl.uint32), x, outside)
+
+
+@triton.jit
 def clamp_index(index, size):
     """The nearest index inside a tensor of `size` elements: a call's offsets may lead beyond its ends."""
     return tl.maximum(tl.minimum(index, size - 1), 0)

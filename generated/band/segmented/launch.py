@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 84b04903f175a0d8
+# hash: 787626e38ffdb1e7
 """The launches of `band`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -216,6 +216,7 @@ def forward(
             kernels.portable.band_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -292,6 +293,7 @@ def backward(
             (row_stride(ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -376,6 +378,7 @@ def backward(
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 39426aed0751c72a
+# hash: 764bcac1a8863522
 """The launches of `band_bias`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -115,6 +115,7 @@ def forward(
             kernels.portable.band_bias_packed_fwd,
             (programs,),
             *arguments,
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -216,6 +217,7 @@ def backward(
             (q, k, v, do, lse, delta, bias, key_block_seqs, q_offset, before, after, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *bias.stride()),
             (q_len, num_heads, group_size, scale),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

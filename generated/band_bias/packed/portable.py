@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: ee70d86e52656f9c
+# hash: 6b4dc85d4b30f0e8
 """Triton kernels of `band_bias`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -36,6 +36,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -73,6 +74,7 @@ def band_bias_packed_fwd(
     num_heads,
     group_size,
     scale,
+    NARROW: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     PTX: tl.constexpr,
@@ -129,7 +131,8 @@ def band_bias_packed_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    gap = full_end - full_begin
+    # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+    gap = 0 if NARROW else full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
@@ -145,9 +148,8 @@ def band_bias_packed_fwd(
             PTX,
         )
         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        logit = tl.where(keep, logit, float("-inf"))
+        logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -158,33 +160,35 @@ def band_bias_packed_fwd(
         acc = add_dot(acc, p, v_tile, alpha)
         row_max = max_new
 
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        qk = dot_rows(q_tile, k_tile)  # [M, N]
-        kv_idx = start_n + tl.arange(0, BLOCK_N)
-        bias_qk = load_pairs(
-            bias_ptr
-            + h * stride_bias_0
-            + q_start * stride_bias_1
-            + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
-            + kv_start * stride_bias_2
-            + kv_idx[None, :].to(tl.int64) * stride_bias_2,
-            PTX,
-        )
-        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
-        max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
-        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
-        p = tl.exp2(logit - max_ref[:, None])
-        alpha = tl.exp2(row_max - max_ref)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        acc = add_dot(acc, p, v_tile, alpha)
-        row_max = max_new
+    if not NARROW:
+        for start_n in range(full_begin, full_end, BLOCK_N):
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+            qk = dot_rows(q_tile, k_tile)  # [M, N]
+            kv_idx = start_n + tl.arange(0, BLOCK_N)
+            bias_qk = load_pairs(
+                bias_ptr
+                + h * stride_bias_0
+                + q_start * stride_bias_1
+                + clamp_index(tl.maximum(q_idx[:, None], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+                + kv_start * stride_bias_2
+                + kv_idx[None, :].to(tl.int64) * stride_bias_2,
+                PTX,
+            )
+            logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
+            max_new = tl.maximum(row_max, tl.max(logit, 1))
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+            p = tl.exp2(logit - max_ref[:, None])
+            alpha = tl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+            acc = add_dot(acc, p, v_tile, alpha)
+            row_max = max_new
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -405,6 +409,7 @@ def band_bias_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    NARROW: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     PTX: tl.constexpr,
@@ -463,14 +468,17 @@ def band_bias_packed_bwd_dkdv(
         do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
         row_base = h * q_total + q_start
         # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-        gap = full_end - full_begin
+        # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+        gap = 0 if NARROW else full_end - full_begin
         for step in range(row_begin, row_end - gap, BLOCK_M):
             start_m = tl.where(step < full_begin, step, step + gap)
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), True) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, True)
             # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
@@ -489,38 +497,40 @@ def band_bias_packed_bwd_dkdv(
                 PTX,
             )
             p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
-            keep = (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after)
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)
 
-        for start_m in range(full_begin, full_end, BLOCK_M):
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
-            lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
-            qk = dot_rows(k_tile, q_tile)  # [N, M]
-            dp = dot_rows(v_tile, do_tile)
-            q_idx = rows + q_shift
-            bias_qk = load_pairs(
-                bias_ptr
-                + h * stride_bias_0
-                + q_start * stride_bias_1
-                + clamp_index(tl.maximum(q_idx[None, :], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
-                + kv_start * stride_bias_2
-                + clamp_index(kv_idx[:, None], kv_len).to(tl.int64) * stride_bias_2,
-                PTX,
-            )
-            p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
-            dv = add_dot(dv, p, do_tile)
-            ds = p * (dp - delta[None, :])
-            dk = add_dot(dk, ds, q_tile)
+        if not NARROW:
+            for start_m in range(full_begin, full_end, BLOCK_M):
+                q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
+                do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
+                rows = start_m + tl.arange(0, BLOCK_M)
+                # Counted from the block's first row, a thread's places are constants.
+                row_offs = tl.arange(0, BLOCK_M)
+                lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
+                delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
+                # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+                lse = tl.where(lse == float("-inf"), 0.0, lse)
+                # Both products that need no probability come first: the second runs while the first is exponentiated.
+                qk = dot_rows(k_tile, q_tile)  # [N, M]
+                dp = dot_rows(v_tile, do_tile)
+                q_idx = rows + q_shift
+                bias_qk = load_pairs(
+                    bias_ptr
+                    + h * stride_bias_0
+                    + q_start * stride_bias_1
+                    + clamp_index(tl.maximum(q_idx[None, :], 0) - q_shift, q_len).to(tl.int64) * stride_bias_1
+                    + kv_start * stride_bias_2
+                    + clamp_index(kv_idx[:, None], kv_len).to(tl.int64) * stride_bias_2,
+                    PTX,
+                )
+                p = tl.exp2(1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :])
+                dv = add_dot(dv, p, do_tile)
+                ds = p * (dp - delta[None, :])
+                dk = add_dot(dk, ds, q_tile)
 
     dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
     dv_base = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: a7b5dc3eb5b8128f
+# hash: a08fadaacc048634
 """Triton kernels of `band_mask`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -34,6 +34,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -135,7 +136,8 @@ def band_mask_packed_fwd(
             + clamp_index(kv_idx[None, :], kv_len).to(tl.int64) * stride_own_keep_2,
             PTX,
         )
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) & own_keep_qk
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        keep = own_keep_qk
         keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
@@ -150,7 +152,8 @@ def band_mask_packed_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -270,7 +273,8 @@ def band_mask_packed_bwd_dq(
             PTX,
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after) & own_keep_qk
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
+        keep = own_keep_qk
         keep = keep & (kv_idx < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
         dp = dot_rows(do_tile, v_tile)
@@ -372,8 +376,10 @@ def band_mask_packed_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), True) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, True)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
@@ -390,9 +396,8 @@ def band_mask_packed_bwd_dkdv(
                 PTX,
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before) & (kv_idx[:, None] - q_idx[None, :] <= after) & own_keep_qk
-            )
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
+            keep = own_keep_qk
             keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
             dv = add_dot(dv, p, do_tile)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: ba19bc83205c1603
+# hash: 61984c2829474de2
 """Triton kernels of `band_mask`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_row, cols] and
@@ -37,6 +37,7 @@ from ..._runtime.device.tl import (
     add_dot,
     clamp_index,
     dot_rows,
+    keep_range,
     load_pairs,
     load_tile,
     load_vector,
@@ -194,10 +195,9 @@ def band_mask_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
+        qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & own_keep_qk
+            own_keep_qk
             & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
             & (kv_segment_ids_kv != padding_id)[None, :]
         )
@@ -227,7 +227,8 @@ def band_mask_segmented_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -406,10 +407,9 @@ def band_mask_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
+        p = keep_range(p, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, 0.0, PTX)
         keep = (
-            (q_idx[:, None] - kv_idx[None, :] <= before)
-            & (kv_idx[None, :] - q_idx[:, None] <= after)
-            & own_keep_qk
+            own_keep_qk
             & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
             & (kv_segment_ids_kv != padding_id)[None, :]
         )
@@ -572,8 +572,10 @@ def band_mask_segmented_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, RAGGED)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
@@ -599,10 +601,9 @@ def band_mask_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
+            p = keep_range(p, (q_idx + after)[None, :] - kv_idx[:, None], after + before + 1, 0.0, PTX)
             keep = (
-                (q_idx[None, :] - kv_idx[:, None] <= before)
-                & (kv_idx[:, None] - q_idx[None, :] <= after)
-                & own_keep_qk
+                own_keep_qk
                 & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
                 & (kv_segment_ids_kv != padding_id)[:, None]
             )
@@ -617,8 +618,10 @@ def band_mask_segmented_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 72f0ab4df0e112dd
+# hash: 55f47a81b436b53b
 """The launches of `band_sink`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -119,6 +119,8 @@ def forward(
             kernels.portable.band_sink_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -179,6 +181,8 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -228,6 +232,8 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 8dd8ad62004a61a3
+# hash: 9b361aa490808df1
 """The launches of `band_sink`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -217,6 +217,7 @@ def forward(
             kernels.portable.band_sink_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -298,6 +299,7 @@ def backward(
             (row_stride(ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -354,6 +356,7 @@ def backward(
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: 6b422dae41a17c9a
+# hash: 1c1861df17272d3a
 """Triton kernels of `band_softcap`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -32,6 +32,7 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -66,6 +67,8 @@ def band_softcap_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
+    NARROW: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     HARDWARE_TANH: tl.constexpr,
@@ -123,16 +126,16 @@ def band_softcap_packed_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    gap = full_end - full_begin
+    # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+    gap = 0 if NARROW else full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
-        keep = (q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        logit = tl.where(keep, logit, float("-inf"))
+        logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
+        logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -143,23 +146,25 @@ def band_softcap_packed_fwd(
         acc = add_dot(acc, p, v_tile, alpha)
         row_max = max_new
 
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        qk = dot_rows(q_tile, k_tile)  # [M, N]
-        logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
-        max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
-        max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
-        p = tl.exp2(logit - max_ref[:, None])
-        alpha = tl.exp2(row_max - max_ref)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        acc = add_dot(acc, p, v_tile, alpha)
-        row_max = max_new
+    if not NARROW:
+        for start_n in range(full_begin, full_end, BLOCK_N):
+            k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
+            qk = dot_rows(q_tile, k_tile)  # [M, N]
+            logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
+            max_new = tl.maximum(row_max, tl.max(logit, 1))
+            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
+            p = tl.exp2(logit - max_ref[:, None])
+            alpha = tl.exp2(row_max - max_ref)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
+            acc = add_dot(acc, p, v_tile, alpha)
+            row_max = max_new
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: f2ffa5d9f826400b
+# hash: b304fe301506d891
 """The launches of `band_softcap`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -221,6 +221,7 @@ def forward(
             kernels.portable.band_softcap_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

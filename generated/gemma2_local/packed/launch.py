@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: 4dc3dc45da91916b
+# hash: 73b625e62330614f
 """The launches of `gemma2_local`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -116,6 +116,7 @@ def forward(
             kernels.portable.gemma2_local_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

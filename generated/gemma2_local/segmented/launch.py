@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: 7d0158f4c82f4fd1
+# hash: 790bca79395c6f22
 """The launches of `gemma2_local`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -207,6 +207,7 @@ def forward(
             kernels.portable.gemma2_local_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

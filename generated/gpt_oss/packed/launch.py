@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: c3f47a838923ec9e
+# hash: 58300109c6b0a53a
 """The launches of `gpt_oss`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -116,6 +116,7 @@ def forward(
             kernels.portable.gpt_oss_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -174,6 +175,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -223,6 +225,7 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

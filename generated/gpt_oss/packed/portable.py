@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: 501014b1c21ae0cb
+# hash: 57f2bf88e3b3a200
 """Triton kernels of `gpt_oss`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -32,6 +32,7 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -63,6 +64,7 @@ def gpt_oss_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -106,27 +108,18 @@ def gpt_oss_packed_fwd(
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
     kv_begin = tl.maximum(-(-q_first + 127), 0) // BLOCK_N * BLOCK_N
     kv_end = tl.minimum(q_last + 1, kv_len)
-    # Blocks from full_begin to full_end need no mask.
-    full_begin = tl.cdiv(tl.maximum(-(-q_last + 127), kv_begin), BLOCK_N) * BLOCK_N
-    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
-    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-    full_end = tl.maximum(full_end, full_begin)
 
     # The sink is a key of its own, met first: a logit in the denominator without a value.
     sink = tl.load(sink_ptr + h) * LOG2E
     row_max = tl.zeros([BLOCK_M], tl.float32) + sink
     row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
-    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    gap = full_end - full_begin
-    for step in range(kv_begin, kv_end - gap, BLOCK_N):
-        start_n = tl.where(step < full_begin, step, step + gap)
+    for start_n in range(kv_begin, kv_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+        qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], 128, float("-inf"), PTX)
+        qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -137,20 +130,10 @@ def gpt_oss_packed_fwd(
         acc = add_dot(acc, p, v_tile, alpha)
         row_max = max_new
 
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        qk = dot_rows(q_tile, k_tile)  # [M, N]
-        max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        p = tl.exp2(qk * qk_scale - max_new[:, None])
-        alpha = tl.exp2(row_max - max_new)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        acc = add_dot(acc, p, v_tile, alpha)
-        row_max = max_new
-
     # A row without any key gives o = 0 and lse = sink.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -189,6 +172,7 @@ def gpt_oss_packed_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -251,34 +235,16 @@ def gpt_oss_packed_bwd_dq(
     q_last = tl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
     kv_begin = tl.maximum(-(-q_first + 127), 0) // BLOCK_N * BLOCK_N
     kv_end = tl.minimum(q_last + 1, kv_len)
-    # Blocks from full_begin to full_end need no mask.
-    full_begin = tl.cdiv(tl.maximum(-(-q_last + 127), kv_begin), BLOCK_N) * BLOCK_N
-    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(kv_end, kv_begin), BLOCK_N) * BLOCK_N)
-    full_end = tl.minimum(q_first + 1, kv_len) // BLOCK_N * BLOCK_N
-    full_end = tl.maximum(full_end, full_begin)
 
     dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
-    # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    gap = full_end - full_begin
-    for step in range(kv_begin, kv_end - gap, BLOCK_N):
-        start_n = tl.where(step < full_begin, step, step + gap)
+    for start_n in range(kv_begin, kv_end, BLOCK_N):
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (q_idx[:, None] >= kv_idx[None, :]) & (q_idx[:, None] - kv_idx[None, :] < 128)
-        keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
-        dp = dot_rows(do_tile, v_tile)
-        ds = p * (dp - delta[:, None])
-        dq = add_dot(dq, ds, k_tile)
-
-    for start_n in range(full_begin, full_end, BLOCK_N):
-        k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, False)
-        v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
-        qk = dot_rows(q_tile, k_tile)  # [M, N]
-        p = tl.exp2(qk * qk_scale - lse[:, None])
+        p = keep_range(p, q_idx[:, None] - kv_idx[None, :], 128, 0.0, PTX)
+        p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -315,6 +281,7 @@ def gpt_oss_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -356,11 +323,6 @@ def gpt_oss_packed_bwd_dkdv(
     kv_last = tl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = tl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
     row_end = tl.minimum(kv_last - q_shift + 128, q_len)
-    # Blocks from full_begin to full_end need no mask.
-    full_begin = tl.cdiv(tl.maximum(kv_last - q_shift, row_begin), BLOCK_M) * BLOCK_M
-    full_begin = tl.minimum(full_begin, tl.cdiv(tl.maximum(row_end, row_begin), BLOCK_M) * BLOCK_M)
-    full_end = tl.minimum(kv_first - q_shift + 128, q_len) // BLOCK_M * BLOCK_M
-    full_end = tl.maximum(full_end, full_begin)
 
     dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
     dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
@@ -369,15 +331,14 @@ def gpt_oss_packed_bwd_dkdv(
         q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
         do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
         row_base = h * q_total + q_start
-        # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-        gap = full_end - full_begin
-        for step in range(row_begin, row_end - gap, BLOCK_M):
-            start_m = tl.where(step < full_begin, step, step + gap)
+        for start_m in range(row_begin, row_end, BLOCK_M):
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), True) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, True)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
@@ -385,25 +346,10 @@ def gpt_oss_packed_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < 128)
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(p, q_idx[None, :] - kv_idx[:, None], 128, 0.0, PTX)
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
-            dk = add_dot(dk, ds, q_tile)
-
-        for start_m in range(full_begin, full_end, BLOCK_M):
-            q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
-            do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
-            qk = dot_rows(k_tile, q_tile)  # [N, M]
-            dp = dot_rows(v_tile, do_tile)
-            p = tl.exp2(qk * qk_scale - lse[None, :])
-            dv = add_dot(dv, p, do_tile)
-            ds = p * (dp - delta[None, :])
             dk = add_dot(dk, ds, q_tile)
 
     dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 1a3f9750de92fd61
+# hash: 8ce97131a1fc18fc
 """The launches of `gpt_oss`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -202,6 +202,7 @@ def forward(
             kernels.portable.gpt_oss_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -275,6 +276,7 @@ def backward(
             (row_stride(ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -331,6 +333,7 @@ def backward(
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: f2abaa279d217ddb
+# hash: 8e803e4f20958413
 """The launches of `natten`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -132,6 +132,7 @@ def forward(
             kernels.portable.natten_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -194,6 +195,7 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -243,6 +245,7 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, key_spans, key_block_list, q_offset, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

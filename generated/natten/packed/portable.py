@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: abc9bb48f82f4605
+# hash: 95adcde93b7763ca
 """Triton kernels of `natten`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -35,6 +35,7 @@ from ..._runtime.device.tl import (
     dot_rows,
     floor_div,
     floor_mod,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -67,6 +68,7 @@ def natten_packed_fwd(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -119,15 +121,21 @@ def natten_packed_fwd(
         k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, True)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
-        keep = (
-            tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-            <= 6
-        ) & (
-            tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-            <= 6
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
         )
-        keep = keep & (kv_idx < kv_len)[None, :]
-        qk = tl.where(keep, qk, float("-inf"))
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
+        )
+        qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
         # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
@@ -152,7 +160,8 @@ def natten_packed_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -191,6 +200,7 @@ def natten_packed_bwd_dq(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -256,15 +266,21 @@ def natten_packed_bwd_dq(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         kv_idx = start_n + tl.arange(0, BLOCK_N)
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-            <= 6
-        ) & (
-            tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-            <= 6
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
         )
-        keep = keep & (kv_idx < kv_len)[None, :]
-        p = tl.where(keep, p, 0.0)
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
+        )
+        p = tl.where((kv_idx < kv_len)[None, :], p, 0.0)
         dp = dot_rows(do_tile, v_tile)
         ds = p * (dp - delta[:, None])
         dq = add_dot(dq, ds, k_tile)
@@ -313,6 +329,7 @@ def natten_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -367,8 +384,10 @@ def natten_packed_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), True) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, True)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
@@ -376,15 +395,21 @@ def natten_packed_bwd_dkdv(
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[None, :] - floor_mod(kv_idx, 128)[:, None])
-                <= 6
-            ) & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[None, :] - floor_div(kv_idx, 128)[:, None])
-                <= 6
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[None, :] - floor_mod(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
             )
-            keep = keep & (rows < q_len)[None, :]
-            p = tl.where(keep, p, 0.0)
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[None, :] - floor_div(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
+            )
+            p = tl.where((rows < q_len)[None, :], p, 0.0)
             dv = add_dot(dv, p, do_tile)
             ds = p * dp
             dk = add_dot(dk, ds, q_tile)
@@ -394,8 +419,10 @@ def natten_packed_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)

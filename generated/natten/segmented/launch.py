@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: 304b14993c15d088
+# hash: 9a18b6c78bbeef73
 """The launches of `natten`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -187,6 +187,7 @@ def forward(
             kernels.portable.natten_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -255,6 +256,7 @@ def backward(
             (row_stride(spans),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -311,6 +313,7 @@ def backward(
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_spans),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: 02edda91b2686106
+# hash: 943c62a75c70dddd
 """Triton kernels of `natten`, with segment ids: forward and gradients.
 
 keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -38,6 +38,7 @@ from ..._runtime.device.tl import (
     dot_rows,
     floor_div,
     floor_mod,
+    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -99,6 +100,7 @@ def natten_segmented_fwd(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -165,18 +167,21 @@ def natten_segmented_fwd(
             + b * stride_kv_segment_ids_0
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
-        keep = (
-            (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
         )
+        qk = keep_range(
+            qk,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            float("-inf"),
+            PTX,
+        )
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
@@ -204,7 +209,8 @@ def natten_segmented_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    o_tile = [part / row_sum[:, None] for part in acc]
+    # One division a row, not one an element: a band has few blocks beside it.
+    o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
     store_tile(o_base, o_tile, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV)
@@ -275,6 +281,7 @@ def natten_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -354,18 +361,21 @@ def natten_segmented_bwd_dq(
             + clamp_index(cols, kv_segment_ids_size_1).to(tl.int64) * stride_kv_segment_ids_1
         )
         p = tl.exp2(qk * qk_scale - lse[:, None])
-        keep = (
-            (
-                tl.abs(tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[:, None] - floor_mod(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (
-                tl.abs(tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[:, None] - floor_div(kv_idx, 128)[None, :])
-                <= 6
-            )
-            & (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :])
-            & (kv_segment_ids_kv != padding_id)[None, :]
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[:, None] - floor_mod(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
         )
+        p = keep_range(
+            p,
+            (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[:, None] - floor_div(kv_idx, 128)[None, :],
+            13,
+            0.0,
+            PTX,
+        )
+        keep = (q_segment_ids_q[:, None] == kv_segment_ids_kv[None, :]) & (kv_segment_ids_kv != padding_id)[None, :]
         if RAGGED:
             keep = keep & (cols < kv_len)[None, :]
         p = tl.where(keep, p, 0.0)
@@ -449,6 +459,7 @@ def natten_segmented_bwd_dkdv(
     group_size,
     scale,
     padding_id,
+    PTX: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -506,8 +517,10 @@ def natten_segmented_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), RAGGED) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, RAGGED)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             # Starting at -delta leaves one vector less to keep beside the masks.
@@ -524,22 +537,21 @@ def natten_segmented_bwd_dkdv(
                 + clamp_index(rows, q_segment_ids_size_1).to(tl.int64) * stride_q_segment_ids_1
             )
             p = tl.exp2(qk * qk_scale - lse[None, :])
-            keep = (
-                (
-                    tl.abs(
-                        tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121)[None, :] - floor_mod(kv_idx, 128)[:, None]
-                    )
-                    <= 6
-                )
-                & (
-                    tl.abs(
-                        tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121)[None, :] - floor_div(kv_idx, 128)[:, None]
-                    )
-                    <= 6
-                )
-                & (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None])
-                & (kv_segment_ids_kv != padding_id)[:, None]
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_mod(q_idx, 128), 6), 121) + 6)[None, :] - floor_mod(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
             )
+            p = keep_range(
+                p,
+                (tl.minimum(tl.maximum(floor_div(q_idx, 128), 6), 121) + 6)[None, :] - floor_div(kv_idx, 128)[:, None],
+                13,
+                0.0,
+                PTX,
+            )
+            keep = (q_segment_ids_q[None, :] == kv_segment_ids_kv[:, None]) & (kv_segment_ids_kv != padding_id)[:, None]
             if RAGGED:
                 keep = keep & (rows < q_len)[None, :]
             p = tl.where(keep, p, 0.0)
@@ -552,8 +564,10 @@ def natten_segmented_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)
-            lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
-            delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
+            # Counted from the block's first row, a thread's places are constants.
+            row_offs = tl.arange(0, BLOCK_M)
+            lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
+            delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
             # Both products that need no probability come first: the second runs while the first is exponentiated.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 85189bd1958eb945
+# hash: dd3e1a9811616a4c
 """The launches of `window`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -117,6 +117,8 @@ def forward(
             kernels.portable.window_packed_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
@@ -171,6 +173,8 @@ def backward(
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
@@ -220,6 +224,8 @@ def backward(
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, size, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale),
+            PTX=backend.is_nvidia(q),
+            NARROW=not backend.is_loaded(size) and size <= 256,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: fe94a8cf2e53e56f
+# hash: 9c4f79cd3869d09c
 """The launches of `window`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -210,6 +210,7 @@ def forward(
             kernels.portable.window_segmented_fwd,
             (programs,),
             *arguments,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -284,6 +285,7 @@ def backward(
             (row_stride(ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
             HAS_DLSE=dlse is not None,
+            PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
             **constants,
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
@@ -368,6 +370,7 @@ def backward(
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            PTX=backend.is_nvidia(q),
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
