@@ -39,8 +39,9 @@ class Exchanges(Collectives, Protocol):
     def all_to_all(self, x: Tensor) -> Tensor:
         """`[size * n, ...]` -> the same shape: part i is that which rank i has for this one."""
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
-        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths."""
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
+        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths. The longest part
+        that any rank sends another has length `most`, 0 if that is not known."""
 
 
 class GroupCollectives:
@@ -65,7 +66,7 @@ class GroupCollectives:
         parts = [x.shape[0] // self.size] * self.size
         return self._started("all_to_all_single", x, parts, parts)
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:  # noqa: ARG002  # of Exchanges
         return self._started("all_to_all_single", x, list(received), list(sent))
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class Alone:
 
     reduce_scatter = all_to_all = all_reduce = wait = all_gather
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:  # noqa: ARG002  # of Collectives
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:  # noqa: ARG002  # of Exchanges
         return x
 
     def gather_objects(self, x: Any) -> list[Any]:

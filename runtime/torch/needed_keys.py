@@ -92,12 +92,12 @@ class NeededKeys:
     def _exchanged(self, k: Tensor, v: Tensor, rows: Sequence[Rows], *, back: bool) -> Tensor | None:
         """Start to send rows of two tensors to each other rank; None if no rank sends any."""
         tables, width = self.tables, _width(k) + _width(v)
-        if not tables.sends:
+        if tables.most_sent == 0:
             return None
         parts = [_rows_of(x, each).flatten() for each in rows for x in (k, v)]
         sent, received = (tables.received, tables.sent) if back else (tables.sent, tables.received)
-        lengths = [[n * width for n in tables.with_own(each)] for each in (received, sent)]
-        return self.comm.exchange(torch.cat(parts), *lengths)
+        to_get, to_send = ([n * width for n in tables.with_own(each)] for each in (received, sent))
+        return self.comm.exchange(torch.cat(parts), to_get, to_send, tables.most_sent * width)
 
     def _came(self, coming: Tensor | None, like: Sequence[Tensor], *, back: bool) -> list[Tensor | None]:
         """What came from the other ranks, one after the other, of either tensor; None if nothing did."""
@@ -120,7 +120,7 @@ class _Tables:
     rank: int
     most: int
     pieces: Sequence[tuple[int, int, int]]
-    sends: bool
+    most_sent: int
     send: Sequence[Rows]
     receive: Sequence[Rows]
     sent: list[int]
@@ -140,7 +140,7 @@ class _Tables:
             rank=comm.rank,
             most=found.most,
             pieces=found.pieces,
-            sends=found.sends,
+            most_sent=found.most_sent,
             send=tuple(map(there, found.send)),
             receive=tuple(map(there, found.receive)),
             sent=list(map(len, found.send)),

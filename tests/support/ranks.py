@@ -57,7 +57,8 @@ class ThreadRank:
     def all_to_all(self, x: Tensor) -> Tensor:
         return torch.cat([part.chunk(self.size)[self.rank] for part in self._exchange("all_to_all", x.detach())])
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
+        assert all(n <= most for rank, n in enumerate(sent) if rank != self.rank)
         parts = self._exchange("exchange", x.detach().split(list(sent)))
         found = [part[self.rank] for part in parts]
         assert [len(part) for part in found] == list(received)
