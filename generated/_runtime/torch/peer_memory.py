@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of one rank that the other GPUs of its host read by their copy engines, beside kernels that hold every
-multiprocessor.
-
-A rank writes what it sends into a buffer of its own (torch's symmetric memory), and then a number into the memory of
-each peer. The peer's copy stream waits for that number, copies, and writes it back: then the rank may write there
-again. No kernel is launched, so that nothing waits for a multiprocessor.
-"""
+multiprocessor: torch's symmetric memory, and the messages of `core.peer_messages` in it."""
 
 import ctypes
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,18 +15,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..core.peer_regions import Regions
+from ..core.peer_messages import FLAGS, MOST_RANKS, Messages
+from .words import copy_words
 
 MOST_BYTES = 2**28
-"""Messages to all peers together that are longer than this are sent by the process group: the buffer has room for two
-of the longest."""
+"""Messages of a rank to all its peers that are longer than this are sent by the process group: the buffer has room for
+two of the longest."""
 
 LEAST_ROOM = 2**24
-FLAGS, DONE = 4096, 2048
-"""Bytes of flags at the begin of the buffer, and where those begin by which peers say that they have copied."""
-
-MOST_RANKS = DONE // 4
-_WAIT_UNTIL_AT_LEAST = 0
+_AT_LEAST = 0
 
 
 class Driver:
@@ -49,7 +41,7 @@ class Driver:
 
     def wait(self, stream: int, flag: int, number: int) -> None:
         """Later work of the stream waits until the number at `flag` is at least this one."""
-        _check(self._wait(stream, flag, number, _WAIT_UNTIL_AT_LEAST), "cuStreamWaitValue32")
+        _check(self._wait(stream, flag, number, _AT_LEAST), "cuStreamWaitValue32")
 
     def write(self, stream: int, flag: int, number: int) -> None:
         """Write a number, behind all earlier work of the stream."""
@@ -72,94 +64,86 @@ def driver() -> Driver:
 
 
 class PeerMemory:
-    """The buffers of the ranks of a process group, all of one size, and the streams that copy from them.
+    """The buffers of the ranks of a process group, all of one size, and the stream that copies from them.
 
-    All ranks must send messages of the same length in the same order.
+    All ranks send messages of the same longest length in the same order.
     """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
-        import torch.distributed as dist
-
-        self._dist, self._group, self.rank, self.size = dist, group, rank, size
+        self._group, self.rank, self.size = group, rank, size
         self.device = torch.cuda.current_device()
-        self._peers = [peer for peer in range(size) if peer != rank]
         self._driver = driver()
         self._stream = torch.cuda.Stream(self.device, priority=-1)
-        self._count = 0
         self._open(LEAST_ROOM)
 
     def _open(self, room: int) -> None:
-        """Make buffers with so much room, in place of those that there are: waits for all ranks."""
+        """Make buffers with so much room: waits for all ranks."""
         import torch.distributed._symmetric_memory as symmetric
 
-        if self._count:
-            # Nobody may still copy from a buffer that is given up.
-            torch.cuda.synchronize(self.device)
-            self._dist.barrier(self._group, device_ids=[self.device])
-            torch.cuda.synchronize(self.device)
-        self._count = 0
-        self._regions = Regions(room)
         self._buffer = symmetric.empty(FLAGS + room, dtype=torch.uint8, device=torch.device("cuda", self.device))
         self._handle = symmetric.rendezvous(self._buffer, self._group.group_name)
         self._buffer[:FLAGS].zero_()
+        self._wait_for_all()
         views = [self._handle.get_buffer(each, (FLAGS + room,), torch.uint8) for each in range(self.size)]
-        self._begins = [view.data_ptr() for view in views]
+        self._own = views[self.rank].data_ptr()
+        self._messages = Messages(self._driver, self.rank, [view.data_ptr() for view in views], room)
+
+    def _wait_for_all(self) -> None:
+        import torch.distributed as dist
+
         torch.cuda.synchronize(self.device)
-        self._dist.barrier(self._group, device_ids=[self.device])
+        dist.barrier(self._group, device_ids=[self.device])
         torch.cuda.synchronize(self.device)
 
     def takes(self, size: int) -> bool:
-        """Whether messages of so many bytes, to all peers together, are exchanged here."""
+        """Whether messages of so many bytes, to all peers together, are sent here."""
         return size <= MOST_BYTES and torch.cuda.current_device() == self.device
 
     def exchange(
-        self, sent: Sequence[Tensor], received: Sequence[Tensor | None], most: int, *, is_same: bool = False
+        self,
+        sent: Mapping[int, Sequence[Tensor]] | Tensor,
+        targets: Mapping[int, Sequence[Tensor]],
+        most: int,
+        dtype: torch.dtype,
     ) -> torch.cuda.Event:
-        """Send each peer a tensor, and copy what peers send to contiguous tensors, which may be read behind the event.
+        """Send each peer some tensors, and copy what peers send to contiguous ones, to be read behind the event.
 
         Args:
-            sent, received: by rank; None for nothing, and for this rank. `sent[rank]` is not read.
-            most: bytes of the longest message between two ranks. is_same: all peers are sent the same tensor.
+            sent: for each peer tensors of the shapes of its targets, any strides; or one tensor for all.
+            targets: for each peer what its tensors are copied to. most: bytes of the longest message of any rank to a
+                peer. dtype: of the targets.
         """
-        places = 1 if is_same else self.size - 1
-        stride = max(-(-most // 512), 1) * 512
-        if 2 * places * stride > self._regions.room:
-            self._open(1 << (2 * places * stride - 1).bit_length())
+        is_same = isinstance(sent, Tensor)
+        if not self._messages.fits(most, is_same=is_same):
+            # Nobody may still copy from a buffer that is given up.
+            self._wait_for_all()
+            copies = 2 * (1 if is_same else self.size - 1)
+            self._open(1 << (copies * (most + FLAGS) - 1).bit_length())
         stream = torch.cuda.current_stream(self.device)
-        raw, copies = stream.cuda_stream, self._stream.cuda_stream
-        self._count += 1
-        count, own, driver = self._count, self._begins[self.rank], self._driver
-        begin, free_from = self._regions.take(places * stride, count)
-        if free_from:
-            for peer in self._peers:
-                driver.wait(raw, own + DONE + 4 * peer, free_from)
-        begin += FLAGS
-        for peer in self._peers[:places]:
-            place = 0 if is_same else peer - (peer > self.rank)
-            self._put(raw, begin + place * stride, sent[peer])
-        for peer in self._peers:
-            driver.write(raw, self._begins[peer] + 4 * self.rank, count)
+        raw = stream.cuda_stream
+        if isinstance(sent, Tensor):
+            self._messages.send(raw, partial(self._put, raw, dtype, [sent]), most)
+        else:
+            puts = {peer: partial(self._put, raw, dtype, own) for peer, own in sent.items() if peer != self.rank}
+            self._messages.send(raw, puts, most)
         # The targets may be memory that earlier work of this stream still reads.
         self._stream.wait_event(stream.record_event())
-        for step in range(1, self.size):
-            peer = (self.rank + step) % self.size
-            driver.wait(copies, own + 4 * peer, count)
-            target = received[peer]
-            if target is not None and target.numel():
-                place = 0 if is_same else self.rank - (self.rank > peer)
-                driver.copy(copies, target.data_ptr(), self._begins[peer] + begin + place * stride, target.nbytes)
-        for peer in self._peers:
-            driver.write(copies, self._begins[peer] + DONE + 4 * self.rank, count)
+        places = {peer: [(x.data_ptr(), x.nbytes) for x in tensors] for peer, tensors in targets.items()}
+        self._messages.fetch(self._stream.cuda_stream, places)
         found: torch.cuda.Event = self._stream.record_event()
         return found
 
-    def _put(self, stream: int, begin: int, x: Tensor) -> None:
-        """Copy a tensor into the buffer."""
-        if x.is_contiguous():
-            if x.numel():
-                self._driver.copy(stream, self._begins[self.rank] + begin, x.data_ptr(), x.nbytes)
-            return
-        self._buffer[begin : begin + x.nbytes].view(x.dtype).view(x.shape).copy_(x)
+    def _put(self, stream: int, dtype: torch.dtype, tensors: Sequence[Tensor], address: int) -> None:
+        """Copy tensors into the buffer, one behind the other."""
+        for x in tensors:
+            size = x.numel() * dtype.itemsize
+            if x.dtype == dtype and x.is_contiguous():
+                if size:
+                    self._driver.copy(stream, address, x.data_ptr(), size)
+            else:
+                begin = address - self._own
+                copy_words(self._buffer[begin : begin + size].view(dtype).view(x.shape), x)
+            address += size
 
 
 _memories: "WeakKeyDictionary[Any, PeerMemory | None]" = WeakKeyDictionary()

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.checks import fail
 from .collectives import Collectives, GridCollectives, GroupCollectives
 from .peer_memory import PeerMemory, peer_memory
+from .words import copy_words
 
 TRANSPORTS = ("auto", "peers", "group")
 
@@ -35,27 +36,40 @@ class PeerCollectives(GroupCollectives):
             fail("context_parallel", "transport", "'auto' or 'group': some ranks cannot read others' memory", "'peers'")
         return memory if memory is not None and memory.takes(size) else None
 
-    def all_to_all(self, x: Tensor) -> Tensor:
-        most = x.nbytes // self.size
-        memory = self._memory(x, most * (self.size - 1))
+    def deliver(
+        self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int
+    ) -> torch.cuda.Event | None:
+        """Copy tensors to contiguous targets of other ranks. What this rank gets may be read behind the event; None if
+        they must go through the process group.
+
+        Args:
+            sent: for each rank tensors of the shapes of its targets; those for this rank are copied at once.
+            most: bytes of the longest message of any rank to another one.
+        """
+        like = targets[0][0]
+        memory = self._memory(like, most * (self.size - 1))
         if memory is None:
-            return super().all_to_all(x)
+            return None
+        event = memory.exchange(dict(enumerate(sent)), dict(enumerate(targets)), most, like.dtype)
+        for target, x in zip(targets[self.rank], sent[self.rank], strict=True):
+            copy_words(target, x)
+        return event
+
+    def all_to_all(self, x: Tensor) -> Tensor:
         found = x.new_empty(x.shape)
-        parts, targets = x.chunk(self.size), found.chunk(self.size)
-        event = memory.exchange(parts, targets, most)
-        targets[self.rank].copy_(parts[self.rank])
-        return _arriving(found, event)
+        parts, targets = ([[part] for part in each.chunk(self.size)] for each in (x, found))
+        event = self.deliver(parts, targets, x.nbytes // self.size)
+        return super().all_to_all(x) if event is None else _arriving(found, event)
 
     def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
-        memory = self._memory(x, most * x[:1].nbytes * (self.size - 1)) if most else None
-        if memory is None:
-            return super().exchange(x, received, sent, most)
-        found = x.new_empty((sum(received), *x.shape[1:]))
-        parts, targets = x.split(list(sent)), found.split(list(received))
-        event = memory.exchange(parts, targets, most * x[:1].nbytes)
-        if received[self.rank]:
-            targets[self.rank].copy_(parts[self.rank])
-        return _arriving(found, event)
+        if most:
+            found = x.new_empty((sum(received), *x.shape[1:]))
+            pairs = ((x, sent), (found, received))
+            parts, targets = ([[part] for part in each.split(list(counts))] for each, counts in pairs)
+            event = self.deliver(parts, targets, most * x[:1].nbytes)
+            if event is not None:
+                return _arriving(found, event)
+        return super().exchange(x, received, sent, most)
 
     def all_gather(self, x: Tensor) -> Tensor:
         memory = self._memory(x, x.nbytes)
@@ -63,7 +77,7 @@ class PeerCollectives(GroupCollectives):
             return super().all_gather(x)
         found = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         targets = found.chunk(self.size)
-        event = memory.exchange([x] * self.size, targets, x.nbytes, is_same=True)
+        event = memory.exchange(x, {rank: [target] for rank, target in enumerate(targets)}, x.nbytes, x.dtype)
         targets[self.rank].copy_(x)
         return _arriving(found, event)
 
@@ -73,8 +87,8 @@ class PeerCollectives(GroupCollectives):
         memory = self._memory(x, most) if self.size == 2 else None
         if memory is None:
             return super().reduce_scatter(x)
-        parts, came = x.chunk(2), x.new_empty((x.shape[0] // 2, *x.shape[1:]))
-        event = memory.exchange(parts, [None if rank == self.rank else came for rank in range(2)], most)
+        parts, came, peer = x.chunk(2), x.new_empty((x.shape[0] // 2, *x.shape[1:])), 1 - self.rank
+        event = memory.exchange({peer: [parts[peer]]}, {peer: [came]}, most, x.dtype)
         return _arriving(came, event, parts[self.rank])
 
     def wait(self, x: Tensor) -> Tensor:
