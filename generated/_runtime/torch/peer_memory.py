@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of one rank that the other GPUs of its host read by their copy engines, beside kernels that hold every
-multiprocessor: torch's symmetric memory, and the messages of `core.peer_messages` in it."""
+multiprocessor: buffers shared by handles of CUDA, and the messages of `core.peer_messages` in them."""
 
-import ctypes
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from ..core.peer_messages import FLAGS, MOST_RANKS, Messages
+from .cuda_driver import driver
 from .words import copy_words
 
 MOST_BYTES = 2**28
@@ -23,44 +23,19 @@ MOST_BYTES = 2**28
 two of the longest."""
 
 LEAST_ROOM = 2**24
-_AT_LEAST = 0
 
 
-class Driver:
-    """The calls of the CUDA driver that make a stream wait for a number in memory, write one, and copy."""
+class _Buffer:
+    """Bytes on the current device, outside of PyTorch's allocator, as what `torch.as_tensor` takes."""
 
-    def __init__(self) -> None:
-        """Raises `OSError` or `AttributeError` where there is no such driver."""
-        library = ctypes.CDLL("libcuda.so.1")
-        pointer, number, size = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t
-        self._wait, self._write = library.cuStreamWaitValue32_v2, library.cuStreamWriteValue32_v2
-        self._copy = library.cuMemcpyDtoDAsync_v2
-        for function in (self._wait, self._write):
-            function.argtypes = [ctypes.c_void_p, pointer, number, ctypes.c_uint]
-        self._copy.argtypes = [pointer, pointer, size, ctypes.c_void_p]
-
-    def wait(self, stream: int, flag: int, number: int) -> None:
-        """Later work of the stream waits until the number at `flag` is at least this one."""
-        _check(self._wait(stream, flag, number, _AT_LEAST), "cuStreamWaitValue32")
-
-    def write(self, stream: int, flag: int, number: int) -> None:
-        """Write a number, behind all earlier work of the stream."""
-        _check(self._write(stream, flag, number, 0), "cuStreamWriteValue32")
-
-    def copy(self, stream: int, target: int, source: int, size: int) -> None:
-        """Copy bytes on the device, or from another one."""
-        _check(self._copy(target, source, size, stream), "cuMemcpyDtoDAsync")
-
-
-def _check(status: int, function: str) -> None:
-    if status:
-        raise RuntimeError(f"{function} returned CUDA error {status}")
-
-
-@cache
-def driver() -> Driver:
-    """The driver of this process."""
-    return Driver()
+    def __init__(self, size: int) -> None:
+        self.address = driver().allocate(size)
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+        }
 
 
 class PeerMemory:
@@ -70,34 +45,74 @@ class PeerMemory:
     """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
-        self._group, self.rank, self.size = group, rank, size
+        """Raises `RuntimeError` on every rank if one of them cannot share memory."""
+        self._group, self.rank, self.size = ref(group), rank, size
         self.device = torch.cuda.current_device()
         self._driver = driver()
         self._stream = torch.cuda.Stream(self.device, priority=-1)
+        self._most = MOST_BYTES
         self._open(LEAST_ROOM)
 
     def _open(self, room: int) -> None:
         """Make buffers with so much room: waits for all ranks."""
-        import torch.distributed._symmetric_memory as symmetric
+        self._room, self._own, self._opened, handle = room, 0, list[int](), None
+        with suppress(RuntimeError):
+            owned = _Buffer(FLAGS + room)
+            self._own = owned.address
+            self._buffer = torch.as_tensor(owned, device=torch.device("cuda", self.device))
+            self._buffer[:FLAGS].zero_()
+            handle = self._driver.handle_of(self._own)
+        torch.cuda.synchronize(self.device)
+        handles = self._told(handle)
+        begins: list[int] = []
+        with suppress(RuntimeError, TypeError):
+            for rank, theirs in enumerate(handles):
+                begins.append(self._own if rank == self.rank else self._driver.open(theirs))
+        self._opened = [x for x in begins if x != self._own]
+        if not all(self._told(len(begins) == self.size)):
+            self._close()
+            raise RuntimeError("a rank cannot share memory with another one")
+        self._messages = Messages(self._driver, self.rank, begins, room)
 
-        self._buffer = symmetric.empty(FLAGS + room, dtype=torch.uint8, device=torch.device("cuda", self.device))
-        self._handle = symmetric.rendezvous(self._buffer, self._group.group_name)
-        self._buffer[:FLAGS].zero_()
+    def _close(self) -> None:
+        """Give up the buffers, behind all that copies from them: waits for all ranks."""
         self._wait_for_all()
-        views = [self._handle.get_buffer(each, (FLAGS + room,), torch.uint8) for each in range(self.size)]
-        self._own = views[self.rank].data_ptr()
-        self._messages = Messages(self._driver, self.rank, [view.data_ptr() for view in views], room)
+        for address in self._opened:
+            self._driver.close(address)
+        self._wait_for_all()
+        if self._own:
+            del self._buffer
+            self._driver.free(self._own)
 
     def _wait_for_all(self) -> None:
+        torch.cuda.synchronize(self.device)
+        self._told(None)
+
+    def _told(self, x: Any) -> list[Any]:
+        """What every rank gives."""
         import torch.distributed as dist
 
-        torch.cuda.synchronize(self.device)
-        dist.barrier(self._group, device_ids=[self.device])
-        torch.cuda.synchronize(self.device)
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, x, group=self._group())
+        return found
 
-    def takes(self, size: int) -> bool:
-        """Whether messages of so many bytes, to all peers together, are sent here."""
-        return size <= MOST_BYTES and torch.cuda.current_device() == self.device
+    def takes(self, most: int, *, is_same: bool = False) -> bool:
+        """Whether messages are sent here of which the longest of any rank to a peer has so many bytes: `is_same` for
+        all peers, or others for each. A buffer that is too small is made anew, which waits for all ranks."""
+        copies = 1 if is_same else self.size - 1
+        if most * copies > self._most or torch.cuda.current_device() != self.device:
+            return False
+        if self._messages.fits(most, is_same=is_same):
+            return True
+        room = self._room
+        self._close()
+        try:
+            self._open(1 << (2 * copies * (most + FLAGS) - 1).bit_length())
+        except RuntimeError:
+            self._most = most * copies - 1
+            self._open(room)
+            return False
+        return True
 
     def exchange(
         self,
@@ -113,12 +128,6 @@ class PeerMemory:
             targets: for each peer what its tensors are copied to. most: bytes of the longest message of any rank to a
                 peer. dtype: of the targets.
         """
-        is_same = isinstance(sent, Tensor)
-        if not self._messages.fits(most, is_same=is_same):
-            # Nobody may still copy from a buffer that is given up.
-            self._wait_for_all()
-            copies = 2 * (1 if is_same else self.size - 1)
-            self._open(1 << (copies * (most + FLAGS) - 1).bit_length())
         stream = torch.cuda.current_stream(self.device)
         raw = stream.cuda_stream
         if isinstance(sent, Tensor):
@@ -174,7 +183,7 @@ def _made(group: Any, rank: int, size: int) -> PeerMemory | None:
     # Collectives of a graph are the process group's own: what connects its ranks is set up while nothing is captured.
     _connect(group, size)
     memory: PeerMemory | None = None
-    with suppress(RuntimeError, ImportError, AttributeError, OSError):
+    with suppress(RuntimeError):
         memory = PeerMemory(group, rank, size)
     dist.all_gather_object(told, memory is not None, group=group)
     return memory if all(told) else None

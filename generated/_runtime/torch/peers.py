@@ -27,14 +27,15 @@ class PeerCollectives(GroupCollectives):
         super().__init__(group, device_type)
         self._must = must
 
-    def _memory(self, x: Tensor, size: int) -> PeerMemory | None:
-        """The memory that a message of so many bytes goes through; None: through the process group."""
+    def _memory(self, x: Tensor, most: int, *, is_same: bool = False) -> PeerMemory | None:
+        """The memory that messages like x go through, the longest to a peer of so many bytes; None if they go through
+        the process group."""
         if not x.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
             return None
         memory = peer_memory(self.group, self.rank, self.size)
         if memory is None and self._must:
             fail("context_parallel", "transport", "'auto' or 'group': some ranks cannot read others' memory", "'peers'")
-        return memory if memory is not None and memory.takes(size) else None
+        return memory if memory is not None and memory.takes(most, is_same=is_same) else None
 
     def deliver(
         self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int
@@ -47,7 +48,7 @@ class PeerCollectives(GroupCollectives):
             most: bytes of the longest message of any rank to another one.
         """
         like = targets[0][0]
-        memory = self._memory(like, most * (self.size - 1))
+        memory = self._memory(like, most)
         if memory is None:
             return None
         event = memory.exchange(dict(enumerate(sent)), dict(enumerate(targets)), most, like.dtype)
@@ -72,7 +73,7 @@ class PeerCollectives(GroupCollectives):
         return super().exchange(x, received, sent, most)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        memory = self._memory(x, x.nbytes)
+        memory = self._memory(x, x.nbytes, is_same=True)
         if memory is None:
             return super().all_gather(x)
         found = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
