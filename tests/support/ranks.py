@@ -91,9 +91,7 @@ def grid_of(rank: ThreadRank, nodes: int) -> tuple[ThreadRank, ThreadRank]:
 class ThreadPeer(ThreadRank, PeerCollectives):
     """The same of threads that copy from each other's memory."""
 
-    def deliver(  # type: ignore[override]  # there is nothing to wait for
-        self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int
-    ) -> Any:
+    def deliver(self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int) -> Any:
         lengths = [sum(x.nbytes for x in own) for rank, own in enumerate(targets) if rank != self.rank]
         assert max(lengths) <= most
         assert all(x.is_contiguous() for own in targets for x in own)

@@ -72,7 +72,7 @@ def check_same(want: list[list[Tensor]], got: list[list[Tensor]]) -> None:
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (2, 2), (4, 1)])
 def test_heads_are_the_same_by_copies(ranks: int, groups: int, layout: str, batch: int, seq: int) -> None:
-    given = {"layout": layout, "batch": batch, "ranks": ranks, "groups": groups, "seq": seq}
+    given: dict[str, Any] = {"layout": layout, "batch": batch, "ranks": ranks, "groups": groups, "seq": seq}
     check_same(*results("gpt_oss", strategy="heads", ends=None, **given))
 
 
