@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import fail
-from .collectives import Collectives, GridCollectives, GroupCollectives
+from .collectives import Collectives, GridCollectives, GroupCollectives, arriving
 from .peer_memory import PeerMemory, peer_memory
 from .words import copy_words
 
@@ -60,7 +60,7 @@ class PeerCollectives(GroupCollectives):
         found = x.new_empty(x.shape)
         parts, targets = ([[part] for part in each.chunk(self.size)] for each in (x, found))
         event = self.deliver(parts, targets, x.nbytes // self.size)
-        return super().all_to_all(x) if event is None else _arriving(found, event)
+        return super().all_to_all(x) if event is None else arriving(found, event.wait)
 
     def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
         if most:
@@ -69,7 +69,7 @@ class PeerCollectives(GroupCollectives):
             parts, targets = ([[part] for part in each.split(list(counts))] for each, counts in pairs)
             event = self.deliver(parts, targets, most * x[:1].nbytes)
             if event is not None:
-                return _arriving(found, event)
+                return arriving(found, event.wait)
         return super().exchange(x, received, sent, most)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class PeerCollectives(GroupCollectives):
         targets = found.chunk(self.size)
         event = memory.exchange(x, {rank: [target] for rank, target in enumerate(targets)}, x.nbytes, x.dtype)
         targets[self.rank].copy_(x)
-        return _arriving(found, event)
+        return arriving(found, event.wait)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         most = x.nbytes // self.size
@@ -90,22 +90,12 @@ class PeerCollectives(GroupCollectives):
             return super().reduce_scatter(x)
         parts, came, peer = x.chunk(2), x.new_empty((x.shape[0] // 2, *x.shape[1:])), 1 - self.rank
         event = memory.exchange({peer: [parts[peer]]}, {peer: [came]}, most, x.dtype)
-        return _arriving(came, event, parts[self.rank])
 
-    def wait(self, x: Tensor) -> Tensor:
-        arrival = getattr(x, "arrival", None)
-        if arrival is None:
-            return super().wait(x)
-        event, other = arrival
-        torch.cuda.current_stream(x.device).wait_event(event)
-        del x.arrival  # type: ignore[attr-defined]
-        return x if other is None else x.add_(other)
+        def add() -> None:
+            event.wait()
+            came.add_(parts[self.rank])
 
-
-def _arriving(x: Tensor, event: torch.cuda.Event, other: Tensor | None = None) -> Tensor:
-    """A tensor that may be read behind an event, to which another is then added."""
-    x.arrival = event, other  # type: ignore[attr-defined]
-    return x
+        return arriving(came, add)
 
 
 def transported(comm: Collectives, transport: str) -> Collectives:
