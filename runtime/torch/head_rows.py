@@ -135,7 +135,7 @@ class HeadRows:
         if not isinstance(self.comm, PeerCollectives):
             return None
         sent, received = (list(zip(*(x.unbind(0) for x in each), strict=True)) for each in (parts, targets))
-        event = self.comm.deliver(sent, received, sum(x[0].nbytes for x in targets))
+        event = self.comm.deliver(sent, received, sum(x[0].nbytes for x in targets), targets[0])
         if event is None:
             return None
 

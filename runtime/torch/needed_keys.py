@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from ..core.key_needs import NONE, OWN, KeyTables, key_tables
+from ..core.key_needs import NONE, OWN, KeyTables, key_tables, runs_of
 from ..core.shards import Chunk, KeyNeeds, Layout
 from ..core.work import Array
 from .collectives import Exchanges
@@ -21,8 +21,11 @@ T = TypeVar("T")
 MOST_KEPT = 1.5
 """The forward's keys are kept for the backward if they are at most so many times a rank's own, in place of these."""
 
-Rows: TypeAlias = Tensor | Chunk
-"""Some rows of a tensor: their numbers, or first and number of rows that follow each other."""
+MOST_RUNS = 8
+"""Rows in so many runs at most are views of these; those in more are copied by their numbers."""
+
+Rows: TypeAlias = Tensor | tuple[Chunk, ...]
+"""Some rows of a tensor: their numbers, or runs of them, each its first row and how many there are."""
 
 Coming: TypeAlias = Callable[[], list[Tensor]]
 """Waits for an exchange, and returns what it brings."""
@@ -81,14 +84,8 @@ class NeededKeys:
                 assert tables.shared is not None
                 total = _rows_of(x, tables.shared_keys)
                 for rows, part in zip(tables.parts, came.split(tables.sent), strict=True):
-                    if isinstance(rows, tuple):
-                        total.narrow(0, *rows).add_(part)
-                    else:
-                        total.index_add_(0, rows, part)
-                if isinstance(tables.shared, tuple):
-                    mine.narrow(0, *tables.shared).copy_(total)
-                else:
-                    mine.index_copy_(0, tables.shared, total.to(dtype))
+                    _add_rows(total, rows, part)
+                _put_rows(mine, tables.shared, total)
             found.append(own)
         return [each[0] if len(each) == 1 else torch.cat(each, 2) for each in zip(*found, strict=True)]
 
@@ -98,8 +95,8 @@ class NeededKeys:
         if tables.most_sent and all(isinstance(rows, tuple) for rows in tables.receive):
             # Keys come straight to their places.
             found = [_with_own(x, tables) for x in pair]
-            places = tables.with_own(tables.receive, (0, 0))
-            targets = [[x.narrow(0, *rows) for x in found] for rows in places]
+            places = tables.with_own(tables.receive, ())
+            targets = [[part for x in found for part in _parts_of(x, rows)] for rows in places]
             wait = self._delivered(pair, tables.send, targets)
             if wait is not None:
                 return partial(_behind, wait, found)
@@ -114,7 +111,8 @@ class NeededKeys:
             return lambda: [x[:0] for x in pair]
         to_get, to_send = (tables.sent, tables.received) if back else (tables.received, tables.sent)
         found = [x.new_empty((sum(to_get), *x.shape[1:])) for x in pair]
-        targets = list(zip(*(x.split(tables.with_own(to_get, 0)) for x in found), strict=True))
+        targets: list[Sequence[Tensor]] = list(zip(*(x.split(tables.with_own(to_get, 0)) for x in found), strict=True))
+        targets[tables.rank] = ()
         wait = self._delivered(pair, rows, targets)
         if wait is not None:
             return partial(_behind, wait, found)
@@ -137,8 +135,8 @@ class NeededKeys:
         rows must go through the process group."""
         if not isinstance(self.comm, PeerCollectives):
             return None
-        sent = self.tables.with_own([[_rows_of(x, each) for x in pair] for each in rows], [x[:0] for x in pair])
-        event = self.comm.deliver(sent, targets, self.tables.most_sent * sum(x[:1].nbytes for x in pair))
+        sent = self.tables.with_own([[part for x in pair for part in _parts_of(x, each)] for each in rows], [])
+        event = self.comm.deliver(sent, targets, self.tables.most_sent * _width(pair), pair[0])
         return None if event is None else event.wait
 
 
@@ -161,9 +159,8 @@ class _Tables:
     @classmethod
     def of(cls, found: KeyTables, comm: Exchanges, device: torch.device) -> "_Tables":
         def there(rows: Array) -> Rows:
-            first = int(rows[0]) if len(rows) else 0
-            follow = bool((rows == range(first, first + len(rows))).all())
-            return (first, len(rows)) if follow else torch.as_tensor(rows, device=device)
+            runs = runs_of(rows)
+            return runs if len(runs) <= MOST_RUNS else torch.as_tensor(rows, device=device)
 
         return cls(
             rank=comm.rank,
@@ -189,9 +186,38 @@ def _behind(wait: Callable[[], None], found: list[Tensor]) -> list[Tensor]:
     return found
 
 
+def _width(pair: Sequence[Tensor]) -> int:
+    """Bytes of a row of tensors."""
+    return sum(prod(x.shape[1:]) * x.element_size() for x in pair)
+
+
+def _parts_of(x: Tensor, rows: Rows) -> list[Tensor]:
+    """Rows of a tensor, run by run."""
+    return [x.index_select(0, rows)] if isinstance(rows, Tensor) else [x.narrow(0, *run) for run in rows]
+
+
 def _rows_of(x: Tensor, rows: Rows) -> Tensor:
-    """Rows of a tensor, a view where they follow each other."""
-    return x.narrow(0, *rows) if isinstance(rows, tuple) else x.index_select(0, rows)
+    """The same in one tensor, a view of one run."""
+    parts = _parts_of(x, rows)
+    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x[:0]
+
+
+def _add_rows(x: Tensor, rows: Rows, change: Tensor) -> None:
+    """Add to rows of a tensor."""
+    if isinstance(rows, Tensor):
+        x.index_add_(0, rows, change)
+        return
+    for part, of_part in zip(_parts_of(x, rows), change.split([n for _, n in rows]), strict=True):
+        part.add_(of_part)
+
+
+def _put_rows(x: Tensor, rows: Rows, values: Tensor) -> None:
+    """Write rows of a tensor."""
+    if isinstance(rows, Tensor):
+        x.index_copy_(0, rows, values.to(x.dtype))
+        return
+    for part, of_part in zip(_parts_of(x, rows), values.split([n for _, n in rows]), strict=True):
+        part.copy_(of_part)
 
 
 def _with_own(own: Tensor, tables: _Tables) -> Tensor:

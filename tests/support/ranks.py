@@ -91,15 +91,19 @@ def grid_of(rank: ThreadRank, nodes: int) -> tuple[ThreadRank, ThreadRank]:
 class ThreadPeer(ThreadRank, PeerCollectives):
     """The same of threads that copy from each other's memory."""
 
-    def deliver(self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int) -> Any:
+    def deliver(
+        self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int, like: Tensor
+    ) -> Any:
         lengths = [sum(x.nbytes for x in own) for rank, own in enumerate(targets) if rank != self.rank]
         assert max(lengths) <= most
         assert all(x.is_contiguous() for own in targets for x in own)
         every = self._exchange("deliver", ([[x.detach().clone() for x in own] for own in sent], most))
         assert {each[1] for each in every} == {most}, "ranks count on messages of other lengths"
         for own, (theirs, _) in zip(targets, every, strict=True):
-            for target, x in zip(own, theirs[self.rank], strict=True):
-                target.copy_(x)
+            # A message is bytes: its parts need not be those of its targets.
+            given = [x.to(like.dtype).flatten() for x in theirs[self.rank]] or [like.new_empty(0)]
+            for target, part in zip(own, torch.cat(given).split([x.numel() for x in own] or [0]), strict=bool(own)):
+                target.copy_(part.view(target.shape))
         return SimpleNamespace(wait=lambda: None)
 
 

@@ -221,6 +221,17 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
     )
 
 
+def runs_of(rows: Array) -> tuple[Chunk, ...]:
+    """Numbers of rows as runs of rows that follow each other.
+
+    >>> runs_of(np.array([3, 4, 5, 9]))
+    ((3, 3), (9, 1))
+    """
+    begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    lengths = np.diff(begins, append=len(rows))
+    return tuple(zip(rows[begins].tolist(), lengths.tolist(), strict=True))
+
+
 def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:
     """Runs of keys that follow each other where they come from."""
     if len(source) == 0:

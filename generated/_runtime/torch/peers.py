@@ -38,16 +38,16 @@ class PeerCollectives(GroupCollectives):
         return memory if memory is not None and memory.takes(most, is_same=is_same) else None
 
     def deliver(
-        self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int
+        self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int, like: Tensor
     ) -> torch.cuda.Event | None:
         """Copy tensors to contiguous targets of other ranks. What this rank gets may be read behind the event; None if
         they must go through the process group.
 
         Args:
-            sent: for each rank tensors of the shapes of its targets; those for this rank are copied at once.
-            most: bytes of the longest message of any rank to another one.
+            sent: for each rank tensors with the elements of its targets, in that order; those for this rank are copied
+                at once, each to a target of its shape.
+            most: bytes of the longest message of any rank to another one. like: has the targets' dtype and device.
         """
-        like = targets[0][0]
         memory = self._memory(like, most)
         if memory is None:
             return None
@@ -59,7 +59,7 @@ class PeerCollectives(GroupCollectives):
     def all_to_all(self, x: Tensor) -> Tensor:
         found = x.new_empty(x.shape)
         parts, targets = ([[part] for part in each.chunk(self.size)] for each in (x, found))
-        event = self.deliver(parts, targets, x.nbytes // self.size)
+        event = self.deliver(parts, targets, x.nbytes // self.size, x)
         return super().all_to_all(x) if event is None else arriving(found, event.wait)
 
     def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
@@ -67,7 +67,7 @@ class PeerCollectives(GroupCollectives):
             found = x.new_empty((sum(received), *x.shape[1:]))
             pairs = ((x, sent), (found, received))
             parts, targets = ([[part] for part in each.split(list(counts))] for each, counts in pairs)
-            event = self.deliver(parts, targets, most * x[:1].nbytes)
+            event = self.deliver(parts, targets, most * x[:1].nbytes, x)
             if event is not None:
                 return arriving(found, event.wait)
         return super().exchange(x, received, sent, most)
