@@ -153,7 +153,7 @@ def context_parallel(
     *,
     check: bool | None = None,
     sum_gradients: bool = True,
-    transport: str = "auto",
+    transport: str = "group",
 ) -> ContextParallel:
     """`op` over the rows of all ranks: `context_parallel(op, layout)(q, k, v, ...)`.
 
@@ -171,7 +171,8 @@ def context_parallel(
             where an outer wrapper (FSDP, DDP) adds up those of all parameters.
         transport: "group": the collectives of the process group send everything. "peers": GPUs of one host copy from
             each other's memory, which takes no multiprocessor from the kernels; an error where they cannot. "auto": the
-            same where they can. CUDA graphs and messages of more than 256 MB always take the group.
+            same where they can, else the group. CUDA graphs, messages of more than 256 MB and sums over more than two
+            ranks always take the group.
 
     Raises:
         ArgumentError: a bad argument. NotImplementedError: a second derivative is wanted.
