@@ -130,12 +130,12 @@ class Routes:
 
     Attributes:
         send: rows of this rank for each rank, counted from its first. receive: rows of the sequence from each rank.
-        any_sends: some rank sends something to another.
+        most_sent: the most rows that any rank sends another.
     """
 
     send: tuple[Array, ...]
     receive: tuple[Array, ...]
-    any_sends: bool
+    most_sent: int
 
 
 def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
@@ -145,7 +145,9 @@ def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
     needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
     send = tuple(places[rows[owners[rows] == rank]] - rank * layout.local for rows in needed)
     receive = tuple(needed[rank][owners[needed[rank]] == other] for other in range(layout.ranks))
-    return Routes(send, receive, any(bool((owners[keys] != each).any()) for each, keys in enumerate(needed)))
+    counts = np.stack([np.bincount(owners[keys], minlength=layout.ranks) for keys in needed])
+    np.fill_diagonal(counts, 0)
+    return Routes(send, receive, int(counts.max()))
 
 
 def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
@@ -171,7 +173,7 @@ class KeyTables:
             after the other, 2 for zeros.
         shared: rows of this rank of whose gradients other ranks have parts. shared_keys: which keys these are.
         parts: of each other rank which ones of `shared` it has parts of.
-        sends: some rank sends something to another.
+        most_sent: the most rows that any rank sends another.
     """
 
     most: int
@@ -181,7 +183,7 @@ class KeyTables:
     shared: Array
     shared_keys: Array
     parts: tuple[Array, ...]
-    sends: bool
+    most_sent: int
 
 
 OWN, RECEIVED, NONE = 0, 1, 2
@@ -215,8 +217,19 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
         shared=shared,
         shared_keys=at_key[layout.order[rank * local : (rank + 1) * local][shared]],
         parts=tuple(np.searchsorted(shared, sent) for sent in send),
-        sends=found.any_sends,
+        most_sent=found.most_sent,
     )
+
+
+def runs_of(rows: Array) -> tuple[Chunk, ...]:
+    """Numbers of rows as runs of rows that follow each other.
+
+    >>> runs_of(np.array([3, 4, 5, 9]))
+    ((3, 3), (9, 1))
+    """
+    begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    lengths = np.diff(begins, append=len(rows))
+    return tuple(zip(rows[begins].tolist(), lengths.tolist(), strict=True))
 
 
 def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:
