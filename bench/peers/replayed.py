@@ -45,7 +45,7 @@ class LoneRank:
     def all_to_all(self, x: Tensor) -> Tensor:
         return x
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:  # noqa: ARG002  # of Exchanges
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:  # noqa: ARG002  # of Collectives
         return self._filled("exchange", x, sum(received))
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -129,12 +129,12 @@ class Routes:
 
     Attributes:
         send: rows of this rank for each rank, counted from its first. receive: rows of the sequence from each rank.
-        most_sent: the most rows that any rank sends another.
+        any_sends: some rank sends something to another.
     """
 
     send: tuple[Array, ...]
     receive: tuple[Array, ...]
-    most_sent: int
+    any_sends: bool
 
 
 def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
@@ -144,9 +144,7 @@ def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
     needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
     send = tuple(places[rows[owners[rows] == rank]] - rank * layout.local for rows in needed)
     receive = tuple(needed[rank][owners[needed[rank]] == other] for other in range(layout.ranks))
-    counts = np.stack([np.bincount(owners[keys], minlength=layout.ranks) for keys in needed])
-    np.fill_diagonal(counts, 0)
-    return Routes(send, receive, int(counts.max()))
+    return Routes(send, receive, any(bool((owners[keys] != each).any()) for each, keys in enumerate(needed)))
 
 
 def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
@@ -172,7 +170,7 @@ class KeyTables:
             after the other, 2 for zeros.
         shared: rows of this rank of whose gradients other ranks have parts. shared_keys: which keys these are.
         parts: of each other rank which ones of `shared` it has parts of.
-        most_sent: the most rows that any rank sends another.
+        sends: some rank sends something to another.
     """
 
     most: int
@@ -182,7 +180,7 @@ class KeyTables:
     shared: Array
     shared_keys: Array
     parts: tuple[Array, ...]
-    most_sent: int
+    sends: bool
 
 
 OWN, RECEIVED, NONE = 0, 1, 2
@@ -216,19 +214,8 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
         shared=shared,
         shared_keys=at_key[layout.order[rank * local : (rank + 1) * local][shared]],
         parts=tuple(np.searchsorted(shared, sent) for sent in send),
-        most_sent=found.most_sent,
+        sends=found.any_sends,
     )
-
-
-def runs_of(rows: Array) -> tuple[Chunk, ...]:
-    """Numbers of rows as runs of rows that follow each other.
-
-    >>> runs_of(np.array([3, 4, 5, 9]))
-    ((3, 3), (9, 1))
-    """
-    begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-    lengths = np.diff(begins, append=len(rows))
-    return tuple(zip(rows[begins].tolist(), lengths.tolist(), strict=True))
 
 
 def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:

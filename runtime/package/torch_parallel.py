@@ -148,12 +148,7 @@ def plan(
 
 
 def context_parallel(
-    op: Callable[..., Any],
-    layout: Layout,
-    *,
-    check: bool | None = None,
-    sum_gradients: bool = True,
-    transport: str = "group",
+    op: Callable[..., Any], layout: Layout, *, check: bool | None = None, sum_gradients: bool = True
 ) -> ContextParallel:
     """`op` over the rows of all ranks: `context_parallel(op, layout)(q, k, v, ...)`.
 
@@ -169,10 +164,6 @@ def context_parallel(
             one. None: in the first call; True: in each, for debugging; False: never.
         sum_gradients: add up the gradients of tensors that every rank has whole. False leaves each rank its own part,
             where an outer wrapper (FSDP, DDP) adds up those of all parameters.
-        transport: "group": the collectives of the process group send everything. "peers": GPUs of one host copy from
-            each other's memory, which takes no multiprocessor from the kernels; an error where they cannot. "auto": the
-            same where they can, else the group. CUDA graphs, messages of more than 256 MB and sums over more than two
-            ranks always take the group.
 
     Raises:
         ArgumentError: a bad argument. NotImplementedError: a second derivative is wanted.
@@ -182,4 +173,4 @@ def context_parallel(
     if layout.comm is None:
         expected = "one planned for a DeviceMesh or a process group"
         fail("context_parallel", "layout", expected, f"one for the number {layout.ranks}")
-    return ContextParallel(op, work_of(op), layout, layout.comm, check, sum_gradients, transport)
+    return ContextParallel(op, work_of(op), layout, layout.comm, check, sum_gradients)

@@ -1,13 +1,12 @@
 """Collectives among ranks. They start at once; `wait` says when their results may be read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..core.checks import fail
-from .launching import is_seen_by_others
 
 
 class Collectives(Protocol):
@@ -40,14 +39,12 @@ class Exchanges(Collectives, Protocol):
     def all_to_all(self, x: Tensor) -> Tensor:
         """`[size * n, ...]` -> the same shape: part i is that which rank i has for this one."""
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
-        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths. The longest part
-        that any rank sends another has length `most`, 0 if that is not known."""
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths."""
 
 
 class GroupCollectives:
-    """The collectives of a process group of torch.distributed; where a trace or a mode sees them, as operators that
-    torch.compile knows, which cost a CPU twice the time."""
+    """The collectives of a process group of torch.distributed, as operators that torch.compile knows."""
 
     def __init__(self, group: Any, device_type: str) -> None:
         import torch.distributed as dist
@@ -59,52 +56,28 @@ class GroupCollectives:
         import torch.distributed._functional_collectives  # noqa: F401
 
     def all_gather(self, x: Tensor) -> Tensor:
-        if is_seen_by_others():
-            return self._operator("all_gather_into_tensor", x, self.size)
-        return self._started("all_gather_into_tensor", x, self.size * x.shape[0])
+        return self._started("all_gather_into_tensor", x, self.size)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        if is_seen_by_others():
-            return self._operator("reduce_scatter_tensor", x, "sum", self.size)
-        return self._started("reduce_scatter_tensor", x, x.shape[0] // self.size)
+        return self._started("reduce_scatter_tensor", x, "sum", self.size)
 
     def all_to_all(self, x: Tensor) -> Tensor:
-        if is_seen_by_others():
-            parts = [x.shape[0] // self.size] * self.size
-            return self._operator("all_to_all_single", x, parts, parts)
-        return self._started("all_to_all_single", x, x.shape[0])
+        parts = [x.shape[0] // self.size] * self.size
+        return self._started("all_to_all_single", x, parts, parts)
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:  # noqa: ARG002  # of Exchanges
-        if is_seen_by_others():
-            return self._operator("all_to_all_single", x, list(received), list(sent))
-        return self._started("all_to_all_single", x, sum(received), list(received), list(sent))
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        return self._started("all_to_all_single", x, list(received), list(sent))
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if is_seen_by_others():
-            return self._operator("all_reduce", x, "sum")
-        import torch.distributed as dist
-
-        found = x.clone(memory_format=torch.contiguous_format)
-        return arriving(found, dist.all_reduce(found, group=self.group, async_op=True).wait)
+        return self._started("all_reduce", x, "sum")
 
     def wait(self, x: Tensor) -> Tensor:
-        arrive = getattr(x, "arrive", None)
-        if arrive is None:
-            found: Tensor = torch.ops._c10d_functional.wait_tensor(x)
-            return found
-        del x.arrive  # type: ignore[attr-defined]
-        arrive()
-        return x
-
-    def _operator(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
-        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self.name)
+        found: Tensor = torch.ops._c10d_functional.wait_tensor(x)
         return found
 
-    def _started(self, function: str, x: Tensor, rows: int, *arguments: Any) -> Tensor:
-        import torch.distributed as dist
-
-        found, start = x.new_empty((rows, *x.shape[1:])), getattr(dist, function)
-        return arriving(found, start(found, x.contiguous(), *arguments, group=self.group, async_op=True).wait)
+    def _started(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
+        found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self.name)
+        return found
 
     def gather_objects(self, x: Any) -> list[Any]:
         import torch.distributed as dist
@@ -112,12 +85,6 @@ class GroupCollectives:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, x, group=self.group)
         return found
-
-
-def arriving(x: Tensor, arrive: Callable[[], Any]) -> Tensor:
-    """A tensor that may be read behind `arrive()`, which `GroupCollectives.wait` calls."""
-    x.arrive = arrive  # type: ignore[attr-defined]
-    return x
 
 
 class Alone:
@@ -130,7 +97,7 @@ class Alone:
 
     reduce_scatter = all_to_all = all_reduce = wait = all_gather
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:  # noqa: ARG002  # of Exchanges
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:  # noqa: ARG002  # of Collectives
         return x
 
     def gather_objects(self, x: Any) -> list[Any]:

@@ -17,7 +17,6 @@ from .collectives import Collectives
 from .dtensors import LocalParts, is_distributed
 from .parallel_autograd import attend as attend_directly
 from .parallel_operators import attend, registered
-from .peers import transported
 from .rank_call import LAYOUT, RankCall
 from .support import autocast_inputs, launches_directly
 
@@ -39,10 +38,8 @@ class ContextParallel:
         comm: Collectives,
         check: bool | None,
         sums_gradients: bool,
-        transport: str,
     ) -> None:
-        self.op, self.work, self.layout = op, work, layout
-        self.comm = transported(comm, transport)
+        self.op, self.work, self.layout, self.comm = op, work, layout, comm
         self.check, self.sums_gradients = check, sums_gradients
         self._is_checked = False
         self._checked: set[Any] = set()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from generated._runtime.torch.peers import PeerCollectives
 
 SECONDS = 60
 """A rank that waits so long for the others fails."""
@@ -60,8 +57,7 @@ class ThreadRank:
     def all_to_all(self, x: Tensor) -> Tensor:
         return torch.cat([part.chunk(self.size)[self.rank] for part in self._exchange("all_to_all", x.detach())])
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int], most: int = 0) -> Tensor:
-        assert all(n <= most for rank, n in enumerate(sent) if rank != self.rank)
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
         parts = self._exchange("exchange", x.detach().split(list(sent)))
         found = [part[self.rank] for part in parts]
         assert [len(part) for part in found] == list(received)
@@ -85,37 +81,18 @@ def grid_of(rank: ThreadRank, nodes: int) -> tuple[ThreadRank, ThreadRank]:
     outer_meeting, inner_meeting = meetings[at][0], meetings[node * inner][1]
     for meeting in (outer_meeting, inner_meeting):
         meeting.turn = rank._meeting.turn
-    return type(rank)(outer_meeting, node, nodes), type(rank)(inner_meeting, at, inner)
+    return ThreadRank(outer_meeting, node, nodes), ThreadRank(inner_meeting, at, inner)
 
 
-class ThreadPeer(ThreadRank, PeerCollectives):
-    """The same of threads that copy from each other's memory."""
-
-    def deliver(
-        self, sent: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[Tensor]], most: int, like: Tensor
-    ) -> Any:
-        lengths = [sum(x.nbytes for x in own) for rank, own in enumerate(targets) if rank != self.rank]
-        assert max(lengths) <= most
-        assert all(x.is_contiguous() for own in targets for x in own)
-        every = self._exchange("deliver", ([[x.detach().clone() for x in own] for own in sent], most))
-        assert {each[1] for each in every} == {most}, "ranks count on messages of other lengths"
-        for own, (theirs, _) in zip(targets, every, strict=True):
-            # A message is bytes: its parts need not be those of its targets.
-            given = [x.to(like.dtype).flatten() for x in theirs[self.rank]] or [like.new_empty(0)]
-            for target, part in zip(own, torch.cat(given).split([x.numel() for x in own] or [0]), strict=bool(own)):
-                target.copy_(part.view(target.shape))
-        return SimpleNamespace(wait=lambda: None)
-
-
-def run_ranks(size: int, of_rank: Callable[[Any], Any], kind: type[ThreadRank] = ThreadRank) -> list[Any]:
-    """What `of_rank` returns on each rank, of that kind. The first error of a rank is raised, and stops the others."""
+def run_ranks(size: int, of_rank: Callable[[ThreadRank], Any]) -> list[Any]:
+    """What `of_rank` returns on each rank. The first error of a rank is raised, and stops the others."""
     meeting = _Meeting(size)
     errors: list[BaseException] = []
 
     def run(rank: int) -> Any:
         with meeting.turn:
             try:
-                return of_rank(kind(meeting, rank, size))
+                return of_rank(ThreadRank(meeting, rank, size))
             except threading.BrokenBarrierError:
                 return None
             except BaseException as error:

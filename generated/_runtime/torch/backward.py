@@ -14,10 +14,7 @@ from torch import Tensor
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
 from ..core.checks import fail
 from .functions import kernels_of
-from .replay import replayed
 from .support import FP8_DTYPE
-
-_ORDER = ("do", "q", "k", "v", "o", "lse")
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """What runs the kernels of a call: `apply`, or what computes gradients in its place."""
@@ -39,21 +36,7 @@ class Gradients(NamedTuple):
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
     """Give an op its `backward`. `call(run, ...)` is what the op does, of all its parameters but those of pages."""
-
-    def found(*args: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
-        return _backward(op, call, *args, **keywords)[:3]
-
-    op.__dict__["backward"] = partial(_backward_again, replayed(found), op, call)
-
-
-def _backward_again(
-    found: Callable[..., tuple[Tensor, ...]], op: Any, call: Callable[..., Any], *args: Any, **keywords: Any
-) -> Gradients:
-    """`_backward`, replayed as the op is where the gradients of no own tensors are wanted."""
-    if keywords.get("wanted") == () and len(args) == len(_ORDER) and not torch.is_grad_enabled():
-        dq, dk, dv = found(*args, **keywords)
-        return Gradients(dq, dk, dv, {})
-    return _backward(op, call, *args, **keywords)
+    op.__dict__["backward"] = partial(_backward, op, call)
 
 
 def _backward(

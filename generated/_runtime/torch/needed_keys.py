@@ -1,35 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of other ranks that the rows of a rank may attend to: they alone are sent."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..core.key_needs import NONE, OWN, KeyTables, key_tables, runs_of
+from ..core.key_needs import NONE, OWN, KeyTables, key_tables
 from ..core.shards import Chunk, KeyNeeds, Layout
 from ..core.work import Array
 from .collectives import Exchanges
 from .exchange import kept
-from .peers import PeerCollectives
-
-T = TypeVar("T")
 
 MOST_KEPT = 1.5
 """The forward's keys are kept for the backward if they are at most so many times a rank's own, in place of these."""
 
-MOST_RUNS = 8
-"""Rows in so many runs at most are views of these; those in more are copied by their numbers."""
-
-Rows: TypeAlias = Tensor | tuple[Chunk, ...]
-"""Some rows of a tensor: their numbers, or runs of them, each its first row and how many there are."""
-
-Coming: TypeAlias = Callable[[], list[Tensor]]
-"""Waits for an exchange, and returns what it brings."""
+Rows: TypeAlias = Tensor | Chunk
+"""Some rows of a tensor: their numbers, or first and number of rows that follow each other."""
 
 
 class NeededKeys:
@@ -57,16 +47,19 @@ class NeededKeys:
 
         key = ("key tables", layout.needs.index(needs), comm.rank, k.device)
         self.tables: _Tables = kept(layout, key, make)
+        self._pairs = list(zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True))
+        self._coming = [
+            None if received else self._exchanged(*pair, self.tables.send, back=False) for pair in self._pairs
+        ]
         self._keys: list[Tensor] = list(received)
-        self._coming: list[Coming] = []
-        if not received:
-            self._coming = [self._asked(pair) for pair in zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True)]
         self._gradients: list[tuple[Tensor, Tensor]] = []
-        self._returning: list[Coming] = []
+        self._returning: list[Tensor | None] = []
 
     def keys(self, group: int) -> list[Tensor]:
         if len(self._keys) <= 2 * group:
-            self._keys += self._coming[group]()
+            pair = self._pairs[group]
+            came = self._came(self._coming[group], pair, back=False)
+            self._keys += [_together(x, part, self.tables) for x, part in zip(pair, came, strict=True)]
         return self._keys[2 * group : 2 * group + 2]
 
     def kept(self) -> list[Tensor]:
@@ -75,70 +68,50 @@ class NeededKeys:
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:  # noqa: ARG002  # groups are sent in order
         self._gradients.append((dk, dv))
-        self._returning.append(self._exchanged((dk, dv), self.tables.receive, back=True))
+        self._returning.append(self._exchanged(dk, dv, self.tables.receive, back=True))
 
     def receive(self, dtype: torch.dtype) -> list[Tensor]:
         tables, found = self.tables, []
         for pair, coming in zip(self._gradients, self._returning, strict=True):
             own = [_own_part(x, tables, self.local, dtype) for x in pair]
-            for mine, x, came in zip(own, pair, coming() if tables.shared is not None else (), strict=False):
-                assert tables.shared is not None
+            for mine, x, came in zip(own, pair, self._came(coming, pair, back=True), strict=True):
+                if came is None or tables.shared is None:
+                    continue
                 total = _rows_of(x, tables.shared_keys)
                 for rows, part in zip(tables.parts, came.split(tables.sent), strict=True):
-                    _add_rows(total, rows, part)
-                _put_rows(mine, tables.shared, total)
+                    if isinstance(rows, tuple):
+                        total.narrow(0, *rows).add_(part)
+                    else:
+                        total.index_add_(0, rows, part)
+                if isinstance(tables.shared, tuple):
+                    mine.narrow(0, *tables.shared).copy_(total)
+                else:
+                    mine.index_copy_(0, tables.shared, total.to(dtype))
             found.append(own)
         return [each[0] if len(each) == 1 else torch.cat(each, 2) for each in zip(*found, strict=True)]
 
-    def _asked(self, pair: Sequence[Tensor]) -> Coming:
-        """Start to get the keys of a group: k and v in order."""
-        tables = self.tables
-        if tables.most_sent and all(isinstance(rows, tuple) for rows in tables.receive):
-            # Keys come straight to their places.
-            found = [_with_own(x, tables) for x in pair]
-            places = tables.with_own(tables.receive, ())
-            targets = [[part for x in found for part in _parts_of(x, rows)] for rows in places]
-            wait = self._delivered(pair, tables.send, targets)
-            if wait is not None:
-                return partial(_behind, wait, found)
-        coming = self._exchanged(pair, tables.send, back=False)
-        return lambda: [_together(x, part, tables) for x, part in zip(pair, coming(), strict=True)]
-
-    def _exchanged(self, pair: Sequence[Tensor], rows: Sequence[Rows], *, back: bool) -> Coming:
-        """Start to send rows of two tensors to each other rank: what came from these, one after the other, of either
-        tensor. Nothing comes where no rank sends any."""
-        tables = self.tables
-        if tables.most_sent == 0:
-            return lambda: [x[:0] for x in pair]
-        to_get, to_send = (tables.sent, tables.received) if back else (tables.received, tables.sent)
-        found = [x.new_empty((sum(to_get), *x.shape[1:])) for x in pair]
-        targets: list[Sequence[Tensor]] = list(zip(*(x.split(tables.with_own(to_get, 0)) for x in found), strict=True))
-        targets[tables.rank] = ()
-        wait = self._delivered(pair, rows, targets)
-        if wait is not None:
-            return partial(_behind, wait, found)
-        widths = [prod(x.shape[1:]) for x in pair]
-        width = sum(widths)
-        parts = [_rows_of(x, each).flatten() for each in rows for x in pair]
-        lengths, of_sent = ([n * width for n in tables.with_own(each, 0)] for each in (to_get, to_send))
-        coming = self.comm.exchange(torch.cat(parts), lengths, of_sent, tables.most_sent * width)
-
-        def came() -> list[Tensor]:
-            parts = self.comm.wait(coming).split([n * width for n in to_get for width in widths])
-            return [torch.cat(parts[i::2]).view(x.shape) for i, x in enumerate(found)]
-
-        return came
-
-    def _delivered(
-        self, pair: Sequence[Tensor], rows: Sequence[Rows], targets: Sequence[Sequence[Tensor]]
-    ) -> Callable[[], None] | None:
-        """Start to copy rows to targets of the other ranks; returns what waits for the targets of this one, or None if
-        rows must go through the process group."""
-        if not isinstance(self.comm, PeerCollectives):
+    def _exchanged(self, k: Tensor, v: Tensor, rows: Sequence[Rows], *, back: bool) -> Tensor | None:
+        """Start to send rows of two tensors to each other rank; None if no rank sends any."""
+        tables, width = self.tables, _width(k) + _width(v)
+        if not tables.sends:
             return None
-        sent = self.tables.with_own([[part for x in pair for part in _parts_of(x, each)] for each in rows], [])
-        event = self.comm.deliver(sent, targets, self.tables.most_sent * _width(pair), pair[0])
-        return None if event is None else event.wait
+        parts = [_rows_of(x, each).flatten() for each in rows for x in (k, v)]
+        sent, received = (tables.received, tables.sent) if back else (tables.sent, tables.received)
+        lengths = [[n * width for n in tables.with_own(each)] for each in (received, sent)]
+        return self.comm.exchange(torch.cat(parts), *lengths)
+
+    def _came(self, coming: Tensor | None, like: Sequence[Tensor], *, back: bool) -> list[Tensor | None]:
+        """What came from the other ranks, one after the other, of either tensor; None if nothing did."""
+        counts = self.tables.sent if back else self.tables.received
+        if coming is None:
+            return [None, None]
+        widths = [_width(x) for x in like]
+        parts = self.comm.wait(coming).split([n * width for n in counts for width in widths])
+        found: list[Tensor | None] = []
+        for i, x in enumerate(like):
+            flat = parts[i] if len(counts) == 1 else torch.cat(parts[i::2])
+            found.append(flat.view(-1, *x.shape[1:]))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,7 +121,7 @@ class _Tables:
     rank: int
     most: int
     pieces: Sequence[tuple[int, int, int]]
-    most_sent: int
+    sends: bool
     send: Sequence[Rows]
     receive: Sequence[Rows]
     sent: list[int]
@@ -160,14 +133,15 @@ class _Tables:
     @classmethod
     def of(cls, found: KeyTables, comm: Exchanges, device: torch.device) -> "_Tables":
         def there(rows: Array) -> Rows:
-            runs = runs_of(rows)
-            return runs if len(runs) <= MOST_RUNS else torch.as_tensor(rows, device=device)
+            first = int(rows[0]) if len(rows) else 0
+            follow = bool((rows == range(first, first + len(rows))).all())
+            return (first, len(rows)) if follow else torch.as_tensor(rows, device=device)
 
         return cls(
             rank=comm.rank,
             most=found.most,
             pieces=found.pieces,
-            most_sent=found.most_sent,
+            sends=found.sends,
             send=tuple(map(there, found.send)),
             receive=tuple(map(there, found.receive)),
             sent=list(map(len, found.send)),
@@ -177,66 +151,25 @@ class _Tables:
             parts=tuple(map(there, found.parts)),
         )
 
-    def with_own(self, of_others: Sequence[T], own: T) -> list[T]:
-        """What there is of each other rank, and of this one."""
-        return [*of_others[: self.rank], own, *of_others[self.rank :]]
+    def with_own(self, counts: Sequence[int]) -> list[int]:
+        """Counts of the other ranks, and 0 for this one."""
+        return [*counts[: self.rank], 0, *counts[self.rank :]]
 
 
-def _behind(wait: Callable[[], None], found: list[Tensor]) -> list[Tensor]:
-    wait()
-    return found
-
-
-def _width(pair: Sequence[Tensor]) -> int:
-    """Bytes of a row of tensors."""
-    return sum(prod(x.shape[1:]) * x.element_size() for x in pair)
-
-
-def _parts_of(x: Tensor, rows: Rows) -> list[Tensor]:
-    """Rows of a tensor, run by run."""
-    return [x.index_select(0, rows)] if isinstance(rows, Tensor) else [x.narrow(0, *run) for run in rows]
+def _width(x: Tensor) -> int:
+    """Elements of a row."""
+    return prod(x.shape[1:])
 
 
 def _rows_of(x: Tensor, rows: Rows) -> Tensor:
-    """The same in one tensor, a view of one run."""
-    parts = _parts_of(x, rows)
-    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else x[:0]
+    """Rows of a tensor, a view where they follow each other."""
+    return x.narrow(0, *rows) if isinstance(rows, tuple) else x.index_select(0, rows)
 
 
-def _add_rows(x: Tensor, rows: Rows, change: Tensor) -> None:
-    """Add to rows of a tensor."""
-    if isinstance(rows, Tensor):
-        x.index_add_(0, rows, change)
-        return
-    for part, of_part in zip(_parts_of(x, rows), change.split([n for _, n in rows]), strict=True):
-        part.add_(of_part)
-
-
-def _put_rows(x: Tensor, rows: Rows, values: Tensor) -> None:
-    """Write rows of a tensor."""
-    if isinstance(rows, Tensor):
-        x.index_copy_(0, rows, values.to(x.dtype))
-        return
-    for part, of_part in zip(_parts_of(x, rows), values.split([n for _, n in rows]), strict=True):
-        part.copy_(of_part)
-
-
-def _with_own(own: Tensor, tables: _Tables) -> Tensor:
-    """Keys in order, of which those of other ranks are still to come."""
-    found, at = own.new_empty((sum(n for *_, n in tables.pieces), *own.shape[1:])), 0
-    for source, first, n in tables.pieces:
-        if source == OWN:
-            found.narrow(0, at, n).copy_(own.narrow(0, first, n))
-        elif source == NONE:
-            found.narrow(0, at, n).zero_()
-        at += n
-    return found
-
-
-def _together(own: Tensor, came: Tensor, tables: _Tables) -> Tensor:
+def _together(own: Tensor, came: Tensor | None, tables: _Tables) -> Tensor:
     """Keys in order, of this rank's rows and of those that came."""
     longest = max((n for source, _, n in tables.pieces if source == NONE), default=0)
-    sources = (own, came, own.new_zeros(longest, *own.shape[1:]))
+    sources = (own, own[:0] if came is None else came, own.new_zeros(longest, *own.shape[1:]))
     parts = [sources[source].narrow(0, 0 if source == NONE else at, n) for source, at, n in tables.pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else own[:0]
 

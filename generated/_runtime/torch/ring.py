@@ -123,7 +123,7 @@ class RingRows:
         size, rank = self.comm.size, self.comm.rank
         to, source = (rank + distance) % size, (rank - distance) % size
         sent, received = ([len(x) if other == each else 0 for other in range(size)] for each in (to, source))
-        return self.comm.exchange(x, received, sent, len(x))
+        return self.comm.exchange(x, received, sent)
 
     def _moved(self, x: Tensor, distance: int) -> Tensor:
         return x if distance % self.comm.size == 0 else self.comm.wait(self._sent(x, distance))
