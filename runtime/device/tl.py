@@ -264,6 +264,10 @@ def load_pairs(ptrs, PTX: tl.constexpr):
         return tl.load(ptrs)
 
 
+SELECT_OR_ZERO = tl.constexpr("{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0f00000000, p; }")
+SELECT_OR_MINUS_INF = tl.constexpr("{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }")
+
+
 @triton.jit
 def keep_range(x, distance, count, outside, PTX: tl.constexpr):
     """`x` where `0 <= distance < count`, else `outside`, which is -inf or 0. `count` is not negative."""
@@ -271,10 +275,7 @@ def keep_range(x, distance, count, outside, PTX: tl.constexpr):
     if PTX:
         # The compiler would evaluate a mask ahead of the product that makes x, and pack its truth values into registers
         # and out of them again. A comparison inside of this instruction waits for x.
-        if outside == 0.0:
-            select: tl.constexpr = "{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0f00000000, p; }"
-        else:
-            select: tl.constexpr = "{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
+        select: tl.constexpr = SELECT_OR_ZERO if outside == 0.0 else SELECT_OR_MINUS_INF
         counts = tl.full([1, 1], count, tl.int32)
         return tl.inline_asm_elementwise(
             select, "=f,f,r,r", [x, distance, counts], dtype=tl.float32, is_pure=True, pack=1
