@@ -79,11 +79,7 @@ class Alike:
 
 def plain_places(pointers: list[int]) -> list[int] | None:
     """Pointers; None if one is no multiple of 16, or is there twice, or points nowhere."""
-    return (
-        pointers
-        if gcd(*pointers) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers)
-        else None
-    )
+    return pointers if gcd(*pointers) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers) else None
 
 
 class LastCall:
