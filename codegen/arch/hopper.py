@@ -50,6 +50,7 @@ class HopperFamily:
         wide_keys: `block_n` of the backward kernel for more than 128 columns, where both warpgroups hold all keys.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         narrow_forward_from_if_alike: the same if all rows attend to the same keys.
+        narrow_forward_from_if_overlapped: the same if the score is costly, and computed beside the exponentials.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         packed_backward_from: the same of the backward, which clears and converts its sum of dq whatever the length.
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
@@ -70,6 +71,7 @@ class HopperFamily:
     wide_keys: int
     narrow_forward_from: int
     narrow_forward_from_if_alike: int
+    narrow_forward_from_if_overlapped: int
     packed_forward_from: Mapping[int, int]
     packed_backward_from: int
     fused_backward_from: Mapping[int, int]
@@ -100,6 +102,7 @@ FAMILY = HopperFamily(
     wide_keys=64,
     narrow_forward_from=1024,
     narrow_forward_from_if_alike=512,
+    narrow_forward_from_if_overlapped=2048,
     packed_forward_from={64: 1024, 128: 96, 256: 1024},
     packed_backward_from=1024,
     fused_backward_from={64: 2048, 128: 1024, 256: 1024},

@@ -29,6 +29,7 @@ class VariantTraits:
     score_is_scaled_product: bool
     score_is_capped: bool
     score_is_cheap: bool
+    score_is_overlapped: bool
     keys_start_at_zero: bool
     rows_are_alike: bool
     keys_are_runs: bool
@@ -48,6 +49,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         score_is_scaled_product=score_is_scaled_product(dense),
         score_is_capped=score_is_capped(dense),
         score_is_cheap=_score_is_cheap(variant),
+        score_is_overlapped=_score_is_overlapped(dense),
         keys_start_at_zero=keys_start_at_zero(dense),
         rows_are_alike=rows_are_alike(dense),
         keys_are_runs=_keys_are_runs(dense),
@@ -83,6 +85,13 @@ def _score_is_cheap(variant: Variant) -> bool:
         for node in nodes
     )
     return not variant.decay and not variant.dropout and not any(expensive)
+
+
+def _score_is_overlapped(planned: VariantPlan) -> bool:
+    """True if Hopper's forward computes a costly score beside its exponentials: a tanh as a polynomial, or a dropout's
+    draws."""
+    draws = planned.variant.dropout and planned.fwd.linear and not planned.variant.decay
+    return bool(draws) or score_is_capped(planned)
 
 
 def keys_start_at_zero(planned: VariantPlan) -> bool:

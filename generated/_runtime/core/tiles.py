@@ -109,6 +109,7 @@ class HopperFamily:
     wide_keys: int
     narrow_forward_from: int
     narrow_forward_from_if_alike: int
+    narrow_forward_from_if_overlapped: int
     packed_forward_from: Mapping[int, int]
     packed_backward_from: int
     fused_backward_from: Mapping[int, int]
@@ -124,6 +125,7 @@ class VariantTraits:
         score_is_capped: the score is a number times the tanh of a multiple of the product, and nothing else has a
             gradient.
         score_is_cheap: the score expression calls no function and reads nothing per key or pair; no dropout, no decay.
+        score_is_overlapped: Hopper's forward computes a costly score beside its exponentials: a cap or a dropout.
         keys_start_at_zero: every query attends to one contiguous key range that starts at key 0.
         rows_are_alike: all rows attend to the same keys, so the mask cuts no tile.
         keys_are_runs: a row attends to contiguous key ranges, which no list of blocks describes.
@@ -140,6 +142,7 @@ class VariantTraits:
     score_is_scaled_product: bool
     score_is_capped: bool
     score_is_cheap: bool
+    score_is_overlapped: bool
     keys_start_at_zero: bool
     rows_are_alike: bool
     keys_are_runs: bool

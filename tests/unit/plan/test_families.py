@@ -234,10 +234,15 @@ def test_wide_forwards_run_on_hopper() -> None:
     assert forward("causal_dropout").family == "hopper"
 
 
-def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap() -> None:
+def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap_or_overlapped() -> None:
     for variant, traits in TRAITS.items():
         narrow = forward(variant, head_dims=(64, 64), length=2 * max(LENGTHS))
-        assert (narrow.family == "hopper") == (traits.score_is_cheap and traits.keys_start_at_zero), variant
+        suits = traits.score_is_cheap or traits.score_is_overlapped
+        assert (narrow.family == "hopper") == (suits and traits.keys_start_at_zero), variant
+    assert TRAITS["causal_dropout"].score_is_overlapped
+    assert TRAITS["softcap"].score_is_overlapped
+    assert forward("softcap", head_dims=(64, 64), length=1024).family == "portable"
+    assert forward("softcap", head_dims=(64, 64), length=2048).family == "hopper"
 
 
 def test_rows_under_a_mask_are_not_alike() -> None:
