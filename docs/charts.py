@@ -16,10 +16,10 @@ GPU = "h100"
 ASSETS = ROOT / "docs" / "assets"
 
 PANELS = (
-    ("cudnn", ("core", "gqa"), "causal, full; D64 to 256"),
-    ("fa4", ("core", "gqa"), "causal, full; D64 to 256"),
-    ("flex", ("paper",), "its paper's variants, D64"),
-    ("fla", ("fla",), "with a log-decay"),
+    ("cudnn", ("front",), "causal; S128 to S16k"),
+    ("fa4", ("front",), "causal, window, softcap"),
+    ("flex", ("front",), "every variant"),
+    ("fla", ("front",), "with a log-decay"),
 )
 """Peer, the suites of its cases, and what these are. Of each suite the latest run with that peer counts."""
 
@@ -39,7 +39,7 @@ def rows() -> list[Row]:
 
 def charts() -> dict[Path, str]:
     """File -> SVG of each picture in each scheme."""
-    device = next(each.run.device for each in shown_runs("core") if each.run.gpu == GPU)
+    device = next(each.run.device for each in shown_runs("front") if each.run.gpu == GPU)
     found = {}
     for scheme in SCHEMES:
         found[ASSETS / f"figures-{scheme.name}.svg"] = ratio_chart(f"{device}, bfloat16", rows(), scheme)
