@@ -43,13 +43,15 @@ class Row:
 
 
 LEFT, WIDTH, TOP, STEP = 190, 760, 62, 26
+FARTHEST = 8.0
+"""The end of the axis: larger ratios are written out there, since a single one would squeeze all others."""
 _TICKS = (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
 
 
 def ratio_chart(title: str, rows: Sequence[Row], scheme: Scheme) -> str:
     """How many times as long each peer takes, on a logarithmic axis; where ours is slower the ground is shaded."""
     values = [ratio for row in rows for ratio in row.ratios]
-    low, high = min(0.8, *values) / 1.06, max(1.5, *values) * 1.06
+    low, high = min(0.8, *values) / 1.06, min(max(1.5, *values), FARTHEST) * 1.06
     height = TOP + STEP * len(rows) + 42
 
     def x(ratio: float) -> float:
@@ -79,7 +81,11 @@ def ratio_chart(title: str, rows: Sequence[Row], scheme: Scheme) -> str:
         parts += [
             f'<circle cx="{x(ratio):.1f}" cy="{y:.1f}" r="4" fill="{scheme.passes[row.which]}" fill-opacity=".55"/>'
             for ratio in row.ratios
+            if ratio <= FARTHEST
         ]
+        if beyond := sorted(ratio for ratio in row.ratios if ratio > FARTHEST):
+            words = "and " + ", ".join(f"{ratio:.0f}" for ratio in beyond)
+            parts.append(_text(x(high), y + 4, words, scheme.passes[row.which], anchor="end", size=11))
         mean = geometric_mean(list(row.ratios))
         parts.append(_line(x(mean), y - 8, x(mean), y + 8, scheme.passes[row.which], 2.5))
         parts.append(_text(WIDTH, y + 4, f"{mean:.2f}", scheme.passes[row.which], anchor="end", weight=600))
