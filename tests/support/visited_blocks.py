@@ -175,7 +175,7 @@ class Loops:
         lowering = Lowering(tensors=tensors, query_axis=0 if keys else 1)
         bounds: LoopBounds = (key_bounds if keys else query_bounds)(analyse(mask), lowering)
         start, block = ("start_n", "BLOCK_N") if keys else ("start_m", "BLOCK_M")
-        kernel = SimpleNamespace(bounds=bounds, layout=token_layout(Mode.DENSE))
+        kernel = SimpleNamespace(bounds=bounds, layout=token_layout(Mode.DENSE), narrow=None)
         visits = {
             "counts": visit_counts(bounds, block, always=True),
             "partial_start": partial_start(bounds, start, block),

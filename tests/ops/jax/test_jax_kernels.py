@@ -199,14 +199,23 @@ def gradient_kernels(
 def test_kernels_of_hopper_are_launched(variant: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each argument at its place: what a kernel fills behind what it reads."""
     found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=False)
+    sums_distances = variant == "relative_bias" and mode == "dense"
+    by_pair = variant in BY_PAIR and not sums_distances
     backward = ["hopper_delta", "hopper_bwd"]
     is_fused = "bwd_dq" not in found
-    assert is_fused == (variant not in BY_PAIR)
+    assert is_fused != by_pair
     backward = [*backward, "hopper_dq_rows"] if is_fused else ["bwd_dq", *backward]
+    backward += ["bwd_distances"] if sums_distances else []
     assert [name for name in found if name.startswith(("hopper", "bwd"))] == ["hopper_fwd", *backward]
-    if variant not in BY_PAIR:
+    if not by_pair:
         found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=True)
-        backward = ["hopper_fwd", "bwd_dq", "hopper_delta", "hopper_bwd"]
+        backward = [
+            "hopper_fwd",
+            "bwd_dq",
+            "hopper_delta",
+            "hopper_bwd",
+            *(["bwd_distances"] if sums_distances else []),
+        ]
         assert [name for name in found if name.startswith(("hopper", "bwd"))] == backward
 
 

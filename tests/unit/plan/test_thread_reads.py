@@ -48,9 +48,9 @@ def test_a_distance_is_one_name() -> None:
     assert by_distance(call("clamp_index", Infix("-", rows, keys))) == call("clamp_index", Name("apart"))
     shifted = Infix("-", Infix("+", Name("n"), rows), keys)
     assert by_distance(shifted) == Infix("+", Name("n"), Name("apart"))
-    # Of transposed tiles the axes are others.
-    transposed = Infix("-", Broadcast(Name("q_idx"), 1), Broadcast(Name("kv_idx"), 0))
-    assert by_distance(transposed) == transposed
+    # Tiles of keys by rows.
+    assert by_distance(Infix("-", Broadcast(Name("q_idx"), 1), Broadcast(Name("kv_idx"), 0))) == Name("apart")
+    assert by_distance(Infix("-", keys, rows)) == Infix("-", keys, rows)
 
 
 def block(statements: list[Assign], *, logit: Code, dscore: Code | None = None, gradient: Code | None = None) -> Block:
