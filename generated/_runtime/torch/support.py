@@ -398,8 +398,8 @@ def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int
     """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
     index = torch.broadcast_tensors(*(_index(i, sums.device).long() for i in places))
     # What no index tells apart goes to one element: summed here, it need not be sorted.
-    length = index[0].shape[-1] if index[0].dim() else 1
-    copy = torch.arange(length, device=sums.device) % _COPIES
+    # Without an axis, which is one element, `numel` of the empty shape is 1.
+    copy = torch.arange(index[0].shape[-1:].numel(), device=sums.device) % _COPIES
     copies = sums.new_zeros((_COPIES, *shape))
     return copies.index_put_((copy, *index), sums.sum_to_size(index[0].shape), accumulate=True).sum(0)
 
