@@ -103,9 +103,9 @@ def lay_out_runs(
     Program s places slot s of `runs`. Where a batch row is not in order, or has more than `most_runs`, there are no
     blocks at all. Starts count rows in memory: those of batch rows are q_batch_rows and kv_batch_rows apart.
 
-    Rows of padding have no keys, and BY_KEYS keys of padding no rows. BY_KEYS another number stands for the batch row:
-    the backward of packed calls finds a run's first block of ROW_BLOCK rows at `q_start // ROW_BLOCK` plus that number.
-    Blocks of rows follow each other as in a table of rows.
+    Rows of padding have no keys; BY_KEYS, keys of padding have no rows. BY_KEYS, a number replaces the batch row: the
+    packed backward finds a run's first block of ROW_BLOCK rows at `q_start // ROW_BLOCK` plus that number. Blocks of
+    rows stand in the order of a table of rows.
     """
     slot = tl.program_id(0)
     num_wrong = 0
