@@ -37,12 +37,28 @@ def _lag_form(e: Expr) -> Expr | None:
     if isinstance(e, Op) and e.op in expr.COMPARISONS and e.args[0].type is Type.INT:
         difference = _lag_form(expr.sub(*e.args))
         return None if difference is None else expr.compare(e.op, difference, const(0))
-    if e.type is not Type.INT or not expr.names(e) >= POSITIONS:
+    if e.type is Type.BOOL or not expr.names(e) >= POSITIONS:
         return None
+    if e.type is Type.FLOAT:
+        whole = _as_integer(e)
+        found = None if whole is None else _lag_form(whole)
+        return None if found is None else expr.to_float(found)
     form = linear(e)
     if form is None or form.q != -form.kv:
         return None
     return expr.add(expr.mul(const(form.q), LAG), form.rest)
+
+
+def _as_integer(e: Expr) -> Expr | None:
+    """The integer that a sum of positions as floats is, as a cast of `q_idx - kv_idx` is written out; else None."""
+    if not isinstance(e, Op):
+        return None
+    if e.op == "float":
+        return e.args[0]
+    parts = [_as_integer(a) for a in e.args]
+    if e.op not in ("add", "sub") or parts[0] is None or parts[1] is None:
+        return None
+    return expr.add(parts[0], parts[1]) if e.op == "add" else expr.sub(parts[0], parts[1])
 
 
 def added_by_distance(variant: Variant) -> Expr | None:

@@ -31,6 +31,10 @@ DISTANCE_SUMS = "ds_distances"
 """The buffer of the sums of ds by distance, from which the gradients of all tensors read by distance are made."""
 
 
+FAR_SUMS = "ds_far"
+"""The buffer of the sums of ds of whole blocks whose pairs all read one element: before and behind the other distances."""
+
+
 class GradientKind(StrEnum):
     """How the gradient through one read of a tensor is gathered."""
 

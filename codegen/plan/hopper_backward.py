@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.gradients import FAR_SUMS, GradientKind, GradientTerm
 from codegen.plan.code import Arange, Code, Infix, Name, product
+from codegen.plan.far_blocks import BEFORE, BEHIND, SUMS
 from codegen.plan.hopper_gradients import GradientStep, gradient_step
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
@@ -189,7 +190,7 @@ class BackwardPlan:
             return True
         kernel, step = self.kernel, self.plain
         own = bool(kernel.row_adds) or self.variant.dropout or not kernel.linear
-        own = own or bool(step.reads) or self.block_term_of_rows
+        own = own or bool(step.reads) or self.block_term_of_rows or kernel.far is not None
         return own or "start_m" in uses(step.parts) or GradientStep.reads_rows([*step.shared, *step.again])
 
     # -- what is stored for each query head
@@ -301,8 +302,11 @@ class BackwardPlan:
                 own += "kv_total kv_start" if packed else "b num_heads"
         own += " " + " ".join(flag for flag in kernel.flags)
         own += " q_shift start_m" if self.block_term_of_rows else ""
+        if kernel.far is not None:
+            own += f" q_shift start_m h b num_heads {FAR_SUMS}_ptr {SUMS} {BEFORE} {BEHIND}"
         parts: list[Part] = [*self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
         parts += [part for step in self._steps for part in step.parts]
+        parts += [] if kernel.far is None else [kernel.far.logit]
         tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *parts, *map(Name, tables))
 

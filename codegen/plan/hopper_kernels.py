@@ -15,7 +15,8 @@ from codegen.analysis.schedule import BlockAnalysis
 from codegen.analysis.score_bounds import bounds, fixed_reference
 from codegen.ir import expr
 from codegen.ir.expr import Expr
-from codegen.plan.kernel import KernelPlan
+from codegen.plan.far_blocks import SUMS, far_blocks, far_score, limits, sums
+from codegen.plan.kernel import FarBlocks, KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder, unless_true
 from codegen.plan.logits import Logits, logits
@@ -70,6 +71,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
     """
     own = _split_by_sides(variant, sign)
     builder = HopperBuilder(variant, sign.mode, own, query_axis=1, walks_heads=True)
+    far = _far_blocks(variant, builder)
     gathers_all = sums_by_keys(own.terms)
     terms = [t for t in own.terms if t.kind is GradientKind.COLUMN or (gathers_all and not t.by_distance)]
     plan = key_kernel(builder, analysis, sign, name="hopper_bwd", terms=terms, reads_keys=True)
@@ -79,17 +81,28 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
     # Terms of a row alone are found in `delta`: what only they read is no argument here.
     blocks = [plan.full.parts, plan.partial.parts, plan.key_term, plan.block_term]
     read = uses(plan.prologue, plan.head_prologue, plan.bounds.statements, *blocks)
-    if "row_start" in uses(plan.block_term):
+    if far is not None or "row_start" in uses(plan.block_term):
         read |= {"q_shift"}
     args, constants = sign.read_only(plan.args, plan.constants, read)
+    first_number = next(i for i, group in enumerate(args) if group.names[0].startswith("stride_"))
     return replace(
         plan,
-        args=args,
-        constants=constants,
+        args=[*args[:first_number], *sums(far), *args[first_number:], *limits(far)],
+        constants=[*([] if far is None else [SUMS]), *constants],
+        far=far,
         legend=sign.legend(args, terms),
         sums_by_products=gathers_all and own.dscore is None,
         dscore_is_bounded=own.dscore is not None and bounds(own.dscore).is_bounded,
     )
+
+
+def _far_blocks(variant: Variant, builder: HopperBuilder) -> FarBlocks | None:
+    """The blocks of a backward whose sums go to the gradient of one element, with their score."""
+    far = far_blocks(variant) if any(term.by_distance for term in builder.logits.terms) else None
+    if far is None:
+        return None
+    _, codes = builder.lowering.block(far_score(variant, builder.logits.logit, far), whole=True)
+    return replace(far, logit=codes[0])
 
 
 def wide_backward(plan: KernelPlan) -> KernelPlan:

@@ -83,6 +83,23 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FarBlocks:
+    """Blocks so far from the diagonal that all pairs read the same elements by distance, those of `near_first` or those
+    of `near_last`: `before` and `behind` say on which sides there are such blocks.
+
+    `logit`: in place of a block's, of `is_behind`; None in a kernel of no scores.
+    """
+
+    before: bool
+    behind: bool
+    logit: Code | None = None
+
+    @property
+    def sides(self) -> list[str]:
+        return [name for name, known in (("behind", self.behind), ("before", self.before)) if known]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArgGroup:
     """Kernel parameters that are passed together: their names, and the host's source that gives them.
 
@@ -121,6 +138,7 @@ class KernelPlan(InMode):
     `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
     they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
     `stores_delta`: a kernel that runs later reads delta.
+    `far`: blocks that read one element by distance, where there may be any.
     `narrow`: of a band whose width the call gives, whether it is so narrow that one loop visits all blocks with the
     mask.
     """
@@ -149,6 +167,7 @@ class KernelPlan(InMode):
     fixed_reference: float | None = None
     dscore_is_bounded: bool = False
     stores_delta: bool = False
+    far: FarBlocks | None = None
     narrow: HostCode | None = None
     mode: Mode = Mode.DENSE
 
@@ -174,6 +193,11 @@ class KernelPlan(InMode):
     def flags(self) -> dict[str, str]:
         """Constant that says whether a call wants a gradient -> the op's parameter for it."""
         return {t.flag: t.flag.lower() for t in self.gradients if t.flag}
+
+    @property
+    def far_sides(self) -> list[str]:
+        """The sides on which blocks are far."""
+        return [] if self.far is None else self.far.sides
 
     @property
     def row_sums(self) -> list[GradientTerm]:

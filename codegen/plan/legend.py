@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.gradients import GradientKind, GradientTerm
+from codegen.analysis.gradients import FAR_SUMS, GradientKind, GradientTerm
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.kernel import ArgGroup
@@ -35,6 +35,7 @@ SHAPES = {
     "spans": "[B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list",
     "q_positions": "[B, Sq]  int32, or None: by row",
     "kv_positions": "[B, Skv]  int32, or None: by row",
+    FAR_SUMS: "[B, Hq, 2, far_parts]  fp32, sums of ds before and behind the distances of num_lags, in parts",
     "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
     "ranges": "[B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from codegen.analysis.call_modes import Mode, has_tokens
 from codegen.analysis.distances import LAG, by_lag
-from codegen.analysis.gradients import DISTANCE_SUMS, GradientKind, GradientTerm
+from codegen.analysis.gradients import DISTANCE_SUMS, FAR_SUMS, GradientKind, GradientTerm
 from codegen.analysis.indexing import exact_index
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, ScalarType, Type, Var, int_var
 from codegen.ir.printers import jnp_printer, torch_printer
+from codegen.plan.far_blocks import host_limits
 from codegen.plan.frameworks import Framework
-from codegen.plan.host_code import HostCode, host, joined, printed
+from codegen.plan.host_code import HostCode, host, joined, listed, printed
 from codegen.spec.model import Variant
 
 
@@ -44,10 +45,13 @@ def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False)
     found = {t.accumulator: _allocation(t, mode, in_keys=in_keys) for t in terms if not t.by_distance}
     flags = dict.fromkeys(t.flag.lower() for t in terms if t.by_distance)
     if flags:
-        shape = host("({}, {}, {}.pieces, {})", "batch", "num_heads", "bands", "num_lags")
-        wanted = host("{} if {} else (0,)", shape, joined(" or ", flags))
         # Pieces of blocks that a mask or the lengths leave out are never written.
-        found[DISTANCE_SUMS] = host("{}.new_zeros({}, dtype={}.FP32)", "q", wanted, "backend")
+        for name, own in (
+            (DISTANCE_SUMS, host("{}.pieces, {}.size", "bands", "lags")),
+            (FAR_SUMS, host("2, far_parts")),
+        ):
+            wanted = host("({}, {}, {}) if {} else (0,)", "batch", "num_heads", own, joined(" or ", flags))
+            found[name] = host("{}.new_zeros({}, dtype={}.FP32)", "q", wanted, "backend")
     return [Buffer(name=name, allocate=source) for name, source in found.items()]
 
 
@@ -112,7 +116,8 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
             sums = host("{}.sum(-1)", sums)
     if term.by_distance:
         # A tensor may have several reads, of either sign.
-        sums = host("-{}.sum(2)" if term.sign < 0 else "{}.sum(2)", sums)
+        form = "-{}({}, {})" if term.sign < 0 else "{}({}, {})"
+        sums = host(form, "lag_sums", sums, framework.filled(FAR_SUMS))
     if term.direct:
         length = [host(f"{{}}.shape[{term.axis}]", term.tensor)] if term.kind is GradientKind.COLUMN else []
         arguments = joined(", ", [sums, host(f'"{_axes(term)}"'), "num_kv_heads", *length])
@@ -170,7 +175,8 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
         changed |= _as_arrays(variant)
     else:
         numbers = frozenset((*variant.scalars, *expr.LENGTH_NAMES))
-        printer = torch_printer(exact, float_cast=lambda x: f"{x}.float()", numbers=numbers, placed=of_tokens)
+        own: dict[str, str] = {"like": "q", "float_dtype": "torch.float32"}
+        printer = torch_printer(exact, float_cast=lambda x: f"{x}.float()", numbers=numbers, placed=of_tokens, **own)
     load = _read(term)
     indices = tuple(expr.substitute(i, changed) for i in load.indices)
     text = ", ".join(printer.indices(Load(load.type, load.tensor, indices)))
@@ -204,14 +210,14 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
     placed = [t for t in terms if _is_placed(t)]
     read = frozenset().union(*(_names(variant, t, mode) for t in placed))
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
-    sources = _grid_sources(mode, framework)
+    sources = _grid_sources(variant, mode, framework)
     if mode is Mode.PACKED:
         read |= {f"{axis}_seq" for axis in ("q", "kv") if f"{axis}_idx" in read}
     found = [Grid(name=name, source=source) for name, source in sources.items() if name in read]
     return [*found, *(Grid(name=f"{name}_val", source=host("{}({})", "scalar_array", name)) for name in scalars)]
 
 
-def _grid_sources(mode: Mode, framework: Framework) -> dict[str, HostCode]:
+def _grid_sources(variant: Variant, mode: Mode, framework: Framework) -> dict[str, HostCode]:
     """Index name -> its grid, in an order in which each reads only those before it."""
     rows, keys = (framework.reshaped(framework.arange(size), (1, 1, -1)) for size in ("q_len", "kv_len"))
     heads = framework.reshaped(framework.arange("num_heads"), (1, -1, 1))
@@ -223,8 +229,8 @@ def _grid_sources(mode: Mode, framework: Framework) -> dict[str, HostCode]:
     shift = host("({} if {} is None else {})", "row_offset", "row_offsets", by_batch)
     shifted = host("{} + {}", rows, shift)
     if mode is Mode.DENSE:
-        lags = framework.reshaped(framework.arange("num_lags"), (1, 1, -1))
-        lag = host("{} - {} + {}", lags, "lag_origin", shift)
+        limits = listed(host_limits(variant))
+        lag = host("{}({}, {}, {}, {}, {})", "lag_grid", "q", "k", "row_offset", "row_offsets", limits)
         return found | {"q_idx": shifted, "kv_idx": keys, LAG.name: lag}
     return found | {
         "q_row": shifted,

@@ -38,7 +38,6 @@ class OpSource(OpPlan):
         names = ["Backend", "Tensor", "delta_constants", "empty_gradients", "tile_constants", "tiles_of"]
         names += [f"{prefix}strides", f"{prefix}unit_strides"]
         names += ["dq_rows_constants"] if self.fuses_backward else []
-        names += ["lag_axis"] if self.launches.distances else []
         names += ["row_stride"] if self.takes_row_strides else []
         names += ["tables_of"] if self.tables else []
         return sorted(names, key=lambda name: (name.islower(), name))
@@ -153,6 +152,8 @@ class OpSource(OpPlan):
     def reductions(self) -> list[str]:
         """The functions that make gradients of gathered sums."""
         names = (
+            "lag_grid",
+            "lag_sums",
             "packed_row",
             "place_pairs",
             "place_sums",
@@ -221,5 +222,5 @@ class OpSource(OpPlan):
         return (self.gradients, self.grids, self.placed)
 
 
-_SIZES = ("batch", "num_heads", "num_kv_heads", "group_size", "q_len", "kv_len", "num_seqs", "num_lags", "lag_origin")
+_SIZES = ("batch", "num_heads", "num_kv_heads", "group_size", "q_len", "kv_len", "num_seqs")
 """Sizes of a call, by the names that the runtime's `gradient_sizes` gives them."""

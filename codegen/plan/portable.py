@@ -12,6 +12,7 @@ from codegen.analysis.mask_ranges import RangedMask, split_ranges
 from codegen.analysis.schedule import BlockAnalysis, Schedule, Union
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Var
+from codegen.plan.far_blocks import SUMS, far_blocks, limits, sums
 from codegen.plan.host_code import HostCode, host, joined, listed
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
@@ -80,18 +81,20 @@ def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
     own = Logits(logit=expr.scaled(LOG2E, added), dscore=None, linear=False, terms=())
     builder = KernelBuilder(variant, sign.mode, own, query_axis=0)
     tile = builder.block(partial=True, terms=(), backward=False)
-    lowering, args = builder.lowering, sign.distances()
+    far = far_blocks(variant)
+    lowering, args = builder.lowering, sign.distances(sums(far), limits(far))
     return KernelPlan(
         name=f"{sign.symbol}_bwd_distances",
         mode=sign.mode,
         args=args,
-        constants=sign.constants(),
+        constants=[*([] if far is None else [SUMS]), *sign.constants()],
         legend=sign.legend(args, terms),
         linear=False,
         helpers=frozenset((*lowering.helpers, "distances")),
         prologue=[*builder.index_statements("q", builder.reads), *lowering.prologue],
         partial=tile,
         gradients=terms,
+        far=far,
     )
 
 

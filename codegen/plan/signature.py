@@ -164,19 +164,23 @@ class Signatures:
             found += [g for g in kept if set(g.names) <= set(group.names)] if group in every else [group]
         return found
 
-    def distances(self) -> list[ArgGroup]:
-        """Arguments of the kernel that sums ds by distance, in dense calls."""
+    def distances(self, far_sums: Sequence[ArgGroup], far_limits: Sequence[ArgGroup]) -> list[ArgGroup]:
+        """Arguments of the kernel that sums ds by distance, in dense calls; `far_sums` and `far_limits` are those of
+        blocks that it sums apart."""
         bands = ("first_band", "num_bands", "part_blocks", "num_parts")
         return [
             pointers("q", "k", "v", "do", "lse", "delta"),
             *self._tensors(),
             *self._loadable(),
+            *far_sums,
             pointers(DISTANCE_SUMS),
             *(self._unit_strides(x) for x in ("q", "k", "v", "do")),
             *self._tensor_strides(),
             *self._numbers(),
             ArgGroup(names=bands, host=listed(f"bands.{name}" for name in bands), varies=True),
-            numbers("num_lags", "lag_origin"),
+            ArgGroup(names=("num_lags", "lag_origin"), host=listed(("lags.size", "lags.origin")), varies=True),
+            *far_limits,
+            *([numbers("far_parts")] if far_sums else []),
         ]
 
     @property

@@ -16,7 +16,9 @@ from codegen.analysis.gradients import GradientTerm, gradient_terms
 from codegen.analysis.shifts import computes_runs_alone
 from codegen.plan import hopper_kernels, portable
 from codegen.plan.block_tables import ListsPlan, lists_plan
+from codegen.plan.far_blocks import host_limits
 from codegen.plan.hopper_fp8 import fp8_kernel
+from codegen.plan.host_code import HostCode
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.signature import TABLES, Signatures
 from codegen.plan.token_layout import InMode
@@ -47,6 +49,7 @@ class VariantPlan(InMode):
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
     kept_lags: Lags
+    far_limits: tuple[HostCode, HostCode]
     portable_legend: str
 
     @property
@@ -95,6 +98,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         lists=lists_plan(variant, analysis, sign),
         terms=terms,
         kept_lags=kept_lags(variant.mask),
+        far_limits=host_limits(variant),
         portable_legend=sign.legend(
             [group for kernel in kernels for group in kernel.args],
             [term for kernel in kernels for term in kernel.gradients],

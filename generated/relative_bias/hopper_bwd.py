@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 550ef71ef25c48b7
+# hash: b4739d3f25939572
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -152,6 +152,7 @@ def consume(
     PART: gl.constexpr,
     stride_dks: gl.constexpr,
     stride_dvs: gl.constexpr,
+    SUMS_FAR: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -166,9 +167,9 @@ def consume(
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
     k_ring, v_ring, q_ring, _do_ring = rings
     pointers, strides, numbers = arguments
-    bias_ptr, q_offset, dk_ptr, dv_ptr = pointers
+    bias_ptr, q_offset, dk_ptr, dv_ptr, ds_far_ptr = pointers
     stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_bias_0, stride_bias_1 = strides
-    bias_size_1, q_len, kv_len, num_heads, group_size, scale, batch = numbers
+    bias_size_1, q_len, kv_len, num_heads, group_size, scale, near_last, batch = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N // 2
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -207,6 +208,10 @@ def consume(
             )
             for member in range(group_size):
                 h = hkv * group_size + member
+                bias_val = gl.load(
+                    bias_ptr + h * stride_bias_0 + clamp_index(near_last, bias_size_1).to(gl.int64) * stride_bias_1
+                )
+                far_behind = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -239,6 +244,13 @@ def consume(
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp  # [KEYS, BLOCK_M]
+                    if SUMS_FAR:
+                        # The distance of the square of BLOCK_N rows and keys that the block is a part of.
+                        square = (start_m & -BLOCK_N) - start_n + q_shift
+                        is_behind = square - (BLOCK_N - 1) >= near_last
+                        is_far = is_behind
+                        if is_far:
+                            far_behind += gl.sum(ds, 1)
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
@@ -247,8 +259,13 @@ def consume(
                     start_m = full_begin + nth * BLOCK_M
                     qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                     logit = qk
-                    # Always true: otherwise this is computed ahead of the products and kept in registers.
-                    if start_m < q_len:
+                    # The distance of the square of BLOCK_N rows and keys that the block is a part of.
+                    square = (start_m & -BLOCK_N) - start_n + q_shift
+                    is_behind = square - (BLOCK_N - 1) >= near_last
+                    is_far = is_behind
+                    if is_far:
+                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_val
+                    else:
                         apart = (
                             gl.arange(0, BLOCK_M, layout=ROW)[None, :]
                             - gl.arange(0, KEYS, layout=KEY)[:, None]
@@ -266,10 +283,17 @@ def consume(
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp  # [KEYS, BLOCK_M]
+                    if SUMS_FAR:
+                        if is_far:
+                            far_behind += gl.sum(ds, 1)
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
                     q_turn += 1
+                if SUMS_FAR:
+                    far_parts = gl.cdiv(kv_len, BLOCK_N) * 2
+                    far_index = (b * num_heads + h) * 2 * far_parts + start_n // BLOCK_N * 2 + PART
+                    gl.store(ds_far_ptr + far_index + far_parts, gl.sum(far_behind, 0))
 
             if WITH_DQ:
                 end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
@@ -320,7 +344,9 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
                     q_turn += 1
 
 
-@gluon.jit(do_not_specialize=["q_offset", "bias_size_1", "q_len", "kv_len", "num_heads", "group_size", "batch"])
+@gluon.jit(
+    do_not_specialize=["q_offset", "bias_size_1", "q_len", "kv_len", "num_heads", "group_size", "near_last", "batch"]
+)
 def relative_bias_hopper_bwd(
     q_ptr,
     k_ptr,
@@ -332,6 +358,7 @@ def relative_bias_hopper_bwd(
     q_offset,
     dk_ptr,
     dv_ptr,
+    ds_far_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -358,8 +385,10 @@ def relative_bias_hopper_bwd(
     num_heads,
     group_size,
     scale,
+    near_last,
     dq_sums_ptr,
     batch,
+    SUMS_FAR: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -392,13 +421,14 @@ def relative_bias_hopper_bwd(
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     producer = (q_offset, q_len, kv_len, num_heads, group_size, batch)
     consumer = (
-        (bias_ptr, q_offset, dk_ptr, dv_ptr),
+        (bias_ptr, q_offset, dk_ptr, dv_ptr, ds_far_ptr),
         (stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_bias_0, stride_bias_1),
-        (bias_size_1, q_len, kv_len, num_heads, group_size, scale, batch),
+        (bias_size_1, q_len, kv_len, num_heads, group_size, scale, near_last, batch),
     )
     CONSTANTS: gl.constexpr = (
         stride_dks,
         stride_dvs,
+        SUMS_FAR,
         Q_OFFSET_PER_BATCH,
         PTX,
         RAGGED,
@@ -500,6 +530,7 @@ def score(
     hand_over,
     arguments,
     stride_dks: gl.constexpr,
+    SUMS_FAR: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -514,9 +545,9 @@ def score(
     k_ring, v_ring, q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
-    bias_ptr, q_offset, dk_ptr = pointers
+    bias_ptr, q_offset, dk_ptr, ds_far_ptr = pointers
     stride_dkb, stride_dkh, stride_bias_0, stride_bias_1 = strides
-    bias_size_1, q_len, kv_len, num_heads, group_size, scale, batch = numbers
+    bias_size_1, q_len, kv_len, num_heads, group_size, scale, near_last, batch = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -546,6 +577,10 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
+            bias_val = gl.load(
+                bias_ptr + h * stride_bias_0 + clamp_index(near_last, bias_size_1).to(gl.int64) * stride_bias_1
+            )
+            far_behind = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -577,6 +612,13 @@ def score(
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
+                if SUMS_FAR:
+                    # The distance of the square of BLOCK_N rows and keys that the block is a part of.
+                    square = (start_m & -BLOCK_N) - start_n + q_shift
+                    is_behind = square - (BLOCK_N - 1) >= near_last
+                    is_far = is_behind
+                    if is_far:
+                        far_behind += gl.sum(ds, 1)
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
@@ -585,8 +627,13 @@ def score(
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                 logit = qk
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
-                if start_m < q_len:
+                # The distance of the square of BLOCK_N rows and keys that the block is a part of.
+                square = (start_m & -BLOCK_N) - start_n + q_shift
+                is_behind = square - (BLOCK_N - 1) >= near_last
+                is_far = is_behind
+                if is_far:
+                    logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_val
+                else:
                     apart = (
                         gl.arange(0, BLOCK_M, layout=ROW)[None, :]
                         - gl.arange(0, KEYS, layout=KEY)[:, None]
@@ -603,8 +650,15 @@ def score(
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
+                if SUMS_FAR:
+                    if is_far:
+                        far_behind += gl.sum(ds, 1)
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
+            if SUMS_FAR:
+                far_parts = gl.cdiv(kv_len, BLOCK_N)
+                far_index = (b * num_heads + h) * 2 * far_parts + start_n // BLOCK_N
+                gl.store(ds_far_ptr + far_index + far_parts, gl.sum(far_behind, 0))
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
@@ -683,7 +737,9 @@ def accumulate(
         work_turn += 1
 
 
-@gluon.jit(do_not_specialize=["q_offset", "bias_size_1", "q_len", "kv_len", "num_heads", "group_size", "batch"])
+@gluon.jit(
+    do_not_specialize=["q_offset", "bias_size_1", "q_len", "kv_len", "num_heads", "group_size", "near_last", "batch"]
+)
 def relative_bias_hopper_bwd_wide(
     q_ptr,
     k_ptr,
@@ -695,6 +751,7 @@ def relative_bias_hopper_bwd_wide(
     q_offset,
     dk_ptr,
     dv_ptr,
+    ds_far_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -721,9 +778,11 @@ def relative_bias_hopper_bwd_wide(
     num_heads,
     group_size,
     scale,
+    near_last,
     dq_sums_ptr,
     batch,
     work_counter_ptr,
+    SUMS_FAR: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -759,9 +818,9 @@ def relative_bias_hopper_bwd_wide(
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     scorer = (
         work_ring,
-        (bias_ptr, q_offset, dk_ptr),
+        (bias_ptr, q_offset, dk_ptr, ds_far_ptr),
         (stride_dkb, stride_dkh, stride_bias_0, stride_bias_1),
-        (bias_size_1, q_len, kv_len, num_heads, group_size, scale, batch),
+        (bias_size_1, q_len, kv_len, num_heads, group_size, scale, near_last, batch),
     )
     summer = (work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch)
     producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
@@ -774,6 +833,7 @@ def relative_bias_hopper_bwd_wide(
                     hand_over,
                     scorer,
                     stride_dks,
+                    SUMS_FAR,
                     Q_OFFSET_PER_BATCH,
                     PTX,
                     RAGGED,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: d388a3ab90b57aae
+# hash: 06247233486f6e3d
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -19,7 +19,7 @@ from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
-from .._runtime.jax.gradients import place_sums
+from .._runtime.jax.gradients import lag_grid, lag_sums, place_sums
 from .._runtime.jax.paged import (
     CacheArguments,
     PageArguments,
@@ -39,10 +39,11 @@ def _gradients(
     *,
     bias: Any,
     ds_distances: Any,
+    ds_far: Any,
     grad_bias: bool,
-    lag_origin: int,
+    k: Any,
     num_heads: int,
-    num_lags: int,
+    q: Any,
     row_offset: Any,
     row_offsets: Any,
     **_: Any,
@@ -51,14 +52,10 @@ def _gradients(
     if grad_bias:
         # What the kernels index with, as grids that broadcast to [B, Hq, S]: their sums go where they read.
         h = jnp.arange(num_heads).reshape(1, -1, 1)
-        lag = (
-            jnp.arange(num_lags).reshape(1, 1, -1)
-            - lag_origin
-            + (row_offset if row_offsets is None else row_offsets.reshape(-1, 1, 1))
-        )
+        lag = lag_grid(q, k, row_offset, row_offsets, -1, bias.shape[1] - 1)
     dbias = (
         place_sums(
-            ds_distances.value().sum(2),
+            lag_sums(ds_distances.value(), ds_far.value()),
             bias.shape,
             (
                 h,
@@ -92,7 +89,7 @@ DENSE = Kernels(
     dims={"bias": ("h", "distances")},
     gradients=("bias",),
     flags={"bias": "grad_bias"},
-    sums=("ds_distances",),
+    sums=("ds_distances", "ds_far"),
     own_gradients=_gradients,
     split_keys=PAGED.split_keys_of,
 )

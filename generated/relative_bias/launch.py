@@ -3,12 +3,12 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: c1e02be0ea85b8eb
+# hash: 1065f65fce0ac256
 """The launches of `relative_bias`, for every framework: which kernels run, and with what."""
 
 from .. import relative_bias as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.distances import bands_of, distance_tile
+from .._runtime.core.distances import bands_of, distance_tile, lag_axis
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.launches import (
@@ -17,7 +17,6 @@ from .._runtime.core.launches import (
     delta_constants,
     dq_rows_constants,
     empty_gradients,
-    lag_axis,
     strides,
     tile_constants,
     tiles_of,
@@ -110,7 +109,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
 
-    Behind dq, dk and dv it returns what the gradients of bias are made of: ds_distances.
+    Behind dq, dk and dv it returns what the gradients of bias are made of: ds_distances, ds_far.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -120,16 +119,27 @@ def backward(
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
+    near = -1, bias.shape[1] - 1
+    own_offset = row_offset if row_offsets is None else None
+    lags = lag_axis(q_len, kv_len, own_offset, *near)
     bands = bands_of(
         distance_tile(backend, "relative_bias", q, v, options, tile.family),
         q_len,
         kv_len,
-        row_offset if row_offsets is None else None,
-        least=0,
-        most=None,
+        own_offset,
+        0,
+        None,
+        *near,
+        serves_far=tile.family != "hopper",
     )
-    num_lags, lag_origin = lag_axis(q_len, kv_len)
-    ds_distances = q.new_zeros((batch, num_heads, bands.pieces, num_lags) if grad_bias else (0,), dtype=backend.FP32)
+    # Hopper's backward sums far blocks itself: a warpgroup those of 64 keys.
+    far_parts = (
+        bands.num_bands * bands.num_parts
+        if tile.family != "hopper"
+        else cdiv(kv_len, tile.block_n) * (tile.block_n // 64)
+    )
+    ds_distances = q.new_zeros((batch, num_heads, bands.pieces, lags.size) if grad_bias else (0,), dtype=backend.FP32)
+    ds_far = q.new_zeros((batch, num_heads, 2, far_parts) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
@@ -168,11 +178,12 @@ def backward(
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, bias, q_offset, dk, dv),
+                (q, k, v, do, row_lse, row_delta, bias, q_offset, dk, dv, ds_far),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[1]),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (q_len, kv_len, num_heads, group_size, scale, bands.near_last),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
                 WITH_DQ=fused,
+                SUMS_FAR=ds_far.numel() > 0,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -201,12 +212,14 @@ def backward(
         backend.launch(
             kernels.portable.relative_bias_bwd_distances,
             (programs,),
-            (q, k, v, do, lse, delta, bias, q_offset, ds_distances),
+            (q, k, v, do, lse, delta, bias, q_offset, ds_far, ds_distances),
             (*unit_strides(q, k, v, do), *bias.stride(), bias.shape[1]),
             (q_len, kv_len, num_heads, group_size, scale),
-            (bands.first_band, bands.num_bands, bands.part_blocks, bands.num_parts, num_lags, lag_origin),
+            (bands.first_band, bands.num_bands, bands.part_blocks, bands.num_parts, lags.size, lags.origin),
+            (bands.near_last, far_parts),
+            SUMS_FAR=tile.family != "hopper",
             RAGGED=(q_len % bands.tile.block_m + kv_len % bands.tile.block_n) != 0,
             **constants,
             **tile_constants(bands.tile, head_dim, head_dim_v),
         )
-    return dq, dk, dv, ds_distances
+    return dq, dk, dv, ds_distances, ds_far

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: f8340307e172bba9
+# hash: 5b683ed07fb5ca52
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -20,6 +20,7 @@ delta         [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq            [B, Hq, Sq, D]
 dk            [B, Hkv, Skv, D]
 dv            [B, Hkv, Skv, Dv]
+ds_far        [B, Hq, 2, far_parts]  fp32, sums of ds before and behind the distances of num_lags, in parts
 ds_distances  [B, Hq, pieces, num_lags]  fp32, sums of ds by q_idx - kv_idx, in pieces to be added up
 """
 
@@ -498,6 +499,8 @@ def added_tile(
         "num_parts",
         "num_lags",
         "lag_origin",
+        "near_last",
+        "far_parts",
     ]
 )
 def relative_bias_bwd_distances(
@@ -509,6 +512,7 @@ def relative_bias_bwd_distances(
     delta_ptr,
     bias_ptr,
     q_offset,
+    ds_far_ptr,
     ds_distances_ptr,
     stride_qb,
     stride_qh,
@@ -536,6 +540,9 @@ def relative_bias_bwd_distances(
     num_parts,
     num_lags,
     lag_origin,
+    near_last,
+    far_parts,
+    SUMS_FAR: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -565,9 +572,13 @@ def relative_bias_bwd_distances(
     first_block = tl.maximum(part * part_blocks, tl.cdiv(tl.maximum(own_band, 0), RATIO))
     end_block = tl.cdiv(tl.minimum(q_len, tl.maximum(kv_len + own_band * BLOCK_N, 0)), BLOCK_M)
     end_block = tl.minimum(end_block, (part + 1) * part_blocks)
-    if first_block >= end_block:
-        return
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+    # The distance of the square of BLOCK_M rows and keys that the blocks are parts of.
+    square = ((own_band * BLOCK_N + BLOCK_M - 1) & -BLOCK_M) + q_shift
+    is_behind = square - (BLOCK_M - 1) >= near_last
+    is_far = is_behind
+    if first_block >= end_block or (is_far and not SUMS_FAR):
+        return
     # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
@@ -646,6 +657,12 @@ def relative_bias_bwd_distances(
         BLOCK_N,
     )
     sums *= tl.exp2(tl.where(is_factor, added - common, 0.0))
+    if is_far:
+        # All of these go to one element.
+        side = head.to(tl.int64) * 2 + 1
+        own_part = part * num_bands + own_band - first_band
+        tl.store(ds_far_ptr + side * far_parts + own_part, tl.sum(tl.sum(sums, 1), 0))
+        return
     line = (head.to(tl.int64) * num_parts + part) * (2 * RATIO)
     store_diagonals(
         ds_distances_ptr + line * num_lags, sums, lag_origin + own_band * BLOCK_N, num_lags, BLOCK_M, BLOCK_N

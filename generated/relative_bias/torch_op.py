@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 2e518b0cb9b4cac8
+# hash: 16c3bd03940bb543
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -36,6 +36,8 @@ from .._runtime.torch.support import (
     check_inputs,
     check_tensor,
     interpreter_dtype,
+    lag_grid,
+    lag_sums,
     launches_directly,
     place_sums,
     positive_scale,
@@ -52,10 +54,10 @@ def _gradients(
     *,
     bias: Any,
     ds_distances: Any,
+    ds_far: Any,
     grad_bias: bool,
-    lag_origin: int,
+    k: Any,
     num_heads: int,
-    num_lags: int,
     q: Any,
     row_offset: Any,
     row_offsets: Any,
@@ -65,14 +67,10 @@ def _gradients(
     if grad_bias:
         # What the kernels index with, as grids that broadcast to [B, Hq, S]: their sums go where they read.
         h = torch.arange(num_heads, device=q.device).view(1, -1, 1)
-        lag = (
-            torch.arange(num_lags, device=q.device).view(1, 1, -1)
-            - lag_origin
-            + (row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))
-        )
+        lag = lag_grid(q, k, row_offset, row_offsets, -1, bias.shape[1] - 1)
     dbias = (
         place_sums(
-            ds_distances.sum(2),
+            lag_sums(ds_distances, ds_far),
             bias.shape,
             (
                 h,
@@ -100,7 +98,7 @@ DENSE = Kernels(
     dims={"bias": ("h", "distances")},
     gradients=("bias",),
     flags={"bias": "grad_bias"},
-    sums=("ds_distances",),
+    sums=("ds_distances", "ds_far"),
     own_gradients=_gradients,
 )
 PACKED = Kernels(

@@ -23,7 +23,7 @@ class ArrayPrinter(Printer):
     `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
     always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
     `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
-    the index, or (). `kept`: tensors that get no gradient from masked pairs, not even a NaN. `reads`: the variables,
+    the index, or (). `like`: a tensor on the call's device, and `float_dtype` the dtype of floats. `kept`: tensors that get no gradient from masked pairs, not even a NaN. `reads`: the variables,
     tensors and functions that the printed source reads.
     """
 
@@ -37,6 +37,8 @@ class ArrayPrinter(Printer):
     placed: Callable[[str, int], Sequence[str]] = lambda tensor, axis: ()
     kept: frozenset[str] = frozenset()
     by_row: bool = False
+    like: str = "score"
+    float_dtype: str = "score.dtype"
     reads: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -110,8 +112,9 @@ class ArrayPrinter(Printer):
         """The text of `e` as a torch tensor, also if it is a Python number."""
         if not self.is_number(e):
             return self.text(e)
-        dtype = {Type.FLOAT: "", Type.INT: ", dtype=torch.int64", Type.BOOL: ", dtype=torch.bool"}[e.type]
-        return f"score.new_full((), {self.text(e)}{dtype})"
+        dtype = {Type.FLOAT: self.float_dtype, Type.INT: "torch.int64", Type.BOOL: "torch.bool"}[e.type]
+        self.reads.add(self.like)
+        return f"{self.like}.new_full((), {self.text(e)}, dtype={dtype})"
 
     def _clamp(self, e: Op) -> str:
         """`clamp` with the derivative of torch's clamp, which differs from that of jnp.clip at the ends."""

@@ -102,21 +102,10 @@ def empty_gradients(
     return dq, dk, dv
 
 
-LAG_MARGIN = 256
-"""Distances beyond those of a call that a block may have: no block has more rows or keys."""
-
-
-def lag_axis(q_len: int, kv_len: int) -> tuple[int, int]:
-    """Along the axis of sums by distance: how many places it has, and that of the distance between the first query and
-    the first key."""
-    return q_len + kv_len + 2 * LAG_MARGIN, kv_len + LAG_MARGIN
-
-
 def gradient_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes that gradients are computed with, from the arguments of a backward."""
     (batch, num_heads, q_len, _), (_, num_kv_heads, kv_len, _) = given["q"].shape, given["k"].shape
     row_offsets = given.get("row_offsets")
-    num_lags, lag_origin = lag_axis(q_len, kv_len)
     return {
         "batch": batch,
         "num_heads": num_heads,
@@ -124,8 +113,6 @@ def gradient_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
         "group_size": num_heads // num_kv_heads,
         "q_len": q_len,
         "kv_len": kv_len,
-        "num_lags": num_lags,
-        "lag_origin": lag_origin,
         "num_seqs": given["cu_seqlens_q"].shape[0] - 1 if "cu_seqlens_q" in given else batch,
         "q_offset": given.get("row_offset", 0) if row_offsets is None else row_offsets,
     }

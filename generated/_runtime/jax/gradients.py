@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core.distances import lag_axis
 from .tensor import Tensor
 
 
@@ -31,6 +32,21 @@ def reduce_gradient(total: jax.Array, axes: str, num_kv_heads: int, length: int 
     total = total.sum(dropped)
     have = "".join(axis for axis in have if axis in axes)
     return total.transpose([have.index(axis) for axis in axes])
+
+
+def lag_grid(
+    q: Any, k: Any, row_offset: int, row_offsets: Any, near_first: int | None, near_last: int | None
+) -> jax.Array:
+    """The distances of the sums of a dense call, `[B or 1, 1, n]`: first and last of the blocks beyond the others."""
+    axis = lag_axis(q.shape[2], k.shape[2], row_offset if row_offsets is None else None, near_first, near_last)
+    lags = jnp.arange(-1, axis.size + 1).reshape(1, 1, -1) - axis.origin
+    return lags + (row_offset if row_offsets is None else row_offsets.reshape(-1, 1, 1))
+
+
+def lag_sums(pieces: jax.Array, far: jax.Array) -> jax.Array:
+    """The sums of ds by distance: those of pieces of blocks, between those of the far blocks on either side."""
+    ends = far.sum(-1)
+    return jnp.concatenate((ends[:, :, :1], pieces.sum(2), ends[:, :, 1:]), axis=2)
 
 
 def place_sums(sums: jax.Array, shape: Sequence[int], places: Sequence[Any]) -> jax.Array:

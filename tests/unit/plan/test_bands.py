@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from generated._runtime.core.configs import cdiv
-from generated._runtime.core.distances import LEAST_BLOCKS, bands_of
-from generated._runtime.core.launches import LAG_MARGIN, lag_axis
+from generated._runtime.core.distances import LAG_MARGIN, LEAST_BLOCKS, bands_of, lag_axis
 from generated._runtime.core.tiles import Tile
 
 LENGTHS = [(1, 1), (40, 40), (33, 200), (200, 33), (1300, 1300), (2100, 50)]
@@ -28,7 +27,7 @@ def test_every_kept_block_has_one_program(
     served = range(bands.first_band, bands.first_band + bands.num_bands)
     row_blocks = cdiv(q_len, tile.block_m)
     assert bands.num_parts * bands.part_blocks >= row_blocks
-    num_lags, origin = lag_axis(q_len, kv_len)
+    num_lags, origin = lag_axis(q_len, kv_len, offset, None, None)
     for row, key in itertools.product(range(row_blocks), range(cdiv(kv_len, tile.block_n))):
         band = row * ratio - key
         lags = range(band * tile.block_n - tile.block_n + 1, band * tile.block_n + tile.block_m)
@@ -39,6 +38,30 @@ def test_every_kept_block_has_one_program(
             assert origin + lags[0] >= 0
             # A diagonal may have a second entry, of no element, one further.
             assert origin + lags[-1] + 1 < num_lags
+
+
+@pytest.mark.parametrize("offset", [0, 70, -300, None])
+@pytest.mark.parametrize("near", [(None, None), (0, 24), (-90, None), (None, 129), (600, 601)])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(("q_len", "kv_len"), LENGTHS)
+def test_near_blocks_have_a_program_and_a_place(
+    q_len: int, kv_len: int, tile: Tile, near: tuple[int | None, int | None], offset: int | None
+) -> None:
+    bands = bands_of(tile, q_len, kv_len, offset, None, None, *near, serves_far=False)
+    ratio, side = tile.block_m // tile.block_n, tile.block_m
+    served = range(bands.first_band, bands.first_band + bands.num_bands)
+    axis = lag_axis(q_len, kv_len, offset, *near)
+    shift = 0 if offset is None else offset
+    for row, key in itertools.product(range(cdiv(q_len, tile.block_m)), range(cdiv(kv_len, tile.block_n))):
+        band = row * ratio - key
+        square = row * side - key * tile.block_n // side * side + shift
+        is_far = square - side + 1 >= bands.near_last or square + side - 1 <= bands.near_first
+        assert (band in served) == (not is_far) or offset is None
+        # As the kernel finds the square of a band.
+        assert square == (band * tile.block_n + side - 1) // side * side + shift
+        lags = range(band * tile.block_n - tile.block_n + 1, band * tile.block_n + tile.block_m)
+        if not is_far:
+            assert 0 <= axis.origin + lags[0] and axis.origin + lags[-1] + 1 < axis.size
 
 
 def test_a_limit_leaves_out_bands() -> None:

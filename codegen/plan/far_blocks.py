@@ -1,0 +1,82 @@
+"""Blocks whose pairs all read one element by distance: their score, and the limits from which on they are such blocks."""
+
+from __future__ import annotations
+
+from codegen.analysis.distances import LAG, by_lag, kept_lags
+from codegen.analysis.far_distances import Limit, distance_loads, far_lags
+from codegen.analysis.gradients import FAR_SUMS
+from codegen.ir import expr
+from codegen.ir.expr import Expr, Type, Var, int_var
+from codegen.plan.host_code import HostCode, host, listed
+from codegen.plan.kernel import ArgGroup, FarBlocks, pointers
+from codegen.plan.kernel_builder import KernelBuilder
+from codegen.spec.model import Variant
+
+BEFORE, BEHIND = "near_first", "near_last"
+"""The distances up to which, and from which on, the elements are the same."""
+
+SUMS = "SUMS_FAR"
+"""The constant that says whether a kernel sums ds of such blocks."""
+
+
+def far_blocks(variant: Variant) -> FarBlocks | None:
+    """The sides on which there are such blocks; None if there are none."""
+    lags = far_lags(variant)
+    return FarBlocks(before=bool(lags.first), behind=bool(lags.last)) if lags.known else None
+
+
+def limits(far: FarBlocks | None) -> list[ArgGroup]:
+    """The arguments of a kernel that tells such blocks from others."""
+    if far is None:
+        return []
+    names = tuple(name for name, known in ((BEFORE, far.before), (BEHIND, far.behind)) if known)
+    return [ArgGroup(names=names, host=listed(f"bands.{name}" for name in names), varies=True)]
+
+
+def sums(far: FarBlocks | None) -> list[ArgGroup]:
+    """The buffer of their sums."""
+    return [] if far is None else [pointers(FAR_SUMS)]
+
+
+def far_score(variant: Variant, score: Expr, far: FarBlocks) -> Expr:
+    """A score in such a block: each read by distance is that of the limit of its side."""
+    replaced: dict[Expr, Expr] = {}
+    for load in distance_loads(variant):
+        by_distance = by_lag(load)
+        assert by_distance is not None
+        sides = [
+            expr.substitute(by_distance, {LAG.name: int_var(name)})
+            for name, known in ((BEHIND, far.behind), (BEFORE, far.before))
+            if known
+        ]
+        replaced[load] = sides[0] if len(sides) == 1 else expr.where(Var(Type.BOOL, "is_behind"), *sides)
+    return expr.rebuild(score, replaced.get)
+
+
+def host_limits(variant: Variant) -> tuple[HostCode, HostCode]:
+    """The two limits as the host finds them, None where there is none. Without a limit of its own a side has that of the
+    mask: it keeps no pair from there on."""
+    lags, kept = far_lags(variant), kept_lags(variant.mask)
+    none_first = () if kept.least is None else (kept.least - 1,)
+    none_last = () if kept.most is None else (kept.most + 1,)
+    return _outermost("min", lags.first or none_first), _outermost("max", lags.last or none_last)
+
+
+def _outermost(function: str, found: tuple[Limit, ...]) -> HostCode:
+    parts = [_limit(limit) for limit in found]
+    if not parts:
+        return host("None")
+    return parts[0] if len(parts) == 1 else host(f"{function}({{}})", listed(parts))
+
+
+def _limit(limit: Limit) -> HostCode:
+    if isinstance(limit, int):
+        return host(str(limit))
+    size, factor = host(f"{{}}.shape[{limit.axis}]", limit.tensor), abs(limit.factor)
+    if factor == 1:
+        less = limit.rest + 1
+        behind = f"{{}} - {less}" if less > 0 else f"{{}} + {-less}" if less < 0 else "{}"
+        return host(behind if limit.factor > 0 else f"{less} - {{}}", size)
+    # The distance at which the index is at the end of the axis, rounded away from the others.
+    quotient = f"({limit.rest + 1} - {{}}) // {factor}"
+    return host(f"-({quotient})" if limit.factor > 0 else quotient, size)
