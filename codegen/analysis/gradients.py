@@ -32,7 +32,7 @@ DISTANCE_SUMS = "ds_distances"
 
 
 FAR_SUMS = "ds_far"
-"""The buffer of the sums of ds of whole blocks whose pairs all read one element: before and behind the other distances."""
+"""The buffer of the sums of ds of blocks whose pairs all read one element, before and behind the other distances."""
 
 
 class GradientKind(StrEnum):

@@ -1,4 +1,4 @@
-"""Blocks whose pairs all read one element by distance: their score, and the limits from which on they are such blocks."""
+"""Blocks whose pairs all read one element by distance: their score, and from which distance on they are there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from codegen.ir import expr
 from codegen.ir.expr import Expr, Type, Var, int_var
 from codegen.plan.host_code import HostCode, host, listed
 from codegen.plan.kernel import ArgGroup, FarBlocks, pointers
-from codegen.plan.kernel_builder import KernelBuilder
 from codegen.spec.model import Variant
 
 BEFORE, BEHIND = "near_first", "near_last"
@@ -54,8 +53,8 @@ def far_score(variant: Variant, score: Expr, far: FarBlocks) -> Expr:
 
 
 def host_limits(variant: Variant) -> tuple[HostCode, HostCode]:
-    """The two limits as the host finds them, None where there is none. Without a limit of its own a side has that of the
-    mask: it keeps no pair from there on."""
+    """The two limits as the host finds them, None where there is none. A side without one of its own has that of the
+    mask, which keeps no pair from there on."""
     lags, kept = far_lags(variant), kept_lags(variant.mask)
     none_first = () if kept.least is None else (kept.least - 1,)
     none_last = () if kept.most is None else (kept.most + 1,)

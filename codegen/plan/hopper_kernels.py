@@ -14,12 +14,13 @@ from codegen.analysis.mask_runs import Limits, split_limits
 from codegen.analysis.schedule import BlockAnalysis
 from codegen.analysis.score_bounds import bounds, fixed_reference
 from codegen.ir import expr
-from codegen.ir.expr import Expr
+from codegen.ir.expr import Expr, Level
+from codegen.plan.code import Broadcast, Infix, Name
 from codegen.plan.far_blocks import SUMS, far_blocks, far_score, limits, sums
 from codegen.plan.kernel import FarBlocks, KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder, unless_true
-from codegen.plan.logits import Logits, logits
+from codegen.plan.logits import PRODUCT, Logits, logits
 from codegen.plan.signature import Signatures
 from codegen.plan.statements import uses
 from codegen.spec.model import Variant
@@ -101,8 +102,14 @@ def _far_blocks(variant: Variant, builder: HopperBuilder) -> FarBlocks | None:
     far = far_blocks(variant) if any(term.by_distance for term in builder.logits.terms) else None
     if far is None:
         return None
-    _, codes = builder.lowering.block(far_score(variant, builder.logits.logit, far), whole=True)
-    return replace(far, logit=codes[0])
+    added = far_score(variant, expr.substitute(builder.logits.logit, {"qk": expr.const(0.0)}), far)
+    _, (scaled, rest) = builder.lowering.block(PRODUCT, added, whole=True)
+    assert scaled is not None
+    assert rest is not None
+    lse = Name("lse")
+    is_number = expr.level(added) is Level.UNIFORM
+    less = Broadcast(Infix("-", rest, lse), 1) if is_number else Infix("-", rest, Broadcast(lse, 1))
+    return replace(far, logit=Infix("+", scaled, less))
 
 
 def wide_backward(plan: KernelPlan) -> KernelPlan:

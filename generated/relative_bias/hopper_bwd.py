@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: b4739d3f25939572
+# hash: febdb6877ca51ad9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -263,8 +263,9 @@ def consume(
                     square = (start_m & -BLOCK_N) - start_n + q_shift
                     is_behind = square - (BLOCK_N - 1) >= near_last
                     is_far = is_behind
+                    lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                     if is_far:
-                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_val
+                        logit = 1.4426950408889634 * scale * qk + (1.4426950408889634 * bias_val - lse)[None, :]
                     else:
                         apart = (
                             gl.arange(0, BLOCK_M, layout=ROW)[None, :]
@@ -275,17 +276,15 @@ def consume(
                             bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1,
                             PTX,
                         )
-                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
+                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :]
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                    lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
-                    p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
+                    p = gl.exp2(logit)  # [KEYS, BLOCK_M]
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp  # [KEYS, BLOCK_M]
-                    if SUMS_FAR:
-                        if is_far:
-                            far_behind += gl.sum(ds, 1)
+                    if SUMS_FAR and is_far:
+                        far_behind += gl.sum(ds, 1)
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
@@ -631,8 +630,9 @@ def score(
                 square = (start_m & -BLOCK_N) - start_n + q_shift
                 is_behind = square - (BLOCK_N - 1) >= near_last
                 is_far = is_behind
+                lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                 if is_far:
-                    logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_val
+                    logit = 1.4426950408889634 * scale * qk + (1.4426950408889634 * bias_val - lse)[None, :]
                 else:
                     apart = (
                         gl.arange(0, BLOCK_M, layout=ROW)[None, :]
@@ -642,17 +642,15 @@ def score(
                     bias_qk = load_pairs(
                         bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                     )
-                    logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
+                    logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
-                p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
+                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
-                if SUMS_FAR:
-                    if is_far:
-                        far_behind += gl.sum(ds, 1)
+                if SUMS_FAR and is_far:
+                    far_behind += gl.sum(ds, 1)
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             if SUMS_FAR:

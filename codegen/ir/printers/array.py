@@ -23,8 +23,9 @@ class ArrayPrinter(Printer):
     `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
     always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
     `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
-    the index, or (). `like`: a tensor on the call's device, and `float_dtype` the dtype of floats. `kept`: tensors that get no gradient from masked pairs, not even a NaN. `reads`: the variables,
-    tensors and functions that the printed source reads.
+    the index, or (). `like`: a tensor of the call's device, and `float_dtype`: the dtype of floats. `kept`: tensors
+    that get no gradient from masked pairs, not even a NaN. `reads`: the variables, tensors and functions that the
+    printed source reads.
     """
 
     module: str = "torch"

@@ -27,7 +27,7 @@ NOWHERE = 2**30
 
 
 class LagAxis(NamedTuple):
-    """The axis of sums by distance: its size, and the place of the distance between the first query and the first key."""
+    """The axis of sums by distance: its size, and where the distance of the first query from the first key is."""
 
     size: int
     origin: int
