@@ -108,7 +108,7 @@ _WORDS = """
     packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
-    SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of
+    SequenceArguments checked_options jax_reference jnp launch lengths mode running_sums schedule_of
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
@@ -119,7 +119,7 @@ _WORDS = """
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base
     by_query in_rows most_keys results_of split_call splits_keys
     call check_beside_pages check_caches check_without_pages own_tensor
-    page_starts page_table paged refuse_pages splits max_seqlen_q
+    page_starts page_table paged refuse_pages splits max_seqlen_q max_seqlen_k
     all_keys entries entry final_step first_step is_row is_served last_step least merge most next_n next_page
     FOLDED WAVES Q_AT_END SCANNED first_seen last_seen
     all_acc all_max all_sum gdc_launch_dependents join_parts keys lse parts share split_end splits taken
