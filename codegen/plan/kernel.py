@@ -116,8 +116,9 @@ class KernelPlan(InMode):
     `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row share, all rows of a key, and all
     pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
     with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
-    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `leaves_runs`:
-    the kernel of packed calls computes a segmented call whose segments are runs of tokens.
+    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others.
+    `starts_long`: the rows that visit a block of keys end late for the first keys of a head, as for attention sinks, and
+    soon for all others; Hopper's programs take the first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented call whose segments are runs of tokens.
     `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
     they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
     `stores_delta`: a kernel that runs later reads delta.
@@ -145,6 +146,7 @@ class KernelPlan(InMode):
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False
     orders_work: bool = False
+    starts_long: bool = False
     leaves_runs: bool = False
     fixed_reference: float | None = None
     dscore_is_bounded: bool = False
@@ -162,7 +164,15 @@ class KernelPlan(InMode):
         """True if Hopper's programs fetch work from an atomic counter: if the work of a block depends on the call's
         tensors, not on its index alone, or if blocks are taken in an order of their own."""
         by_tables = any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
-        return self.packed or by_tables or self.orders_work or (self._bounds_are_loaded and not self.longest_first)
+        loads_bounds = self._bounds_are_loaded and not self.longest_first
+        return self.packed or by_tables or bool(self.work_order) or loads_bounds
+
+    @property
+    def work_order(self) -> str:
+        """The device function that orders the blocks of keys of a dense call; empty if they are in turn."""
+        if self.packed:
+            return ""
+        return "longest_first" if self.orders_work else "first_blocks_first" if self.starts_long else ""
 
     @property
     def _bounds_are_loaded(self) -> bool:
