@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codegen.analysis.call_modes import Mode
@@ -31,20 +31,28 @@ class BlockGradient:
 @dataclass(frozen=True, kw_only=True)
 class MaskRun:
     """A run of positions along the loop: from `first` on and before `end`, for each row or key for which `own` holds.
+    Of it those from `gap_first` on and before `gap_end` are left out.
 
-    Each is a vector, or a number where it is the same for all, as `first_is_vector` and `end_is_vector` say; None where
-    there is no limit.
+    Each is a vector, or a number where it is the same for all: then it is not among `vectors`, which names fields. None
+    where there is no limit.
     """
 
     first: Code | None
     end: Code | None
     own: Code | None
-    first_is_vector: bool
-    end_is_vector: bool
+    gap_first: Code | None = None
+    gap_end: Code | None = None
+    vectors: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> list[Code]:
-        return [code for code in (self.first, self.end, self.own) if code is not None]
+        limits = (self.first, self.end, self.own, self.gap_first, self.gap_end)
+        return [code for code in limits if code is not None]
+
+    def limit(self, name: str, number: Callable[[Code], Code]) -> Code | None:
+        """A limit as a vector; `number` makes one of a number."""
+        value: Code | None = getattr(self, name)
+        return value if value is None or name in self.vectors else number(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ _WORDS = """
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
-    at_columns columns_before run_bits run_end run_first
+    at_columns columns_before run_bits run_end run_first run_gap_end run_gap_first
 
     FIXED REFERENCE add_columns exp2_of_tanh p_dscore
 
