@@ -124,9 +124,10 @@ class KernelPlan(InMode):
     `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row share, all rows of a key, and all
     pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
     with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
-    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others.
-    `starts_long`: the rows that visit a block of keys end late for the first keys of a head, as for attention sinks, and
-    soon for all others; Hopper's programs take the first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented call whose segments are runs of tokens.
+    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `starts_long`:
+    all rows visit the first keys of a head, as attention sinks, and few rows the other keys; Hopper's programs take the
+    first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented call whose segments
+    are runs of tokens.
     `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
     they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
     `stores_delta`: a kernel that runs later reads delta.
