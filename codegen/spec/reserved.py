@@ -75,14 +75,15 @@ _WORDS = """
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
-    at_columns columns_before run_bits run_end run_first
+    at_columns columns_before run_bits run_end run_first run_gap_end run_gap_first
 
     FIXED REFERENCE add_columns exp2_of_tanh p_dscore
 
     WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 
-    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block head_row
+    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block
+    fetch_first_blocks_first first_blocks_first head_row
     hand_over heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows
     send_rows store_dq_rows strides visited_keys visited_rows
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: d6d31fef6cfb3b63
+# hash: 5d061592256328fe
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -516,8 +516,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "2ec44cd2ce4cfb35",
             "dkdv": "f7af09305306e1a7",
             "hopper_fwd": "580135fa8ad2a56e",
-            "hopper_bwd": "7fbb6f1f78bfd0ca",
-            "hopper_bwd_wide": "424d5f312706f5dc",
+            "hopper_bwd": "1ca9a5d85eed72d5",
+            "hopper_bwd_wide": "2942ec5cdc1a2fe5",
             "hopper_delta": "cf4f47247674ec38",
         },
         "packed": {
@@ -525,8 +525,8 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "5f6c3f1a3fc4f3fe",
             "dkdv": "f32a99430b51537f",
             "hopper_fwd": "b857ea704d5fe54b",
-            "hopper_bwd": "c3eff2469cf38a4f",
-            "hopper_bwd_wide": "b96256b8f251097a",
+            "hopper_bwd": "a699e4c549d31246",
+            "hopper_bwd_wide": "5549a3649a4a06b1",
             "hopper_delta": "4c57fd45211e2057",
         },
         "segmented": {
@@ -617,18 +617,18 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0cf8b25c5dc51bbc",
             "dq": "3dd0af11892e9ab7",
             "dkdv": "798514f3b46ead86",
-            "hopper_fwd": "6906cf167cb94ae3",
-            "hopper_bwd": "67ae31144715e16b",
-            "hopper_bwd_wide": "1c9a113fb474865e",
+            "hopper_fwd": "76449ea890a1cfc7",
+            "hopper_bwd": "56cd53727995a380",
+            "hopper_bwd_wide": "a6922e3b57c4518e",
             "hopper_delta": "30a8541778b9d7ab",
         },
         "packed": {
             "fwd": "634de004509c3b3e",
             "dq": "30794baafd22a5ef",
             "dkdv": "5b8c7366b3443ed3",
-            "hopper_fwd": "91834c1aa1b38955",
-            "hopper_bwd": "bd7a53c04047afac",
-            "hopper_bwd_wide": "2236f65a5fad1057",
+            "hopper_fwd": "0382a8d65ce38076",
+            "hopper_bwd": "09a26bcd29cba2f4",
+            "hopper_bwd_wide": "d104fc75d62e0d3e",
             "hopper_delta": "92ef1582431d9929",
         },
         "segmented": {
