@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.checks import PACKED
+from ..core.checks import PACKED, fail
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS, own_dims, row_axis
-from ..core.ring_steps import NO_SINK, RingSteps, check_ring, keeps_rows_apart, ring_steps
+from ..core.ring_steps import NO_SINK, RingSteps, keeps_rows_apart, ring_steps
 from ..core.shards import Layout
 from ..core.work import VariantWork
 from .primitive import varying_alike
@@ -59,7 +59,8 @@ class Ring:
     ) -> "Ring":
         """The ring of a call. keywords, own, given_tokens: what it was given beside q, k and v."""
         packed = form == PACKED
-        check_ring(work, is_packed=packed)
+        if keywords.get("dropout_p"):
+            fail(work.op, "dropout_p", "0 under strategy='ring' in JAX", keywords["dropout_p"])
         needs = planned_needs(
             layout, work, {**keywords, **own, **dict.fromkeys(given_tokens, True)}, knows_values=False
         )
