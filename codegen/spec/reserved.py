@@ -35,8 +35,8 @@ _WORDS = """
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
     dropped
-    all_heads dropout_heads first_head first_row head_index minus_delta p_kept p_scale philox without_dropped
-    dropped_signs kept_gradients kept_weights signs
+    all_heads dropout_coordinates first_head first_row head_index key_origin minus_delta p_kept p_scale philox
+    row_origin without_dropped dropped_signs kept_gradients kept_weights signs
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row cdiv check_float
     check_inputs check_int check_tensor clamp_index keep_range options diagonal_sums dot_rows

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 5d061592256328fe
+# hash: 7e4ab56ffb2b7065
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -449,30 +449,30 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "causal_dropout": {
         "dense": {
-            "fwd": "ad6625cbc3dd8d14",
-            "dq": "2d2b283bf81609d7",
-            "dkdv": "51526513021a3798",
-            "hopper_fwd": "f4304fbdb7866675",
-            "hopper_bwd": "bebe656ff5dc5dc9",
-            "hopper_bwd_wide": "754b1f9f41d09ea1",
+            "fwd": "0190eb3eef320afa",
+            "dq": "8ded16e98c878d7f",
+            "dkdv": "435fc3d8d5274785",
+            "hopper_fwd": "0b1b5ebc3de5a235",
+            "hopper_bwd": "b9799f495e884f52",
+            "hopper_bwd_wide": "901c77ddec79dda6",
             "hopper_delta": "178575ad6dac11a2",
         },
         "packed": {
-            "fwd": "df84147b4637eca4",
-            "dq": "f204a798e78b02a4",
-            "dkdv": "263e1ec4ffde2d1d",
-            "hopper_fwd": "dab70a4be4ab1233",
-            "hopper_bwd": "107994d0daa06234",
-            "hopper_bwd_wide": "49c86e4577511e0b",
+            "fwd": "0a7fbcba3aaa7c8d",
+            "dq": "aa5a72742c0955cd",
+            "dkdv": "e87b524817add171",
+            "hopper_fwd": "25fb758330346ed2",
+            "hopper_bwd": "adcc0b296c53ed86",
+            "hopper_bwd_wide": "646f01dde2a9ff12",
             "hopper_delta": "38a07d496e011aaa",
         },
         "segmented": {
-            "fwd": "197ebd0ebc5966c7",
-            "dq": "d162d0702be399db",
-            "dkdv": "f87d9ce580a35215",
-            "hopper_fwd": "7fc9a6085bf9e514",
-            "hopper_bwd": "ca3bfe0d8756ef7d",
-            "hopper_bwd_wide": "56cc1590aed23ef1",
+            "fwd": "68908b94afd8615b",
+            "dq": "95ef2ac435f0d4b0",
+            "dkdv": "6e74d7abf9ce27d6",
+            "hopper_fwd": "afaec37a405f2a0e",
+            "hopper_bwd": "729e4d5f9790b4e0",
+            "hopper_bwd_wide": "ae43e1d86b9d88c3",
             "hopper_delta": "178575ad6dac11a2",
         },
     },

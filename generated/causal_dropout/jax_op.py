@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: f089235cd9bf3230
+# hash: 3de9b149e87392c4
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p, dropout_heads
+from .._runtime.core.checks import check_dropout_p, dropout_coordinates
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_without_pages, refuse_pages
 from .._runtime.core.schedules import Schedule, scheduled
@@ -43,11 +43,13 @@ DENSE = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
     ),
-    scalars=("dropout_p", "seed", "first_head", "all_heads"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads", "row_origin", "key_origin"),
 )
 PACKED = Kernels(
     op=NAME,
@@ -65,12 +67,14 @@ PACKED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    scalars=("dropout_p", "seed", "first_head", "all_heads"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads", "row_origin", "key_origin"),
 )
 SEGMENTED = Kernels(
     op=NAME,
@@ -91,12 +95,14 @@ SEGMENTED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    scalars=("dropout_p", "seed", "first_head", "all_heads"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads", "row_origin", "key_origin"),
     by_row=BY_ROW,
 )
 
@@ -155,7 +161,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | Array | None = None,
-    dropout_origin: tuple[int | Array, int | Array, int | Array] | None = None,
+    dropout_origin: tuple[int | Array, ...] | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -199,6 +205,8 @@ def causal_dropout(
             16.
         dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
             are the first here, and how many query heads it has. By default `(0, 0, Hq)`. Integers or arrays `[]`.
+            A call with some of its keys has `(batch row, head, heads, row, key)`: `row` is added to the rows as dropout
+            counts them, a multiple of 16, and `key` to the keys, a multiple of 32.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -295,7 +303,7 @@ def _call(
     v: Array | None,
     dropout_p: float,
     seed: int | Array | None,
-    dropout_origin: tuple[int | Array, int | Array, int | Array] | None,
+    dropout_origin: tuple[int | Array, ...] | None,
     scale: float | None,
     layout: str,
     q_offset: int | str | Array,
@@ -331,9 +339,9 @@ def _call(
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))
-    first_head, all_heads = dropout_heads(NAME, dropout_origin, arguments.q.shape[1])
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, arguments.q.shape[1])
     words = {"seed": dropout_seed(NAME, arguments.dropout_p, seed), "first_head": first_head, "all_heads": all_heads}
-    arguments.scalars = {**arguments.scalars, **words}
+    arguments.scalars = {**arguments.scalars, **words, "row_origin": row_origin, "key_origin": key_origin}
     return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
 
 

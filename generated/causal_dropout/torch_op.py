@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: a60fe2a573244044
+# hash: 7314e9e8821c81e5
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p, dropout_heads
+from .._runtime.core.checks import check_dropout_p, dropout_coordinates
 from .._runtime.core.configs import PASSES
 from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
@@ -60,6 +60,8 @@ DENSE = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
@@ -81,6 +83,8 @@ PACKED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
@@ -106,6 +110,8 @@ SEGMENTED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
@@ -205,7 +211,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | None = None,
-    dropout_origin: tuple[int, int, int] | None = None,
+    dropout_origin: tuple[int, ...] | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -248,6 +254,8 @@ def causal_dropout(
             generator; under torch.compile an int must be given.
         dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
             are the first here, and how many query heads it has. By default `(0, 0, Hq)`.
+            A call with some of its keys has `(batch row, head, heads, row, key)`: `row` is added to the rows as dropout
+            counts them, a multiple of 16, and `key` to the keys, a multiple of 32.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -352,7 +360,7 @@ def _call(
     v: Tensor,
     dropout_p: float,
     seed: int | None,
-    dropout_origin: tuple[int, int, int] | None,
+    dropout_origin: tuple[int, ...] | None,
     scale: float | None,
     layout: str,
     return_lse: bool,
@@ -407,7 +415,7 @@ def _call(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
-    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])
     options = call_options(
         NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
     )
@@ -427,7 +435,20 @@ def _call(
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
         o, lse, *_ = run(
-            DENSE.function, q, k, v, row_offsets, dropout_p, seed, first_head, all_heads, row_offset, scale, options
+            DENSE.function,
+            q,
+            k,
+            v,
+            row_offsets,
+            dropout_p,
+            seed,
+            first_head,
+            all_heads,
+            row_origin,
+            key_origin,
+            row_offset,
+            scale,
+            options,
         )
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
@@ -447,6 +468,8 @@ def _call(
             seed,
             first_head,
             all_heads,
+            row_origin,
+            key_origin,
             row_offset,
             scale,
             options,
@@ -467,7 +490,7 @@ def _packed(
     v: Tensor,
     dropout_p: float,
     seed: int | None,
-    dropout_origin: tuple[int, int, int] | None,
+    dropout_origin: tuple[int, ...] | None,
     scale: float | None,
     return_lse: bool,
     q_offset: int | str | Tensor,
@@ -485,7 +508,7 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
-    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])
     options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
@@ -513,6 +536,8 @@ def _packed(
         seed,
         first_head,
         all_heads,
+        row_origin,
+        key_origin,
         row_offset,
         scale,
         options,

@@ -327,6 +327,7 @@ def _launched(
     given: dict[str, Any] = {"row_offset": 0, "row_offsets": None, "options": options, **own}
     given |= {"q": q, "k": k, "v": v, "scale": q.shape[-1] ** -0.5 if scale is None else scale, "block_tables": []}
     given |= {"do": do, "dlse": None, "o": o, "lse": lse, "first_head": 0, "all_heads": q.shape[1]}
+    given |= {"row_origin": 0, "key_origin": 0}
     if options.plain:
         given |= _as_of_these_keys(kernels, given)
     grads = kernels.backward(*(given[name] for name in kernels.backward_parameters))
