@@ -48,26 +48,25 @@ def serve() -> None:
     from triton import knobs
 
     # While the order is made: Triton hashes itself, without Python's lock, and the rest is imported.
-    hashing = threading.Thread(target=hash_triton)
-    hashing.start()
+    hashed = begin(hash_triton)
     from triton.compiler import compiler  # noqa: F401
     from triton.experimental.gluon import _runtime  # noqa: F401
 
     order: Order = pickle.load(sys.stdin.buffer)
     # Otherwise each kernel would hash.
-    hashing.join()
+    hashed()
     knobs.cache.dir = order.folder
     # A process is copied while it has one thread.
-    waits = [_begin_apart(_compile, job, order.target) for job in order.jobs if job.is_launched]
-    waits += [_begin(_compile_launcher, job, order.target) for job in order.jobs]
-    _begin(_end_with_caller)
+    waits = [_begin_apart(compile_kernel, job, order.target) for job in order.jobs if job.is_launched]
+    waits += [begin(_compile_launcher, job, order.target) for job in order.jobs]
+    begin(_end_with_caller)
     for wait in waits:
         wait()
     # Not through the end of the interpreter, where another thread reads.
     os._exit(0)
 
 
-def _begin(work: Callable[..., object], *args: Any) -> Callable[[], object]:
+def begin(work: Callable[..., object], *args: Any) -> Callable[[], object]:
     """Begin some work in a thread; returns what waits for it."""
     thread = threading.Thread(target=work, args=args, daemon=True)
     thread.start()
@@ -77,12 +76,12 @@ def _begin(work: Callable[..., object], *args: Any) -> Callable[[], object]:
 def _begin_apart(work: Callable[..., object], *args: Any) -> Callable[[], object]:
     """The same in a copy of this process, where there are copies: half of a compilation holds Python's lock."""
     if not hasattr(os, "fork"):
-        return _begin(work, *args)
+        return begin(work, *args)
     copy = os.fork()
     if copy:
         return partial(os.waitpid, copy, 0)
     try:
-        _begin(_end_with_caller)
+        begin(_end_with_caller)
         work(*args)
     finally:
         os._exit(0)
@@ -112,10 +111,11 @@ def _source(job: Job) -> Any:
     return make(kernel, job.signature, job.constants, job.attributes)
 
 
-def _compile(job: Job, target: Any) -> None:
-    from triton.compiler.compiler import compile as compile_kernel
+def compile_kernel(job: Job, target: Any) -> None:
+    """Compile a kernel into Triton's cache, where it is not there."""
+    from triton.compiler.compiler import compile as triton_compile
 
-    compile_kernel(_source(job), target=target, options=dict(job.options))
+    triton_compile(_source(job), target=target, options=dict(job.options))
 
 
 def _compile_launcher(job: Job, target: Any) -> None:

@@ -1,5 +1,5 @@
-"""Compiles what the backward of a call launches while its forward is compiled: in a process that compiled neither, a
-step then takes hardly longer than the longer of the two.
+"""Compiles what the backward of a first call launches while its forward is compiled: a step then takes hardly longer
+than the longer of the two.
 
 A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
 cache on disk. Where it fails, or cannot be started, the call compiles the kernels itself and raises what there is to
@@ -10,7 +10,6 @@ import json
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,19 +47,21 @@ _START = (
 
 
 class Ahead:
-    """A process that compiles what a call and its backward launch, but for the kernels of the call itself."""
+    """A process that compiles what the backward of a call launches, while this one compiles what the call launches."""
 
     def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
-        """`forward` and `backward` launch kernels, which in the thread that runs them notes what is to be compiled.
-        `device`: for which GPU."""
-        self._device = device
+        """`forward` and `backward` launch kernels, and what that compiles is noted here. `device`: for which GPU."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._order, args=(forward, backward), name="compile ahead")
-        self._thread.start()
+        # What goes wrong here goes wrong in the call, too, which says so.
+        try:
+            with torch.cuda.device(device):
+                self._compile(forward, backward, target_of(device))
+        except Exception:
+            if self._process is not None:
+                self._process.kill()
 
     def wait(self) -> None:
         """Until all is compiled."""
-        self._thread.join()
         if self._process is None:
             return
         try:
@@ -73,28 +74,30 @@ class Ahead:
         with suppress(OSError):
             self._process.stdin.close()
 
-    def _order(self, forward: Callable[[], object], backward: Callable[[], object]) -> None:
-        # What goes wrong here goes wrong in the call, too, which says so.
-        try:
-            with torch.cuda.device(self._device):
-                command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
-                quiet = subprocess.DEVNULL
-                # What this process has to know, too, and asks for once its driver is compiled.
-                hashing = threading.Thread(target=compiling.hash_triton)
-                hashing.start()
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-                target = target_of(self._device)
-                kernels, ahead = _jobs_of(forward, target, is_launched=False)
-                others, jobs = _jobs_of(backward, target, is_launched=True)
-                assert self._process.stdin is not None
-                self._process.stdin.write(pickle.dumps(Order(ahead + jobs, target, str(knobs.cache.dir))))
-                self._process.stdin.flush()
-                for kernel in kernels + others:
-                    _ = kernel.cache_key
-                hashing.join()
-        except Exception:
-            if self._process is not None:
-                self._process.kill()
+    def _compile(self, forward: Callable[[], object], backward: Callable[[], object], target: Any) -> None:
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
+        # Triton hashes its files and has a C compiler make its driver: neither needs Python's lock for long.
+        hashed, started = compiling.begin(compiling.hash_triton), compiling.begin(_start_driver)
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+        kernels, own = _jobs_of(forward, target, is_launched=False)
+        others, jobs = _jobs_of(backward, target, is_launched=True)
+        assert self._process.stdin is not None
+        self._process.stdin.write(pickle.dumps(Order(own + jobs, target, str(knobs.cache.dir))))
+        self._process.stdin.flush()
+        for kernel in kernels + others:
+            _ = kernel.cache_key
+        hashed()
+        # Into the cache on disk, where the launches find them: these need the driver, and compiling does not.
+        for job in own:
+            compiling.compile_kernel(job, target)
+        started()
+
+
+def _start_driver() -> None:
+    """Start Triton's driver. Where there is none a launch says so."""
+    with suppress(Exception):
+        _ = driver.active
 
 
 def _jobs_of(launch: Callable[[], object], target: Any, *, is_launched: bool) -> tuple[list[Any], list[Job]]:
@@ -107,9 +110,12 @@ def _jobs_of(launch: Callable[[], object], target: Any, *, is_launched: bool) ->
         jobs.append(job_of(kernel, args, constants, target, is_launched=is_launched))
 
     active.compiles = note
-    # What is computed beside launches may fail on tensors without values.
-    with suppress(Exception):
-        launch()
+    try:
+        # What is computed beside launches may fail on tensors without values.
+        with suppress(Exception):
+            launch()
+    finally:
+        active.compiles = None
     return kernels, jobs
 
 
@@ -163,7 +169,6 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
     if kind in kernels.compiled:
         return
     kernels.compiled.add(kind)
-    # The thread keeps no tensor of the call.
     found = {name: without_values(x) for name, x in given.items()}
 
     def forward() -> None:
@@ -175,9 +180,7 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
         every |= dict(zip(kernels.flags.values(), wanted, strict=True))
         kernels.backward_kernels(*(every[name] for name in kernels.backward_parameters))
 
-    # A system may refuse a thread.
-    with suppress(RuntimeError):
-        kernels.ahead.append(Ahead(forward, backward, q.get_device()))
+    kernels.ahead.append(Ahead(forward, backward, q.get_device()))
 
 
 def _runs_on_gpu(q: Tensor) -> bool:
