@@ -25,7 +25,8 @@ class Plan(NamedTuple):
         make: makes a tensor of a shape, strides and dtype. allocations: what it is given.
         zeroed: which of these are filled with zeros. room: what the room is allocated as, its number of floats.
         zeroes_room: whether the room is filled with zeros. results: which of the allocations are returned.
-        launches: what runs each kernel, and what picks its arguments from pointers, the stream and `constants`.
+        launches: what runs each kernel, what picks its first arguments from pointers, the stream and `constants`, and
+            its other arguments.
         kernels: kept alive: with them their machine code would go.
         takes_scratch: whether a launch asks Triton's allocator for memory.
     """
@@ -37,7 +38,7 @@ class Plan(NamedTuple):
     offsets: list[int]
     room: int
     zeroes_room: bool
-    launches: list[tuple[Callable[..., object], Callable[[Sequence[Any]], tuple[Any, ...]]]]
+    launches: list[tuple[Callable[..., object], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]]
     constants: list[Any]
     kernels: list[Any]
     results: list[int]
@@ -61,11 +62,11 @@ class Plan(NamedTuple):
         returns_tuple, takes_scratch = flags
         if takes_scratch:
             with giving_scratch():
-                for run, arguments in launches:
-                    run(*arguments(values))
+                for run, pick, others in launches:
+                    run(*pick(values) + others)
         else:
-            for run, arguments in launches:
-                run(*arguments(values))
+            for run, pick, others in launches:
+                run(*pick(values) + others)
         return tuple([made[i] for i in results]) if returns_tuple else made[results[0]]
 
 
