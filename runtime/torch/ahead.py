@@ -1,15 +1,16 @@
-"""Compiles what the backward of a first call launches while its forward is compiled: a step then takes hardly longer
-than the longer of the two.
+"""Compiles what a first call and its backward launch, all kernels at once: a step then takes hardly longer than the
+longest of them.
 
 A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
-cache on disk. Where it fails, or cannot be started, the call compiles the kernels itself and raises what there is to
-raise.
+cache on disk. Meanwhile this one starts Triton's driver. Where the process fails, or cannot be started, the call
+compiles the kernels itself and raises what there is to raise.
 """
 
 import json
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,10 +48,13 @@ _START = (
 
 
 class Ahead:
-    """A process that compiles what the backward of a call launches, while this one compiles what the call launches."""
+    """A process that compiles what a call and its backward launch."""
 
     def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
-        """`forward` and `backward` launch kernels, and what that compiles is noted here. `device`: for which GPU."""
+        """Waits for the kernels of the call.
+
+        `forward` and `backward` launch kernels, and what that compiles is noted here. `device`: for which GPU.
+        """
         self._process: subprocess.Popen[bytes] | None = None
         # What goes wrong here goes wrong in the call, too, which says so.
         try:
@@ -70,28 +74,34 @@ class Ahead:
             self._process.kill()
             self._process.wait()
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         # It ends where this ends, which by now is of no use to it.
         with suppress(OSError):
             self._process.stdin.close()
+        self._process.stdout.close()
 
     def _compile(self, forward: Callable[[], object], backward: Callable[[], object], target: Any) -> None:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
         # Triton hashes its files and has a C compiler make its driver: neither needs Python's lock for long.
         hashed, started = compiling.begin(compiling.hash_triton), compiling.begin(_start_driver)
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-        kernels, own = _jobs_of(forward, target, is_launched=False)
-        others, jobs = _jobs_of(backward, target, is_launched=True)
-        assert self._process.stdin is not None
-        self._process.stdin.write(pickle.dumps(Order(own + jobs, target, str(knobs.cache.dir))))
-        self._process.stdin.flush()
-        for kernel in kernels + others:
+        pipe = subprocess.PIPE
+        process = self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        (kernels, first), (more, others) = (_jobs_of(launch, target) for launch in (forward, backward))
+        process.stdin.write(pickle.dumps(Order(first, others, target, str(knobs.cache.dir))))
+        process.stdin.flush()
+        for kernel in kernels + more:
             _ = kernel.cache_key
         hashed()
-        # Into the cache on disk, where the launches find them: these need the driver, and compiling does not.
-        for job in own:
-            compiling.compile_kernel(job, target)
+        process.stdin.write(pickle.dumps(compiling.hash_triton()))
+        process.stdin.flush()
         started()
+        limit = threading.Timer(LIMIT_S, process.kill)
+        limit.start()
+        # Nothing comes where it has ended.
+        process.stdout.read(1)
+        limit.cancel()
 
 
 def _start_driver() -> None:
@@ -100,14 +110,14 @@ def _start_driver() -> None:
         _ = driver.active
 
 
-def _jobs_of(launch: Callable[[], object], target: Any, *, is_launched: bool) -> tuple[list[Any], list[Job]]:
+def _jobs_of(launch: Callable[[], object], target: Any) -> tuple[list[Any], list[Job]]:
     """The kernels that a function launches, and what is to be done for each."""
     kernels: list[Any] = []
     jobs: list[Job] = []
 
     def note(kernel: Any, _grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
         kernels.append(kernel)
-        jobs.append(job_of(kernel, args, constants, target, is_launched=is_launched))
+        jobs.append(job_of(kernel, args, constants, target))
 
     active.compiles = note
     try:
@@ -127,7 +137,7 @@ def target_of(device: int) -> Any:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any, *, is_launched: bool) -> Job:
+def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any) -> Job:
     """What Triton compiles a kernel for that is launched with such arguments."""
     backend = make_backend(target)
     asked = constants | {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
@@ -142,7 +152,6 @@ def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: 
         constants=found,
         attributes=attributes,
         options=vars(options),
-        is_launched=is_launched,
     )
 
 
@@ -156,7 +165,7 @@ def without_values(x: Any) -> Any:
 
 
 def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
-    """Begin to compile the backward of a first call of `Kernels` whose gradients are wanted.
+    """Compile a first call of `Kernels` whose gradients are wanted, and begin to compile its backward.
 
     `args` are those of its forward.
     """

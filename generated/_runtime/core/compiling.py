@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 
 class Job(NamedTuple):
-    """A kernel to compile, or its launcher alone: C code that depends on the types of arguments.
+    """A kernel to compile, with its launcher: C code that depends on the types of arguments.
 
     Attributes:
         module, name: where the kernel is. signature, constants, attributes, options: what Triton compiles it for.
-        is_launched: whether it is to be compiled; its launcher always is.
     """
 
     module: str
@@ -31,37 +30,51 @@ class Job(NamedTuple):
     constants: Mapping[Any, Any]
     attributes: Mapping[Any, Any]
     options: Mapping[str, Any]
-    is_launched: bool
 
 
 class Order(NamedTuple):
-    """All that is to be compiled, for which target, of Triton's `GPUTarget`, and into which folder."""
+    """All that is to be compiled, for which target, of Triton's `GPUTarget`, and into which folder.
 
-    jobs: Sequence[Job]
+    Attributes:
+        first: jobs whose end is to be told. others: jobs whose end is that of the process.
+    """
+
+    first: Sequence[Job]
+    others: Sequence[Job]
     target: Any
     folder: str
 
 
 def serve() -> None:
-    """Do the order that comes on the standard input."""
+    """Do the order that comes on the standard input, behind which comes the hash of Triton's files.
+
+    A byte on the standard output tells that the first jobs are done.
+    """
     # Nothing is thrown away before the end, which is near.
     gc.disable()
     from triton import knobs
-
-    # While the order is made: Triton hashes itself, without Python's lock, and the rest is imported.
-    hashed = begin(hash_triton)
     from triton.compiler import compiler  # noqa: F401
     from triton.experimental.gluon import _runtime  # noqa: F401
+    from triton.runtime import cache
 
+    visit_loops_once()
     order: Order = pickle.load(sys.stdin.buffer)
-    # Otherwise each kernel would hash.
-    hashed()
+    key: str = pickle.load(sys.stdin.buffer)
+    if hasattr(cache, "triton_key"):
+        # Otherwise this would hash half a gigabyte, which the caller has done.
+        cache.triton_key = lambda: key
     knobs.cache.dir = order.folder
     # A process is copied while it has one thread.
-    waits = [_begin_apart(compile_kernel, job, order.target) for job in order.jobs if job.is_launched]
-    waits += [begin(_compile_launcher, job, order.target) for job in order.jobs]
+    first, others = (
+        [_begin_apart(_compile, job, order.target) for job in jobs] for jobs in (order.first, order.others)
+    )
+    launchers = [begin(_compile_launcher, job, order.target) for job in order.first]
+    others += [begin(_compile_launcher, job, order.target) for job in order.others]
     begin(_end_with_caller)
-    for wait in waits:
+    for wait in first + launchers:
+        wait()
+    os.write(sys.stdout.fileno(), b"1")
+    for wait in others:
         wait()
     # Not through the end of the interpreter, where another thread reads.
     os._exit(0)
@@ -88,11 +101,40 @@ def _begin_apart(work: Callable[..., object], *args: Any) -> Callable[[], object
         os._exit(0)
 
 
-def hash_triton() -> None:
-    """Hash Triton's own files, half a gigabyte, a part of the key of each kernel: it remembers that."""
+def hash_triton() -> str:
+    """The hash of Triton's own files, half a gigabyte, a part of the key of each kernel: it remembers that."""
     from triton.runtime import cache
 
-    getattr(cache, "triton_key", int)()
+    key: str = getattr(cache, "triton_key", str)()
+    return key
+
+
+def visit_loops_once() -> None:
+    """Have Triton's frontend look once at each loop for what the loop carries, in this process.
+
+    To find that it visits the body once more, and so the body of a loop within three others 16 times. What a loop
+    carries follows from its code and from the types of what is known before it.
+    """
+    from triton.compiler.code_generator import CodeGenerator
+
+    find: Any = getattr(CodeGenerator, "_find_carries", None)
+    if find is None:
+        return
+    from triton.compiler.code_generator import _is_triton_value, flatten_values_to_ir
+
+    def find_once(self: Any, node: Any, liveins: dict[str, Any], ignore: Any = frozenset()) -> Any:
+        found = self.__dict__.setdefault("carried_names", {}).setdefault(node, [])
+        known = [(name, x.type if _is_triton_value(x) else x) for name, x in liveins.items()]
+        names = next((names for each, names in found if each == known), None)
+        if names is None:
+            result = find(self, node, liveins, ignore)
+            found.append((known, [*result[0]]))
+            return result
+        self.lscope, self.local_defs = liveins.copy(), {}
+        carried = [liveins[name] for name in names]
+        return [*names], flatten_values_to_ir(carried), [x.type for x in carried]
+
+    CodeGenerator._find_carries = find_once
 
 
 def _end_with_caller() -> None:
@@ -112,11 +154,10 @@ def _source(job: Job) -> Any:
     return make(kernel, job.signature, job.constants, job.attributes)
 
 
-def compile_kernel(job: Job, target: Any) -> None:
-    """Compile a kernel into Triton's cache, where it is not there."""
-    from triton.compiler.compiler import compile as triton_compile
+def _compile(job: Job, target: Any) -> None:
+    from triton.compiler.compiler import compile as compile_kernel
 
-    triton_compile(_source(job), target=target, options=dict(job.options))
+    compile_kernel(_source(job), target=target, options=dict(job.options))
 
 
 def _compile_launcher(job: Job, target: Any) -> None:
