@@ -210,8 +210,8 @@ def test_an_error_is_raised_by_the_call() -> None:
             load_op("causal")(q, q, q)
 
 
-@triton.jit
-def _nested_loops(out_ptr, n, DEPTHS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _nested_loops(out_ptr: Any, n: Any, DEPTHS: tl.constexpr) -> None:
     total, other, last = 0, 1.0, 0
     for i in range(n):
         for part in tl.static_range(DEPTHS):
