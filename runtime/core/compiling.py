@@ -11,6 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -58,6 +59,10 @@ def serve() -> None:
 
     visit_loops_once()
     order: Order = pickle.load(sys.stdin.buffer)
+    for job in (*order.first, *order.others):
+        # Once for all copies. What goes wrong here goes wrong in a copy, too.
+        with suppress(Exception):
+            importlib.import_module(job.module)
     key: str = pickle.load(sys.stdin.buffer)
     if hasattr(cache, "triton_key"):
         # Otherwise this would hash half a gigabyte, which the caller has done.
