@@ -197,7 +197,7 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
             step, saved = ctx.step, ctx.saved_tensors
             do = torch.zeros_like(saved[step.count]) if do is None else do
             given = (do, *saved) if dlse is None else (do, dlse, *saved)
-            found = step.gradients(given)
+            found: tuple[Tensor | None, ...] | None = step.gradients(given)
             if found is not None:
                 return found
             places, end = step.places, step.count + num_results
