@@ -288,7 +288,7 @@ class BackwardPlan:
         if not self.is_wide:
             own += " dv_ptr stride_dvh stride_dvs HEAD_DIM_V BLOCK_DV" + ("" if packed else " stride_dvb")
         if self.variant.dropout:
-            own += " b h seed first_head all_heads q_shift threshold start_m DROPOUT"
+            own += " b h seed first_head all_heads row_origin key_origin q_shift threshold start_m DROPOUT"
         if not self.one_loop or (not kernel.linear and self.plain.score):
             own += " start_m q_len"
         if kernel.row_adds:

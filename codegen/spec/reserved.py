@@ -35,8 +35,8 @@ _WORDS = """
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold
     dropped
-    all_heads dropout_heads first_head first_row head_index minus_delta p_kept p_scale philox without_dropped
-    dropped_signs kept_gradients kept_weights signs
+    all_heads dropout_coordinates first_head first_row head_index key_origin minus_delta p_kept p_scale philox
+    row_origin without_dropped dropped_signs kept_gradients kept_weights signs
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row cdiv check_float
     check_inputs check_int check_tensor clamp_index keep_range options diagonal_sums dot_rows
@@ -109,7 +109,7 @@ _WORDS = """
     packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
-    SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of
+    SequenceArguments checked_options jax_reference jnp launch lengths mode running_sums schedule_of
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
@@ -120,7 +120,7 @@ _WORDS = """
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base
     by_query in_rows most_keys results_of split_call splits_keys
     call check_beside_pages check_caches check_without_pages own_tensor
-    page_starts page_table paged refuse_pages splits max_seqlen_q
+    page_starts page_table paged refuse_pages splits max_seqlen_q max_seqlen_k
     all_keys entries entry final_step first_step is_row is_served last_step least merge most next_n next_page
     FOLDED WAVES Q_AT_END SCANNED first_seen last_seen
     all_acc all_max all_sum gdc_launch_dependents join_parts keys lse parts share split_end splits taken

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 824adfc189c6f28b
+# hash: 40dc01b06f9ce4b6
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -431,7 +431,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "f67ee5556af81e87",
+            "fwd": "4972fb7190796b32",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -465,37 +465,37 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "7b6dff1e337fbb8f",
+            "fwd": "ba6a47b39ec9a6c9",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
     },
     "causal_dropout": {
         "dense": {
-            "fwd": "ad6625cbc3dd8d14",
-            "dq": "2d2b283bf81609d7",
-            "dkdv": "51526513021a3798",
-            "hopper_fwd": "f4304fbdb7866675",
-            "hopper_bwd": "bebe656ff5dc5dc9",
-            "hopper_bwd_wide": "754b1f9f41d09ea1",
+            "fwd": "0190eb3eef320afa",
+            "dq": "8ded16e98c878d7f",
+            "dkdv": "435fc3d8d5274785",
+            "hopper_fwd": "0b1b5ebc3de5a235",
+            "hopper_bwd": "b9799f495e884f52",
+            "hopper_bwd_wide": "901c77ddec79dda6",
             "hopper_delta": "178575ad6dac11a2",
         },
         "packed": {
-            "fwd": "df84147b4637eca4",
-            "dq": "f204a798e78b02a4",
-            "dkdv": "263e1ec4ffde2d1d",
-            "hopper_fwd": "dab70a4be4ab1233",
-            "hopper_bwd": "107994d0daa06234",
-            "hopper_bwd_wide": "49c86e4577511e0b",
+            "fwd": "0a7fbcba3aaa7c8d",
+            "dq": "aa5a72742c0955cd",
+            "dkdv": "e87b524817add171",
+            "hopper_fwd": "25fb758330346ed2",
+            "hopper_bwd": "adcc0b296c53ed86",
+            "hopper_bwd_wide": "646f01dde2a9ff12",
             "hopper_delta": "38a07d496e011aaa",
         },
         "segmented": {
-            "fwd": "197ebd0ebc5966c7",
-            "dq": "d162d0702be399db",
-            "dkdv": "f87d9ce580a35215",
-            "hopper_fwd": "7fc9a6085bf9e514",
-            "hopper_bwd": "ca3bfe0d8756ef7d",
-            "hopper_bwd_wide": "56cc1590aed23ef1",
+            "fwd": "68908b94afd8615b",
+            "dq": "95ef2ac435f0d4b0",
+            "dkdv": "6e74d7abf9ce27d6",
+            "hopper_fwd": "afaec37a405f2a0e",
+            "hopper_bwd": "729e4d5f9790b4e0",
+            "hopper_bwd_wide": "ae43e1d86b9d88c3",
             "hopper_delta": "178575ad6dac11a2",
         },
     },
@@ -528,7 +528,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "f686f3f59a8daea9",
+            "fwd": "cc7b7ab7dcdc0aa0",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -562,7 +562,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "d5be912b73fb03c8",
+            "fwd": "bf54eae183fa5a1b",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -596,7 +596,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "5f554c1fff1561aa",
+            "fwd": "74b2805dd25f3cb6",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -630,7 +630,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "ea78cb6272dad6f2",
+            "fwd": "f9e90234c2b04eb7",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -664,7 +664,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "7831fb5efb6dd2f9",
+            "fwd": "791679fc041807dc",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -698,7 +698,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "2a5bf52e30071001",
+            "fwd": "eda1fda4d1741cbe",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -732,7 +732,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "a150a81a9c382925",
+            "fwd": "51ca20080bf8da7c",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -766,7 +766,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "366862130c4bf673",
+            "fwd": "73500c58db482262",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -800,7 +800,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "2fd019a5c8f68c5f",
+            "fwd": "3545f494e753198c",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -834,7 +834,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "445dda72e3276599",
         },
         "paged": {
-            "fwd": "a07fa53dbb0100b8",
+            "fwd": "5bee80ccda913555",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -868,7 +868,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "4790f839c1c1d078",
+            "fwd": "1918bff37f3dcd84",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -902,7 +902,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "a433bab097508c51",
+            "fwd": "00cab2ebecac734f",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -936,7 +936,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "645c91fbfed9df77",
+            "fwd": "8052e3eadc77e251",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -970,7 +970,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "83613d7d5706256f",
+            "fwd": "caae692edcff31a9",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1004,7 +1004,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "00b6469b758b87f7",
+            "fwd": "69aea204006de3e8",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1038,7 +1038,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "974a75cf0730868f",
+            "fwd": "94dc4088fc162638",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1072,7 +1072,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "afe58fbaccaaf366",
+            "fwd": "be50e232c7893db8",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1106,7 +1106,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "dfc6d5e19fc7b465",
+            "fwd": "786cd56b2dcc3702",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1140,7 +1140,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "3a037fe35b1cb9a3",
+            "fwd": "51281d40d11d2b9f",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1174,7 +1174,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "666dc0675ab02d56",
+            "fwd": "27512207afe0d9e0",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -307,12 +307,19 @@ def gpu_of(x: Tensor) -> str:
     return "" if x.device.type == "cpu" else _device_gpu(_index_of(x))
 
 
-def call_options(op: str, config: Any, family: Any, deterministic: Any, mode: str = "dense") -> CallOptions:
+def call_options(
+    op: str,
+    config: Any,
+    family: Any,
+    deterministic: Any,
+    mode: str = "dense",
+    lengths: tuple[Any, Any] = (None, None),
+) -> CallOptions:
     """What a call of this mode asks of its kernels. Gradients are added in a fixed order by default if torch is
     deterministic."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
         deterministic = mode not in TRAITS[op].atomic_modes
-    return checked_options(op, config, family, deterministic, mode)
+    return checked_options(op, config, family, deterministic, mode, lengths)
 
 
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
