@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 40dc01b06f9ce4b6
+# hash: b19e2aad2a3c47c1
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -504,9 +504,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "19d36e28144b63e0",
             "dq": "5500584ebbca3544",
             "dkdv": "ca437c5f75988752",
-            "hopper_fwd": "b115a3519729d95e",
-            "hopper_bwd": "bdd967d5900bf5a0",
-            "hopper_bwd_wide": "66a5d94c5f263513",
+            "hopper_fwd": "bf1d817d8bc27be9",
+            "hopper_bwd": "11a1b91fdd344f1c",
+            "hopper_bwd_wide": "3a10f6aa85abd912",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "packed": {
@@ -640,7 +640,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "0cf8b25c5dc51bbc",
             "dq": "3dd0af11892e9ab7",
             "dkdv": "798514f3b46ead86",
-            "hopper_fwd": "76449ea890a1cfc7",
+            "hopper_fwd": "2c9e7eb9b836eb3e",
             "hopper_bwd": "56cd53727995a380",
             "hopper_bwd_wide": "a6922e3b57c4518e",
             "hopper_delta": "30a8541778b9d7ab",
@@ -742,9 +742,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "30f6a7d6b5548c18",
             "dq": "0d7878fddb6b1c64",
             "dkdv": "fc27f0862eae9754",
-            "hopper_fwd": "c10a788eec1df0da",
-            "hopper_bwd": "4872d0b9a523a725",
-            "hopper_bwd_wide": "1741957425e9994d",
+            "hopper_fwd": "a78a8dbb500f6d0a",
+            "hopper_bwd": "2ca8f13821d505f1",
+            "hopper_bwd_wide": "7e317eb98681d31a",
             "hopper_delta": "009a271df48a99bf",
         },
         "packed": {
@@ -912,9 +912,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "283aac8977a2f2e0",
             "dq": "72a8e8af99cd1f4d",
             "dkdv": "2ac8bb91d8416fb3",
-            "hopper_fwd": "202758eeb6b03f9a",
-            "hopper_bwd": "9d235e035f856c28",
-            "hopper_bwd_wide": "b63506d7bb949fc3",
+            "hopper_fwd": "7f9b598f82cad029",
+            "hopper_bwd": "b50848eb318b9a74",
+            "hopper_bwd_wide": "79d5b5281fc0051c",
             "hopper_delta": "092370f267a0c50d",
         },
         "packed": {
@@ -980,9 +980,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "b8c5de4bcaf59ff2",
             "dq": "2a0b5983e9321ff7",
             "dkdv": "ced582827e983665",
-            "hopper_fwd": "d4a46e3f62c8fee6",
-            "hopper_bwd": "5a47aae83a9c9a73",
-            "hopper_bwd_wide": "ee33ce3ce5f28de3",
+            "hopper_fwd": "9506c1c030ecaf3e",
+            "hopper_bwd": "72751745faa79a0f",
+            "hopper_bwd_wide": "d61e5c59a20f52f7",
             "hopper_delta": "059e2384eed51092",
         },
         "packed": {
@@ -1014,9 +1014,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "cc17d512f8d62dde",
             "dq": "e4ec1410d1c20bff",
             "dkdv": "85e4877f1c83c1d8",
-            "hopper_fwd": "eff465e8f3acc0aa",
-            "hopper_bwd": "adc6f1bee464554d",
-            "hopper_bwd_wide": "9af6dde9e270f288",
+            "hopper_fwd": "bd92af04e2b243c4",
+            "hopper_bwd": "b3670456ca768231",
+            "hopper_bwd_wide": "5512d9d3676f9c5b",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "packed": {
@@ -1048,9 +1048,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "ff0f91864ad604bb",
             "dq": "7d7d3da9ac0f6cd5",
             "dkdv": "30c3d2f8c426c643",
-            "hopper_fwd": "06451695bf5abb5b",
-            "hopper_bwd": "f32dc357984a65ab",
-            "hopper_bwd_wide": "645037cf479d66e4",
+            "hopper_fwd": "cd1fddcb36cecb13",
+            "hopper_bwd": "2c350f57cace4b41",
+            "hopper_bwd_wide": "6ab05cc4a9193481",
             "hopper_delta": "59150a6a4b6029d7",
         },
         "packed": {
@@ -1082,9 +1082,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "fwd": "991578127047d4f4",
             "dq": "fe1b482de125d9f5",
             "dkdv": "54db2451b9e02a9d",
-            "hopper_fwd": "0d5c5da245c7f1ac",
-            "hopper_bwd": "bc12662e461f19e6",
-            "hopper_bwd_wide": "d3a197218c505b18",
+            "hopper_fwd": "6eddd3f355c31ef6",
+            "hopper_bwd": "1cb57af77fe34470",
+            "hopper_bwd_wide": "c1a89b838be7a3a5",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "packed": {
