@@ -31,9 +31,9 @@ class Framework(StrEnum):
 
     def head_sums(self, buffer: str) -> HostCode:
         """The sums `[Hq]` of a filled buffer `[B, Hq, parts]`."""
-        return (
-            host("{}({})", "head_sums", buffer) if self is Framework.TORCH else host("{}.value().sum((0, 2))", buffer)
-        )
+        if self is Framework.TORCH:
+            return host("{}({})", "head_sums", self.filled(buffer))
+        return host("{}.sum((0, 2))", self.filled(buffer))
 
     def cast(self, array: HostCode, like: str) -> HostCode:
         """An array in the dtype of another."""

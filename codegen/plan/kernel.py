@@ -182,7 +182,8 @@ class KernelPlan(InMode):
 
     @property
     def is_band(self) -> bool:
-        """True if a block visits a band, which an end of the sequence cuts, or several ranges."""
+        """True if a block visits the tiles of a band, of which those near an end of the sequence have fewer, or several
+        ranges of tiles."""
         return self.bounds is not None and (self.bounds.two_sided or bool(self.bounds.jumps))
 
     @property

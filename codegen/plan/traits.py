@@ -133,7 +133,8 @@ def _keys_are_wide_bands(planned: VariantPlan) -> bool:
 
 
 def _bands_are_bits(planned: VariantPlan) -> bool:
-    """True if such bands follow from distances alone, so that Hopper's forward masks them by the bits of a word."""
+    """True if a row's keys are a wide band that follows from distances alone, so that Hopper's forward masks it by the
+    bits of a word."""
     partial = planned.hopper_fwd.partial
     by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and _keys_are_wide_bands(planned)
     return by_distance and partial is not None and partial.run is not None and partial.keep is None

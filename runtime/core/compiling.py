@@ -36,7 +36,8 @@ class Order(NamedTuple):
     """All that is to be compiled, for which target, of Triton's `GPUTarget`, and into which folder.
 
     Attributes:
-        first: jobs whose end is to be told. others: jobs whose end is that of the process.
+        first: what the call launches: once it is compiled, a byte is written to the standard output.
+        others: what the backward launches: once it is compiled, too, the process ends.
     """
 
     first: Sequence[Job]
@@ -46,10 +47,7 @@ class Order(NamedTuple):
 
 
 def serve() -> None:
-    """Do the order that comes on the standard input, behind which comes the hash of Triton's files.
-
-    A byte on the standard output tells that the first jobs are done.
-    """
+    """Read an order and then the hash of Triton's files from the standard input, and compile what is ordered."""
     # Nothing is thrown away before the end, which is near.
     gc.disable()
     from triton import knobs

@@ -1,5 +1,5 @@
-"""Compiles what a first call and its backward launch, all kernels at once: a step then takes hardly longer than the
-longest of them.
+"""Compiles all kernels that a first call and its backward launch at once, so that the first step takes hardly longer
+than the slowest of these compilations.
 
 A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
 cache on disk. Meanwhile this one starts Triton's driver. Where the process fails, or cannot be started, the call
@@ -51,9 +51,9 @@ class Ahead:
     """A process that compiles what a call and its backward launch."""
 
     def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
-        """Waits for the kernels of the call.
+        """Returns once the kernels of the call are compiled.
 
-        `forward` and `backward` launch kernels, and what that compiles is noted here. `device`: for which GPU.
+        `forward` and `backward` are run to see which kernels they launch. `device`: the GPU to compile for.
         """
         self._process: subprocess.Popen[bytes] | None = None
         # What goes wrong here goes wrong in the call, too, which says so.
@@ -99,9 +99,12 @@ class Ahead:
         started()
         limit = threading.Timer(LIMIT_S, process.kill)
         limit.start()
-        # Nothing comes where it has ended.
-        process.stdout.read(1)
-        limit.cancel()
+        try:
+            # If the process ends early, this returns without a byte.
+            process.stdout.read(1)
+        finally:
+            # An interrupted program would not end before the timer's thread does.
+            limit.cancel()
 
 
 def _start_driver() -> None:

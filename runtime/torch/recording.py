@@ -45,8 +45,10 @@ class _Launch(NamedTuple):
     def split(
         self, stream: int, constants: list[Any]
     ) -> tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
-        """What picks the arguments up to the last pointer, from pointers, the stream, whose number this is, and
-        `constants`, here extended; and the arguments behind, which are most of them."""
+        """The arguments in two parts: a function that picks those up to the last pointer, and the others as they are.
+
+        It picks from pointers, the stream, at index `stream`, and `constants`, to which this adds.
+        """
         places = dict(self.pointers) | {_STREAM: stream}
         end = max(places) + 1
         for place, value in enumerate(self.arguments[:end]):

@@ -103,8 +103,9 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     if mode == "dense" and not is_narrow:
         return traits.keys_are_runs
     narrow_from = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
-    has_ranges = _has_long_ranges(op, mode, length, family.packed_forward_from[_widest(head_dims)])
-    has_ranges = has_ranges or (mode == "dense" and traits.bands_are_bits)
+    has_wide_bands = mode == "dense" and traits.bands_are_bits
+    packed_from = family.packed_forward_from[_widest(head_dims)]
+    has_ranges = has_wide_bands or _has_long_ranges(op, mode, length, packed_from)
     suits_narrow = (traits.score_is_cheap and length >= narrow_from) or (
         traits.score_is_overlapped and length >= family.narrow_forward_from_if_overlapped
     )
