@@ -190,10 +190,20 @@ class KernelPlan(InMode):
     @property
     def shares_work(self) -> bool:
         """True if Hopper's programs fetch work from an atomic counter: if the work of a block depends on the call's
-        tensors, not on its index alone, or if blocks are taken in an order of their own."""
-        by_tables = any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
+        tensors, if blocks at both ends of a sequence have less of it, or if they are taken in an order of their own."""
         loads_bounds = self._bounds_are_loaded and not self.longest_first
-        return self.packed or by_tables or bool(self.work_order) or loads_bounds
+        return self.packed or self.reads_tables or self.is_band or bool(self.work_order) or loads_bounds
+
+    @property
+    def reads_tables(self) -> bool:
+        """True if tables of the call say which blocks are visited."""
+        return any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
+
+    @property
+    def is_band(self) -> bool:
+        """True if a block visits the tiles of a band, of which those near an end of the sequence have fewer, or several
+        ranges of tiles."""
+        return self.bounds is not None and (self.bounds.two_sided or bool(self.bounds.jumps))
 
     @property
     def work_order(self) -> str:

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: bb48e76b58525802
+# hash: 79acb6df3c187d52
 """`band_sink` for PyTorch. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any
 window (arXiv:2508.10925)."""
 
@@ -35,6 +35,7 @@ from .._runtime.torch.support import (
     call_options,
     check_inputs,
     check_tensor,
+    head_sums,
     interpreter_dtype,
     launches_directly,
     positive_scale,
@@ -49,7 +50,7 @@ NAME = "band_sink"
 
 def _gradients(*, dsink_heads: Any, **_: Any) -> tuple[Any, ...]:
     """The gradients of sink, from what the launches of a backward leave."""
-    dsink = dsink_heads.sum((0, 2))
+    dsink = head_sums(dsink_heads)
     return (dsink,)
 
 

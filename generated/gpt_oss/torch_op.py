@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/torch_op.py.jinja
-# hash: 50b14629c547f5db
+# hash: 9dcd56a5a5ffec2b
 """`gpt_oss` for PyTorch. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -34,6 +34,7 @@ from .._runtime.torch.support import (
     call_options,
     check_inputs,
     check_tensor,
+    head_sums,
     interpreter_dtype,
     launches_directly,
     positive_scale,
@@ -48,7 +49,7 @@ NAME = "gpt_oss"
 
 def _gradients(*, dsink_heads: Any, **_: Any) -> tuple[Any, ...]:
     """The gradients of sink, from what the launches of a backward leave."""
-    dsink = dsink_heads.sum((0, 2))
+    dsink = head_sums(dsink_heads)
     return (dsink,)
 
 

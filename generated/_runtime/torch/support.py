@@ -31,6 +31,7 @@ from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
 from ..kernels import TRAITS
+from .head_sums import head_sums as head_sums
 from .launching import is_recording
 from .transforms import refuse_gradient_of, refuse_tangents
 
