@@ -6,7 +6,7 @@ from codegen.analysis.distances import LAG, by_lag, kept_lags
 from codegen.analysis.far_distances import Limit, distance_loads, far_lags
 from codegen.analysis.gradients import FAR_SUMS
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Type, Var, int_var
+from codegen.ir.expr import Expr, int_var
 from codegen.plan.host_code import HostCode, host, listed
 from codegen.plan.kernel import ArgGroup, FarBlocks, pointers
 from codegen.spec.model import Variant
@@ -16,6 +16,8 @@ BEFORE, BEHIND = "near_first", "near_last"
 
 SUMS = "SUMS_FAR"
 """The constant that says whether a kernel sums ds of such blocks."""
+
+_LIMITS = {"before": BEFORE, "behind": BEHIND}
 
 
 def far_blocks(variant: Variant) -> FarBlocks | None:
@@ -28,7 +30,7 @@ def limits(far: FarBlocks | None) -> list[ArgGroup]:
     """The arguments of a kernel that tells such blocks from others."""
     if far is None:
         return []
-    names = tuple(name for name, known in ((BEFORE, far.before), (BEHIND, far.behind)) if known)
+    names = tuple(_LIMITS[side] for side in far.sides)
     return [ArgGroup(names=names, host=listed(f"bands.{name}" for name in names), varies=True)]
 
 
@@ -37,18 +39,13 @@ def sums(far: FarBlocks | None) -> list[ArgGroup]:
     return [] if far is None else [pointers(FAR_SUMS)]
 
 
-def far_score(variant: Variant, score: Expr, far: FarBlocks) -> Expr:
-    """A score in such a block: each read by distance is that of the limit of its side."""
+def far_score(variant: Variant, score: Expr, side: str) -> Expr:
+    """A score in such a block of a side: each read by distance is that of the side's limit."""
     replaced: dict[Expr, Expr] = {}
     for load in distance_loads(variant):
         by_distance = by_lag(load)
         assert by_distance is not None
-        sides = [
-            expr.substitute(by_distance, {LAG.name: int_var(name)})
-            for name, known in ((BEHIND, far.behind), (BEFORE, far.before))
-            if known
-        ]
-        replaced[load] = sides[0] if len(sides) == 1 else expr.where(Var(Type.BOOL, "is_behind"), *sides)
+        replaced[load] = expr.substitute(by_distance, {LAG.name: int_var(_LIMITS[side])})
     return expr.rebuild(score, replaced.get)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.analysis.gradients import FAR_SUMS, GradientKind, GradientTerm
-from codegen.plan.code import Arange, Code, Infix, Name, product
+from codegen.plan.code import ZERO, Arange, Code, Infix, Name, product
 from codegen.plan.far_blocks import BEFORE, BEHIND, SUMS
 from codegen.plan.hopper_gradients import GradientStep, gradient_step
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
@@ -91,6 +91,17 @@ class BackwardPlan:
         if self.one_loop:
             return [assign("start_m", product(Name("nth"), Name("BLOCK_M")))]
         return full_start(self.bounds, "start_m", "BLOCK_M", Name("row_turn" if self.is_wide else "nth"))
+
+    @property
+    def far_loops(self) -> bool:
+        """True if the blocks without a mask that are far have loops of their own, ahead of and behind the others."""
+        bounds, far = self.bounds, self.kernel.far
+        return far is not None and bounds.has_full and not (self.is_wide or bounds.lists or bounds.full_jumps)
+
+    @property
+    def first_plain_row(self) -> Code:
+        """Where the first block without a mask starts, as such loops count from it."""
+        return ZERO if self.one_loop else self.bounds.full_begin
 
     @property
     def visit_prologue(self) -> list[Assign]:
@@ -306,7 +317,7 @@ class BackwardPlan:
             own += f" q_shift start_m h b num_heads {FAR_SUMS}_ptr {SUMS} {BEFORE} {BEHIND}"
         parts: list[Part] = [*self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
         parts += [part for step in self._steps for part in step.parts]
-        parts += [] if kernel.far is None else [kernel.far.logit]
+        parts += list(kernel.far.logits.values()) if self.far_loops and kernel.far is not None else []
         tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *parts, *map(Name, tables))
 
@@ -342,6 +353,8 @@ class BackwardPlan:
             shared += ["make_barriers"]
             found["gl_versions"] = ["async_add"] if kernel.row_sums else []
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
+        if kernel.far is not None:
+            found |= {"gl_capped": ["add_columns"], "gl_forward": ["lane_layout"]}
         if self.variant.dropout:
             found["gl_dropout"] = ["dropped_signs", "kept_gradients", "kept_weights"]
         return {module: names for module, names in found.items() if names}

@@ -15,7 +15,7 @@ from codegen.analysis.schedule import BlockAnalysis
 from codegen.analysis.score_bounds import bounds, fixed_reference
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level
-from codegen.plan.code import Broadcast, Infix, Name
+from codegen.plan.code import Broadcast, Code, Infix, Name
 from codegen.plan.far_blocks import SUMS, far_blocks, far_score, limits, sums
 from codegen.plan.kernel import FarBlocks, KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
@@ -102,14 +102,18 @@ def _far_blocks(variant: Variant, builder: HopperBuilder) -> FarBlocks | None:
     far = far_blocks(variant) if any(term.by_distance for term in builder.logits.terms) else None
     if far is None:
         return None
-    added = far_score(variant, expr.substitute(builder.logits.logit, {"qk": expr.const(0.0)}), far)
-    _, (scaled, rest) = builder.lowering.block(PRODUCT, added, whole=True)
+    score = expr.substitute(builder.logits.logit, {"qk": expr.const(0.0)})
+    added = [far_score(variant, score, side) for side in far.sides]
+    _, (scaled, *rests) = builder.lowering.block(PRODUCT, *added, whole=True)
     assert scaled is not None
-    assert rest is not None
-    lse = Name("lse")
-    is_number = expr.level(added) is Level.UNIFORM
-    less = Broadcast(Infix("-", rest, lse), 1) if is_number else Infix("-", rest, Broadcast(lse, 1))
-    return replace(far, logit=Infix("+", scaled, less))
+    found: dict[str, Code] = {}
+    for side, own, rest in zip(far.sides, added, rests, strict=True):
+        assert rest is not None
+        lse = Name("lse")
+        is_number = expr.level(own) is Level.UNIFORM
+        less = Broadcast(Infix("-", rest, lse), 1) if is_number else Infix("-", rest, Broadcast(lse, 1))
+        found[side] = Infix("+", scaled, less)
+    return replace(far, logits=found)
 
 
 def wide_backward(plan: KernelPlan) -> KernelPlan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.gradients import GradientKind, GradientTerm
@@ -95,16 +95,17 @@ class FarBlocks:
     """Blocks so far from the diagonal that all pairs read the same elements by distance, those of `near_first` or those
     of `near_last`: `before` and `behind` say on which sides there are such blocks.
 
-    `logit`: in place of a block's, of `is_behind`; None in a kernel of no scores.
+    `logits`: of each side, less the row's lse; none in a kernel that computes no scores of its own.
     """
 
     before: bool
     behind: bool
-    logit: Code | None = None
+    logits: Mapping[str, Code] = field(default_factory=dict)
 
     @property
     def sides(self) -> list[str]:
-        return [name for name, known in (("behind", self.behind), ("before", self.before)) if known]
+        """The sides in the order of the rows."""
+        return [name for name, known in (("before", self.before), ("behind", self.behind)) if known]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: febdb6877ca51ad9
+# hash: 66d173455ec4f336
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -82,6 +82,8 @@ from .._runtime.device.gl_backward_steps import (
     end_wide_block,
     send_rows,
 )
+from .._runtime.device.gl_capped import add_columns
+from .._runtime.device.gl_forward import lane_layout
 from .._runtime.device.gl_math import clamp_index, load_pairs
 
 
@@ -211,7 +213,8 @@ def consume(
                 bias_val = gl.load(
                     bias_ptr + h * stride_bias_0 + clamp_index(near_last, bias_size_1).to(gl.int64) * stride_bias_1
                 )
-                far_behind = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
+                if SUMS_FAR:
+                    far_behind = gl.zeros([KEYS, 4], gl.float32, lane_layout())  # [KEYS, 4]
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -245,28 +248,23 @@ def consume(
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp  # [KEYS, BLOCK_M]
                     if SUMS_FAR:
-                        # The distance of the square of BLOCK_N rows and keys that the block is a part of.
                         square = (start_m & -BLOCK_N) - start_n + q_shift
-                        is_behind = square - (BLOCK_N - 1) >= near_last
-                        is_far = is_behind
-                        if is_far:
-                            far_behind += gl.sum(ds, 1)
+                        if square - (BLOCK_N - 1) >= near_last:
+                            far_behind = add_columns(far_behind, ds, lane_layout())
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
                     q_turn += 1
-                for nth in range(num_full):
+                near_end = num_full
+                if SUMS_FAR:
+                    far_begin = (near_last + 2 * (BLOCK_N - 1) + start_n - q_shift) & -BLOCK_N
+                    near_end = gl.minimum(gl.cdiv(gl.maximum(far_begin - full_begin, 0), BLOCK_M), num_full)
+                for nth in range(near_end):
                     start_m = full_begin + nth * BLOCK_M
                     qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                     logit = qk
-                    # The distance of the square of BLOCK_N rows and keys that the block is a part of.
-                    square = (start_m & -BLOCK_N) - start_n + q_shift
-                    is_behind = square - (BLOCK_N - 1) >= near_last
-                    is_far = is_behind
-                    lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
-                    if is_far:
-                        logit = 1.4426950408889634 * scale * qk + (1.4426950408889634 * bias_val - lse)[None, :]
-                    else:
+                    # Always true: otherwise this is computed ahead of the products and kept in registers.
+                    if start_m < q_len:
                         apart = (
                             gl.arange(0, BLOCK_M, layout=ROW)[None, :]
                             - gl.arange(0, KEYS, layout=KEY)[:, None]
@@ -276,23 +274,39 @@ def consume(
                             bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1,
                             PTX,
                         )
-                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :]
+                        logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                    p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                    lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
+                    p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                     dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
                     dp = warpgroup_mma_wait(1, deps=(dp,))
                     ds = p * dp  # [KEYS, BLOCK_M]
-                    if SUMS_FAR and is_far:
-                        far_behind += gl.sum(ds, 1)
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
                     )
                     q_turn += 1
                 if SUMS_FAR:
+                    for nth in range(near_end, num_full):
+                        start_m = full_begin + nth * BLOCK_M
+                        qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                        lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
+                        logit = 1.4426950408889634 * scale * qk + (1.4426950408889634 * bias_val - lse)[None, :]
+                        if RAGGED and start_n + BLOCK_N > kv_len:
+                            logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
+                        p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                        dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                        dp = warpgroup_mma_wait(1, deps=(dp,))
+                        ds = p * dp  # [KEYS, BLOCK_M]
+                        far_behind = add_columns(far_behind, ds, lane_layout())
+                        dk, dv = end_block(
+                            ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
+                        )
+                        q_turn += 1
+                if SUMS_FAR:
                     far_parts = gl.cdiv(kv_len, BLOCK_N) * 2
                     far_index = (b * num_heads + h) * 2 * far_parts + start_n // BLOCK_N * 2 + PART
-                    gl.store(ds_far_ptr + far_index + far_parts, gl.sum(far_behind, 0))
+                    gl.store(ds_far_ptr + far_index + far_parts, gl.sum(gl.sum(far_behind, 1), 0))
 
             if WITH_DQ:
                 end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
@@ -579,7 +593,8 @@ def score(
             bias_val = gl.load(
                 bias_ptr + h * stride_bias_0 + clamp_index(near_last, bias_size_1).to(gl.int64) * stride_bias_1
             )
-            far_behind = gl.zeros([KEYS], gl.float32, KEY)  # [KEYS]
+            if SUMS_FAR:
+                far_behind = gl.zeros([KEYS, 4], gl.float32, lane_layout())  # [KEYS, 4]
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -612,12 +627,9 @@ def score(
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 if SUMS_FAR:
-                    # The distance of the square of BLOCK_N rows and keys that the block is a part of.
                     square = (start_m & -BLOCK_N) - start_n + q_shift
-                    is_behind = square - (BLOCK_N - 1) >= near_last
-                    is_far = is_behind
-                    if is_far:
-                        far_behind += gl.sum(ds, 1)
+                    if square - (BLOCK_N - 1) >= near_last:
+                        far_behind = add_columns(far_behind, ds, lane_layout())
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
@@ -626,14 +638,8 @@ def score(
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                 logit = qk
-                # The distance of the square of BLOCK_N rows and keys that the block is a part of.
-                square = (start_m & -BLOCK_N) - start_n + q_shift
-                is_behind = square - (BLOCK_N - 1) >= near_last
-                is_far = is_behind
-                lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
-                if is_far:
-                    logit = 1.4426950408889634 * scale * qk + (1.4426950408889634 * bias_val - lse)[None, :]
-                else:
+                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                if start_m < q_len:
                     apart = (
                         gl.arange(0, BLOCK_M, layout=ROW)[None, :]
                         - gl.arange(0, KEYS, layout=KEY)[:, None]
@@ -642,21 +648,24 @@ def score(
                     bias_qk = load_pairs(
                         bias_ptr + h * stride_bias_0 + clamp_index(apart, bias_size_1).to(gl.int32) * stride_bias_1, PTX
                     )
-                    logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk - lse[None, :]
+                    logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
-                p = gl.exp2(logit)  # [KEYS, BLOCK_M]
+                lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
+                p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
                 dp = warpgroup_mma_wait(0, deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
-                if SUMS_FAR and is_far:
-                    far_behind += gl.sum(ds, 1)
+                if SUMS_FAR:
+                    square = (start_m & -BLOCK_N) - start_n + q_shift
+                    if square - (BLOCK_N - 1) >= near_last:
+                        far_behind = add_columns(far_behind, ds, lane_layout())
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             if SUMS_FAR:
                 far_parts = gl.cdiv(kv_len, BLOCK_N)
                 far_index = (b * num_heads + h) * 2 * far_parts + start_n // BLOCK_N
-                gl.store(ds_far_ptr + far_index + far_parts, gl.sum(far_behind, 0))
+                gl.store(ds_far_ptr + far_index + far_parts, gl.sum(gl.sum(far_behind, 1), 0))
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)

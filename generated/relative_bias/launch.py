@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 1065f65fce0ac256
+# hash: eb4e8461b7c1e67d
 """The launches of `relative_bias`, for every framework: which kernels run, and with what."""
 
 from .. import relative_bias as kernels
@@ -138,6 +138,8 @@ def backward(
         if tile.family != "hopper"
         else cdiv(kv_len, tile.block_n) * (tile.block_n // 64)
     )
+    if not bands.has_far:
+        far_parts = 0
     ds_distances = q.new_zeros((batch, num_heads, bands.pieces, lags.size) if grad_bias else (0,), dtype=backend.FP32)
     ds_far = q.new_zeros((batch, num_heads, 2, far_parts) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets

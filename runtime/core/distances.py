@@ -51,7 +51,7 @@ def lag_axis(q_len: int, kv_len: int, row_offset: int | None, near_first: int | 
 class Bands(NamedTuple):
     """The programs of a call: `num_bands` block diagonals from `first_band` on, each in `num_parts` of `part_blocks`
     blocks of rows; their sums of a head lie in `pieces` lines. Blocks are far behind `near_last`, and ahead of
-    `near_first`."""
+    `near_first`: with `has_far` there may be such."""
 
     tile: Tile
     first_band: int
@@ -60,6 +60,7 @@ class Bands(NamedTuple):
     num_parts: int
     near_first: int
     near_last: int
+    has_far: bool
 
     @property
     def pieces(self) -> int:
@@ -107,12 +108,15 @@ def bands_of(
         first = max(first, cdiv(least - row_offset - rows + 1, keys))
     if row_offset is not None and most is not None:
         last = min(last, (most - row_offset + keys - 1) // keys)
-    if row_offset is not None and not serves_far:
-        if near_first is not None:
-            least_square = (near_first - row_offset - rows + 1) // rows * rows + rows
-            first = max(first, cdiv(least_square - rows + 1, keys))
-        if near_last is not None:
-            last = min(last, (near_last - row_offset + rows - 2) // rows * rows // keys)
+    first_near, last_near = first, last
+    if row_offset is not None and near_first is not None:
+        least_square = (near_first - row_offset - rows + 1) // rows * rows + rows
+        first_near = max(first, cdiv(least_square - rows + 1, keys))
+    if row_offset is not None and near_last is not None:
+        last_near = min(last, (near_last - row_offset + rows - 2) // rows * rows // keys)
+    has_far = row_offset is None or (first_near, last_near) != (first, last)
+    if not serves_far:
+        first, last = first_near, last_near
     part_blocks = max(LEAST_BLOCKS, cdiv(row_blocks, MOST_PARTS))
     return Bands(
         tile=tile,
@@ -122,4 +126,5 @@ def bands_of(
         num_parts=max(cdiv(row_blocks, part_blocks), 1),
         near_first=-NOWHERE if near_first is None else near_first,
         near_last=NOWHERE if near_last is None else near_last,
+        has_far=has_far,
     )
