@@ -151,15 +151,15 @@ class BackwardPlan:
     @cached_property
     def masked(self) -> GradientStep:
         assert self.kernel.partial is not None
-        return gradient_step(self.kernel.partial, linear=self.kernel.linear, first_key=self._first_key)
+        return gradient_step(self.kernel.partial, linear=self.kernel.linear, first_key=self.first_key)
 
     @cached_property
     def plain(self) -> GradientStep:
         assert self.kernel.full is not None
-        return gradient_step(self.kernel.full, linear=self.kernel.linear, first_key=self._first_key)
+        return gradient_step(self.kernel.full, linear=self.kernel.linear, first_key=self.first_key)
 
     @property
-    def _first_key(self) -> Code | None:
+    def first_key(self) -> Code | None:
         """The position of the first of a warpgroup's keys; None where a call may give any positions."""
         if self.kernel.segmented:
             return None

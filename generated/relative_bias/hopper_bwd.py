@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 66d173455ec4f336
+# hash: 0e1a302822983e3e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -304,9 +304,16 @@ def consume(
                         )
                         q_turn += 1
                 if SUMS_FAR:
-                    far_parts = gl.cdiv(kv_len, BLOCK_N) * 2
-                    far_index = (b * num_heads + h) * 2 * far_parts + start_n // BLOCK_N * 2 + PART
-                    gl.store(ds_far_ptr + far_index + far_parts, gl.sum(gl.sum(far_behind, 1), 0))
+                    # A sum for each key: one of all keys would take shared memory, and registers spill ahead of it.
+                    far_parts = gl.cdiv(kv_len, BLOCK_N) * BLOCK_N
+                    far_ptrs = (
+                        ds_far_ptr
+                        + (b * num_heads + h) * 2 * far_parts
+                        + start_n
+                        + PART * KEYS
+                        + gl.arange(0, KEYS, layout=KEY)
+                    )
+                    gl.store(far_ptrs + far_parts, gl.convert_layout(gl.sum(far_behind, 1), KEY))
 
             if WITH_DQ:
                 end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
@@ -663,9 +670,10 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             if SUMS_FAR:
-                far_parts = gl.cdiv(kv_len, BLOCK_N)
-                far_index = (b * num_heads + h) * 2 * far_parts + start_n // BLOCK_N
-                gl.store(ds_far_ptr + far_index + far_parts, gl.sum(gl.sum(far_behind, 1), 0))
+                # A sum for each key: one of all keys would take shared memory, and registers spill ahead of it.
+                far_parts = gl.cdiv(kv_len, BLOCK_N) * BLOCK_N
+                far_ptrs = ds_far_ptr + (b * num_heads + h) * 2 * far_parts + start_n + gl.arange(0, KEYS, layout=KEY)
+                gl.store(far_ptrs + far_parts, gl.convert_layout(gl.sum(far_behind, 1), KEY))
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)

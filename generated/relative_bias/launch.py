@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: eb4e8461b7c1e67d
+# hash: 3067b271aca83b99
 """The launches of `relative_bias`, for every framework: which kernels run, and with what."""
 
 from .. import relative_bias as kernels
@@ -132,11 +132,9 @@ def backward(
         *near,
         serves_far=tile.family != "hopper",
     )
-    # Hopper's backward sums far blocks itself: a warpgroup those of 64 keys.
+    # Hopper's backward sums far blocks itself, of each key.
     far_parts = (
-        bands.num_bands * bands.num_parts
-        if tile.family != "hopper"
-        else cdiv(kv_len, tile.block_n) * (tile.block_n // 64)
+        bands.num_bands * bands.num_parts if tile.family != "hopper" else cdiv(kv_len, tile.block_n) * tile.block_n
     )
     if not bands.has_far:
         far_parts = 0
