@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.analysis.gradients import FAR_SUMS, GradientKind, GradientTerm
-from codegen.plan.code import ZERO, Arange, Code, Infix, Name, product
+from codegen.plan.code import ZERO, Arange, Code, Infix, Name, builtin, product
 from codegen.plan.far_blocks import BEFORE, BEHIND, SUMS
 from codegen.plan.hopper_gradients import GradientStep, gradient_step
 from codegen.plan.hopper_roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
@@ -98,10 +98,11 @@ class BackwardPlan:
         bounds, far = self.bounds, self.kernel.far
         return far is not None and bounds.has_full and not (self.is_wide or bounds.lists or bounds.full_jumps)
 
-    @property
-    def first_plain_row(self) -> Code:
-        """Where the first block without a mask starts, as such loops count from it."""
-        return ZERO if self.one_loop else self.bounds.full_begin
+    def plain_blocks_before(self, row: str) -> Code:
+        """How many blocks without a mask start before a row; of a kernel with `far_loops`."""
+        rows = Name(row) if self.one_loop or self.bounds.full_from_zero else Infix("-", Name(row), self.bounds.full_begin)
+        blocks = builtin("cdiv", builtin("maximum", rows, ZERO), Name("BLOCK_M"))
+        return builtin("minimum", blocks, Name("num_full"))
 
     @property
     def visit_prologue(self) -> list[Assign]:
