@@ -91,16 +91,28 @@ def _limits(tensor: str, axis: int, index: Expr) -> tuple[tuple[Limit, ...], tup
     first, last = _last_of_constant(clamped, 1), _last_of_constant(clamped, -1)
     firsts: tuple[Limit, ...] = () if first is None else (first,)
     lasts: tuple[Limit, ...] = () if last is None else (-last,)
-    form = linear(_in_rows(index))
-    if form is not None and isinstance(form.rest, Const) and form.q != 0:
-        size = SizeLimit(tensor=tensor, axis=axis, factor=form.q, rest=int(form.rest.value))
-        firsts, lasts = (firsts, lasts or (size,)) if form.q > 0 else (firsts or (size,), lasts)
+    form = lag_line(index)
+    if form is not None:
+        size = SizeLimit(tensor=tensor, axis=axis, factor=form.factor, rest=form.rest)
+        firsts, lasts = (firsts, lasts or (size,)) if form.factor > 0 else (firsts or (size,), lasts)
     return firsts, lasts
 
 
-def _in_rows(index: Expr) -> Expr:
-    """The index with a row in the place of the distance, for the analysis of linear forms."""
-    return expr.substitute(index, {LAG.name: int_var("q_idx")})
+@dataclass(frozen=True, kw_only=True)
+class LagLine:
+    """An index `factor * distance + rest`."""
+
+    factor: int
+    rest: int
+
+
+def lag_line(index: Expr) -> LagLine | None:
+    """An index by distance in that form; None where it has another."""
+    # The analysis of linear forms knows rows.
+    form = linear(expr.substitute(index, {LAG.name: int_var("q_idx")}))
+    if form is None or not isinstance(form.rest, Const) or form.q == 0:
+        return None
+    return LagLine(factor=form.q, rest=int(form.rest.value))
 
 
 def _last_of_constant(e: Expr, sign: int) -> int | None:

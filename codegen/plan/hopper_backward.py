@@ -100,7 +100,9 @@ class BackwardPlan:
 
     def plain_blocks_before(self, row: str) -> Code:
         """How many blocks without a mask start before a row; of a kernel with `far_loops`."""
-        rows = Name(row) if self.one_loop or self.bounds.full_from_zero else Infix("-", Name(row), self.bounds.full_begin)
+        rows = (
+            Name(row) if self.one_loop or self.bounds.full_from_zero else Infix("-", Name(row), self.bounds.full_begin)
+        )
         blocks = builtin("cdiv", builtin("maximum", rows, ZERO), Name("BLOCK_M"))
         return builtin("minimum", blocks, Name("num_full"))
 
@@ -132,12 +134,22 @@ class BackwardPlan:
     @property
     def prologue(self) -> list[Assign]:
         """Statements of a block of keys."""
-        return self._of_keys(self.kernel.prologue)
+        return self._of_keys(self._without_far(self.kernel.prologue))
 
     @property
     def head_prologue(self) -> list[Assign]:
         """Statements of a block of keys and a query head."""
-        return self._of_keys(self.kernel.head_prologue)
+        return self._of_keys(self._without_far(self.kernel.head_prologue))
+
+    def _without_far(self, statements: Sequence[Assign]) -> Sequence[Assign]:
+        """The statements without what is read by scores of far blocks alone, unless these have loops of their own."""
+        kernel = self.kernel
+        if kernel.far is None or self.far_loops:
+            return statements
+        blocks = [part for block in self._blocks for part in block.parts]
+        others = uses(kernel.prologue, kernel.head_prologue, blocks, kernel.key_term, kernel.block_term)
+        far = uses(list(kernel.far.logits.values())) - others
+        return [s for s in statements if not s.defines & far]
 
     @property
     def key_term(self) -> Code | None:

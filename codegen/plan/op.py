@@ -290,7 +290,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         buffers=op_gradients.buffers(planned.terms, planned.mode, in_keys=fuses_backward),
         gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework, in_keys=fuses_backward),
         grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
-        placed=op_gradients.placed(planned.terms),
+        placed=op_gradients.placed(planned.terms, framework),
         launches=Launches(
             fwd=launch_groups(planned.fwd),
             fwd_fp8=[] if planned.hopper_fwd_fp8 is None else launch_groups(planned.hopper_fwd_fp8),

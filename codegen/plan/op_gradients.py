@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from codegen.analysis.call_modes import Mode, has_tokens
 from codegen.analysis.distances import LAG, by_lag
+from codegen.analysis.far_distances import LagLine, lag_line
 from codegen.analysis.gradients import DISTANCE_SUMS, FAR_SUMS, GradientKind, GradientTerm
 from codegen.analysis.indexing import exact_index
 from codegen.ir import expr
@@ -116,8 +117,18 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
             sums = host("{}.sum(-1)", sums)
     if term.by_distance:
         # A tensor may have several reads, of either sign.
-        form = "-{}({}, {})" if term.sign < 0 else "{}({}, {})"
-        sums = host(form, "lag_sums", sums, framework.filled(FAR_SUMS))
+        sign = "-" if term.sign < 0 else ""
+        line = _table_line(term, framework)
+        if line is not None:
+            return host(
+                f"{sign}{{}}({{}}, {{}}, {{}}, {{}}.shape[1], {line.factor}, {line.rest})",
+                "distance_sums",
+                sums,
+                framework.filled(FAR_SUMS),
+                _lag_axis(variant),
+                term.tensor,
+            )
+        sums = host(f"{sign}{{}}({{}}, {{}})", "lag_sums", sums, framework.filled(FAR_SUMS))
     if term.direct:
         length = [host(f"{{}}.shape[{term.axis}]", term.tensor)] if term.kind is GradientKind.COLUMN else []
         arguments = joined(", ", [sums, host(f'"{_axes(term)}"'), "num_kv_heads", *length])
@@ -125,6 +136,16 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
     parts = host("{}[..., None]", sums) if term.kind is GradientKind.HEAD else sums
     places = _places(variant, term, mode, framework)
     return host("{}({}, {}.shape, ({},))", "place_sums", parts, term.tensor, places)
+
+
+def _table_line(term: GradientTerm, framework: Framework) -> LagLine | None:
+    """The index by distance of a table by head and distance, each distance of which is an element apart; None of other
+    tensors, and in JAX, where XLA makes one kernel of a gradient."""
+    if not term.by_distance or framework is Framework.JAX:
+        return None
+    head, *others = _read(term).indices
+    line = lag_line(others[0]) if head == int_var("h") and len(others) == 1 else None
+    return line if line is not None and abs(line.factor) == 1 else None
 
 
 def _axes(term: GradientTerm) -> str:
@@ -207,7 +228,7 @@ def _as_arrays(variant: Variant) -> dict[str, Expr]:
 
 def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework) -> list[Grid]:
     """The index names from which the indices of sums are computed; in JAX also the scalars."""
-    placed = [t for t in terms if _is_placed(t)]
+    placed = [t for t in terms if _is_placed(t) and _table_line(t, framework) is None]
     read = frozenset().union(*(_names(variant, t, mode) for t in placed))
     scalars = [name for name in variant.scalars if name in read] if framework is Framework.JAX else []
     sources = _grid_sources(variant, mode, framework)
@@ -229,8 +250,7 @@ def _grid_sources(variant: Variant, mode: Mode, framework: Framework) -> dict[st
     shift = host("({} if {} is None else {})", "row_offset", "row_offsets", by_batch)
     shifted = host("{} + {}", rows, shift)
     if mode is Mode.DENSE:
-        limits = listed(host_limits(variant))
-        lag = host("{}({}, {}, {}, {}, {})", "lag_grid", "q", "k", "row_offset", "row_offsets", limits)
+        lag = host("{}({})", "lag_grid", _lag_axis(variant))
         return found | {"q_idx": shifted, "kv_idx": keys, LAG.name: lag}
     return found | {
         "q_row": shifted,
@@ -238,6 +258,11 @@ def _grid_sources(variant: Variant, mode: Mode, framework: Framework) -> dict[st
         "q_idx": host("{} if {} is None else {}[:, None]", shifted, "q_positions", "q_positions"),
         "kv_idx": host("{} if {} is None else {}[:, None]", keys, "kv_positions", "kv_positions"),
     }
+
+
+def _lag_axis(variant: Variant) -> HostCode:
+    """What the axis of a call's sums by distance follows from."""
+    return listed(("q", "k", "row_offset", "row_offsets", *host_limits(variant)))
 
 
 def _packed_sources(rows: HostCode, keys: HostCode, framework: Framework) -> dict[str, HostCode]:
@@ -256,9 +281,10 @@ def _packed_sources(rows: HostCode, keys: HostCode, framework: Framework) -> dic
     return found
 
 
-def placed(terms: Sequence[GradientTerm]) -> list[str]:
+def placed(terms: Sequence[GradientTerm], framework: Framework) -> list[str]:
     """The flags of the tensors with a term whose sums are scattered to computed indices."""
-    return list(dict.fromkeys(t.flag.lower() for t in terms if _is_placed(t)))
+    own = [t for t in terms if _is_placed(t) and _table_line(t, framework) is None]
+    return list(dict.fromkeys(t.flag.lower() for t in own))
 
 
 def _is_placed(term: GradientTerm) -> bool:

@@ -152,6 +152,7 @@ class OpSource(OpPlan):
     def reductions(self) -> list[str]:
         """The functions that make gradients of gathered sums."""
         names = (
+            "distance_sums",
             "head_sums",
             "lag_grid",
             "lag_sums",

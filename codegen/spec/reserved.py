@@ -44,7 +44,7 @@ _WORDS = """
     check_inputs check_int check_tensor clamp_index keep_range options diagonal_sums dot_rows
     empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
     load_pairs load_vector next_power_of_2 place_pairs place_sums
-    head_sums positive_scale query_offset reduce_gradient reference row_products runs_reference
+    distance_sums head_sums positive_scale query_offset reduce_gradient reference row_products runs_reference
     unit_strides
 
     keyless replayed_op

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 0e1a302822983e3e
+# hash: 850ce2d16e13ef9b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -597,9 +597,6 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            bias_val = gl.load(
-                bias_ptr + h * stride_bias_0 + clamp_index(near_last, bias_size_1).to(gl.int64) * stride_bias_1
-            )
             if SUMS_FAR:
                 far_behind = gl.zeros([KEYS, 4], gl.float32, lane_layout())  # [KEYS, 4]
             for nth in range(num_partial):

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: de9da743b3684212
+# hash: 3391c25b90730189
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -35,11 +35,9 @@ from .._runtime.torch.support import (
     call_options,
     check_inputs,
     check_tensor,
+    distance_sums,
     interpreter_dtype,
-    lag_grid,
-    lag_sums,
     launches_directly,
-    place_sums,
     positive_scale,
     query_offset,
     result_dtype,
@@ -57,25 +55,15 @@ def _gradients(
     ds_far: Any,
     grad_bias: bool,
     k: Any,
-    num_heads: int,
     q: Any,
     row_offset: Any,
     row_offsets: Any,
     **_: Any,
 ) -> tuple[Any, ...]:
     """The gradients of bias, from what the launches of a backward leave."""
-    if grad_bias:
-        # What the kernels index with, as grids that broadcast to [B, Hq, S]: their sums go where they read.
-        h = torch.arange(num_heads, device=q.device).view(1, -1, 1)
-        lag = lag_grid(q, k, row_offset, row_offsets, -1, bias.shape[1] - 1)
     dbias = (
-        place_sums(
-            lag_sums(ds_distances, ds_far),
-            bias.shape,
-            (
-                h,
-                lag.clamp(0, bias.shape[1] - 1),
-            ),
+        distance_sums(
+            ds_distances, ds_far, q, k, row_offset, row_offsets, -1, bias.shape[1] - 1, bias.shape[1], 1, 0
         ).to(bias.dtype)
         if grad_bias
         else bias.new_empty(0)

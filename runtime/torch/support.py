@@ -22,7 +22,6 @@ from ..core.checks import (
     sizes_text,
 )
 from ..core.configs import INTERPRETER, Tiles, tiles_for
-from ..core.distances import lag_axis
 from ..core.options import CallOptions, checked_options
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
 from ..core.settings import DEBUG, require_triton
@@ -30,6 +29,9 @@ from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
 from ..kernels import TRAITS
+from .distance_sums import distance_sums as distance_sums
+from .distance_sums import lag_grid as lag_grid
+from .distance_sums import lag_sums as lag_sums
 from .head_sums import head_sums as head_sums
 from .launching import is_recording
 from .transforms import refuse_gradient_of, refuse_tangents
@@ -396,21 +398,6 @@ def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0
 def _index(index: Tensor | int, device: torch.device) -> Tensor:
     """An index as a tensor. A number is filled in on the device: no CUDA graph captures a copy from the host."""
     return index if isinstance(index, Tensor) else torch.full((), index, dtype=torch.int64, device=device)
-
-
-def lag_grid(
-    q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None, near_first: int | None, near_last: int | None
-) -> Tensor:
-    """The distances of the sums of a dense call, `[B or 1, 1, n]`: first and last of the blocks beyond the others."""
-    axis = lag_axis(q.shape[2], k.shape[2], row_offset if row_offsets is None else None, near_first, near_last)
-    lags = torch.arange(-1, axis.size + 1, device=q.device).view(1, 1, -1) - axis.origin
-    return lags + (row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))
-
-
-def lag_sums(pieces: Tensor, far: Tensor) -> Tensor:
-    """The sums of ds by distance: those of pieces of blocks, between those of the far blocks on either side."""
-    before, behind = far.sum(-1).split(1, dim=2)
-    return torch.cat((before, pieces.sum(2), behind), dim=2)
 
 
 _COPIES = 16

@@ -71,9 +71,10 @@ def test_dense(variant: str) -> None:
     check_replays(variant, lambda number: (same_kind(inputs, number), {}))
 
 
-def test_gradients_of_a_sink_are_replayed() -> None:
-    inputs = draw("gpt_oss", SHAPE)
-    with replaying("gpt_oss") as (op, replays):
+@pytest.mark.parametrize("variant", ["gpt_oss", "relative_bias"])
+def test_gradients_that_a_launch_sums_are_replayed(variant: str) -> None:
+    inputs = draw(variant, SHAPE)
+    with replaying(variant) as (op, replays):
         for number in range(CALLS):
             before = replays.count
             golden.evaluate(op, same_kind(inputs, number))

@@ -50,7 +50,8 @@ class _Memory:
         if found is not None and found.dtype == dtype:
             return found
         for begin, room in self.tensors.items():
-            if room.dim() == 1 and begin <= pointer < begin + room.nbytes:
+            # A tensor without elements may begin where the room ends.
+            if room.dim() == 1 and begin <= pointer <= begin + room.nbytes:
                 rest = room.view(torch.int8)[pointer - begin :]
                 return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         raise KeyError(pointer)
