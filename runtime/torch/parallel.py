@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -157,22 +156,24 @@ class ContextParallel:
             kind: all that decides what is computed but what `tensors` look like, which are all that is read; None for a
                 call that is never noted.
         """
-        with torch.no_grad(), _without_autocast(tensors[0]):
-            if kind is None or self._reads_values or is_seen_by_others() or not _is_current(tensors[0]):
-                return compute(self.op, self.comm)
-            key = (kind, *[(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in tensors])
-            tape = self._tapes.get(key, _NEW)
-            if isinstance(tape, Tape):
-                return tape(tensors)
-            if tape is not _SEEN:
-                if len(self._tapes) == MOST_KINDS:
-                    self._tapes.clear()
-                self._tapes.setdefault(key, _SEEN)
-                return compute(self.op, self.comm)
-            with Notes(tensors, self.op, self.comm) as notes:
-                results = compute(notes.op, notes.comm)
-            self._tapes[key] = notes.tape(results)
-            return results
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(tensors[0].device.type):
+            with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+                return self._again(kind, tensors, compute)
+        if kind is None or self._reads_values or is_seen_by_others() or not _is_current(tensors[0]):
+            return compute(self.op, self.comm)
+        key = (kind, *[(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in tensors])
+        tape = self._tapes.get(key, _NEW)
+        if isinstance(tape, Tape):
+            return tape(tensors)
+        if tape is not _SEEN:
+            if len(self._tapes) == MOST_KINDS:
+                self._tapes.clear()
+            self._tapes.setdefault(key, _SEEN)
+            return compute(self.op, self.comm)
+        with Notes(tensors, self.op, self.comm) as notes:
+            results = compute(notes.op, notes.comm)
+        self._tapes[key] = notes.tape(results)
+        return results
 
     def _call(self, op: Any, comm: Collectives, given: Mapping[str, Any]) -> RankCall:
         return RankCall(op, self.work, self.layout, comm, given, sums_gradients=self.sums_gradients)
@@ -240,11 +241,6 @@ def _looks(given: Mapping[str, Any]) -> Any:
         (name, x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else (name, type(x), repr(x))
         for name, x in given.items()
     )
-
-
-def _without_autocast(q: Tensor) -> Any:
-    kind = q.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _is_current(x: Tensor) -> bool:
