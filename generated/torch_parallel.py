@@ -158,7 +158,7 @@ def context_parallel(
     - numbers and the variant's own tensors, whole on every rank. One with an axis of rows may also be this rank's rows
       of it, as a log-decay `g` usually is;
     - `q_segment_ids` and positions: this rank's rows;
-    - no `q_offset`, `cu_seqlens_q` or `schedule`: the layout has them. No `dropout_p`.
+    - no `q_offset`, `cu_seqlens_q` or `schedule`: the layout has them. Dropout takes the same `seed` on every rank.
 
     Of the same layout, op and options it is the same object each time.
 

@@ -339,7 +339,9 @@ class ForwardPlan:
         own += " stride_lseb stride_lseh" if kernel.paged else " q_total" if kernel.packed else " num_heads"
         own += " scale" if kernel.linear else ""
         own += " sink_ptr" if variant.sink else ""
-        own += " seed threshold keep_scale first_head all_heads DROPOUT" if variant.dropout else ""
+        own += (
+            " seed threshold keep_scale first_head all_heads row_origin key_origin DROPOUT" if variant.dropout else ""
+        )
         own += " group_size" if self.reads_key_head else ""
         reads = self._reads | uses(self.masked.parts, self.plain.parts)
         return role(kernel, self._args, self.constants, reads, own)

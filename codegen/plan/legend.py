@@ -114,7 +114,7 @@ def _rows(variant: Variant, args: Sequence[ArgGroup], shapes: Mapping[str, str])
         rows.append(("score", formula.text(variant.score)))
     if variant.dropout and any("threshold" in group.names for group in args):
         rows.append(("drop", "word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;"))
-        rows.append(("", "rows are counted from q_offset on, rounded down to a multiple of 16"))
+        rows.append(("", "rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin"))
     named = [name for group in args for name in group.names]
     pointed = dict.fromkeys(name for name in named if name.endswith("_ptr") or name in shapes)
     for symbol in (name.removesuffix("_ptr") for name in pointed):

@@ -18,7 +18,7 @@ from codegen.plan.launch_arguments import LaunchGroup, launch_groups
 from codegen.plan.op_gradients import Buffer, Grid
 from codegen.plan.parameters import Parameter, names, tensor
 from codegen.plan.references import ReferenceText, computes_with, formula_of, reference_text
-from codegen.plan.signature import CU_SEQLENS, PACKED_TABLES
+from codegen.plan.signature import CU_SEQLENS, DROPOUT_ORIGIN, PACKED_TABLES
 from codegen.plan.token_layout import InMode
 from codegen.plan.variant import VariantPlan
 from codegen.plan.variant_reads import positions_read, reads_pairs, reads_query_position, uses_tanh
@@ -119,7 +119,7 @@ class OpPlan(InMode):
     @property
     def numbers(self) -> list[Parameter]:
         """The numbers that every pass takes."""
-        words = [Parameter(name, "int | Tensor") for name in ("seed", "first_head", "all_heads")]
+        words = [Parameter(name, "int | Tensor") for name in ("seed", *DROPOUT_ORIGIN)]
         dropout = [Parameter("dropout_p", "float"), *words] if self.dropout else []
         offset = [Parameter("row_offset", "int")] if self.has_offset else []
         last = [Parameter("scale", "float"), Parameter("options", "CallOptions")]
@@ -261,7 +261,7 @@ class OpPlan(InMode):
     def own_numbers(self) -> list[str]:
         """Scalars of the variant, and of dropout."""
         own = [a.name for a in self.scalars if a.name != PADDING.name]
-        return [*own, *(["dropout_p", "seed", "first_head", "all_heads"] if self.dropout else [])]
+        return [*own, *(["dropout_p", "seed", *DROPOUT_ORIGIN] if self.dropout else [])]
 
     @property
     def flag_of(self) -> dict[str, str]:

@@ -153,6 +153,7 @@ class OpSource(OpPlan):
     def reductions(self) -> list[str]:
         """The functions that make gradients of gathered sums."""
         names = (
+            "head_sums",
             "packed_row",
             "place_pairs",
             "place_sums",
@@ -193,7 +194,7 @@ class OpSource(OpPlan):
         used = frozenset().union(*(a.check_functions for a in self.arguments))
         known = {"FLOAT_DTYPES", "at_least", "check_float", "check_int", "computed", "size_of"}
         own = used & known
-        return sorted([*own, *(["check_dropout_p", "dropout_heads"] if self.dropout else [])])
+        return sorted([*own, *(["check_dropout_p", "dropout_coordinates"] if self.dropout else [])])
 
     @property
     def launched_parameters(self) -> list[str]:

@@ -21,6 +21,9 @@ from codegen.spec.model import Variant
 TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
 """Schedule -> the tables of the blocks that a program visits; the first has four numbers for each block of the pass."""
 
+DROPOUT_ORIGIN = ("first_head", "all_heads", "row_origin", "key_origin")
+"""Where the probabilities of a call are in the whole call that dropout counts them in."""
+
 
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
 PACKED_TABLES = ("block_seqs",)
@@ -346,7 +349,7 @@ class Signatures:
         groups = [numbers("q_offset")] if self.offset else []
         if self.variant.dropout:
             groups.append(numbers("seed", dtype="uint64", loadable=True))
-            groups.append(numbers("first_head", "all_heads", loadable=True))
+            groups.append(numbers(*DROPOUT_ORIGIN, loadable=True))
         return [*groups, *_scalars(self.variant.scalars)]
 
 

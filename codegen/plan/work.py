@@ -65,7 +65,7 @@ def work_source(planned: VariantPlan) -> WorkSource:
         dropout=variant.dropout,
         by_heads=not (computes_with(variant, "h") or computes_with(variant, "hkv")),
         by_batch=computes_with(variant, "b"),
-        by_row=by_row(planned.written) is not None,
+        by_row=by_row(replace(planned.written, dropout=False)) is not None,
         by_length=computes_with_lengths(planned.written),
         shift_invariant=is_shift_invariant(planned.written),
         looks_back=looks_back(planned.written),

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 35d9a120025a2ad4
+# hash: b37f2043da3d60a1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep   q_idx >= kv_idx
     drop   word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-           rows are counted from q_offset on, rounded down to a multiple of 16
+           rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q      [B, Hq, Sq, D]
     k      [B, Hkv, Skv, D]
     v      [B, Hkv, Skv, Dv]
@@ -168,7 +168,20 @@ def consume(
     pointers, strides, numbers = arguments
     q_offset, dk_ptr, dv_ptr = pointers
     stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
-    seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch = numbers
+    (
+        seed,
+        first_head,
+        all_heads,
+        row_origin,
+        key_origin,
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        threshold,
+        batch,
+    ) = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N // 2
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -208,7 +221,7 @@ def consume(
             )
             for member in range(group_size):
                 h = hkv * group_size + member
-                head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+                head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -223,7 +236,7 @@ def consume(
                         head_index,
                         first_row,
                         start_m,
-                        start_n + PART * KEYS,
+                        key_origin + start_n + PART * KEYS,
                         SCORES,
                         True,
                         DROPOUT,
@@ -265,7 +278,7 @@ def consume(
                         head_index,
                         first_row,
                         start_m,
-                        start_n + PART * KEYS,
+                        key_origin + start_n + PART * KEYS,
                         SCORES,
                         True,
                         DROPOUT,
@@ -344,6 +357,8 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_len",
         "kv_len",
         "num_heads",
@@ -363,6 +378,8 @@ def causal_dropout_hopper_bwd(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -407,6 +424,8 @@ def causal_dropout_hopper_bwd(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -429,7 +448,20 @@ def causal_dropout_hopper_bwd(
     consumer = (
         (q_offset, dk_ptr, dv_ptr),
         (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
-        (seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch),
+        (
+            seed,
+            first_head,
+            all_heads,
+            row_origin,
+            key_origin,
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            threshold,
+            batch,
+        ),
     )
     CONSTANTS: gl.constexpr = (
         stride_dks,
@@ -551,7 +583,20 @@ def score(
     work_ring, pointers, strides, numbers = arguments
     q_offset, dk_ptr = pointers
     stride_dkb, stride_dkh = strides
-    seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch = numbers
+    (
+        seed,
+        first_head,
+        all_heads,
+        row_origin,
+        key_origin,
+        q_len,
+        kv_len,
+        num_heads,
+        group_size,
+        scale,
+        threshold,
+        batch,
+    ) = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -582,7 +627,7 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -597,7 +642,7 @@ def score(
                     head_index,
                     first_row,
                     start_m,
-                    start_n,
+                    key_origin + start_n,
                     SCORES,
                     True,
                     DROPOUT,
@@ -639,7 +684,7 @@ def score(
                     head_index,
                     first_row,
                     start_m,
-                    start_n,
+                    key_origin + start_n,
                     SCORES,
                     True,
                     DROPOUT,
@@ -744,6 +789,8 @@ def accumulate(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_len",
         "kv_len",
         "num_heads",
@@ -763,6 +810,8 @@ def causal_dropout_hopper_bwd_wide(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -808,6 +857,8 @@ def causal_dropout_hopper_bwd_wide(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -833,7 +884,20 @@ def causal_dropout_hopper_bwd_wide(
         work_ring,
         (q_offset, dk_ptr),
         (stride_dkb, stride_dkh),
-        (seed, first_head, all_heads, q_len, kv_len, num_heads, group_size, scale, threshold, batch),
+        (
+            seed,
+            first_head,
+            all_heads,
+            row_origin,
+            key_origin,
+            q_len,
+            kv_len,
+            num_heads,
+            group_size,
+            scale,
+            threshold,
+            batch,
+        ),
     )
     summer = (work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch)
     producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 7fe22e576cd0a606
+# hash: 785839b66c81bc59
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout` on Hopper: `o = dropout(softmax(score)) v`.
 
     keep  q_idx >= kv_idx
     drop  word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-          rows are counted from q_offset on, rounded down to a multiple of 16
+          rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q     [B, Hq, Sq, D]
     k     [B, Hkv, Skv, D]
     v     [B, Hkv, Skv, Dv]
@@ -178,7 +178,9 @@ def consume(
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
     o_ptr, lse_ptr = pointers
     stride_ob, stride_oh = strides
-    seed, first_head, all_heads, q_len, kv_len, num_heads, scale, threshold, keep_scale = numbers
+    seed, first_head, all_heads, row_origin, key_origin, q_len, kv_len, num_heads, scale, threshold, keep_scale = (
+        numbers
+    )
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -202,7 +204,7 @@ def consume(
         h = work.h.to(gl.int64)
         b = work.b.to(gl.int64)
         q_shift = work.q_shift
-        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -234,7 +236,14 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             if DROPOUT:
                 p_pairs = without_dropped(
-                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                    p_pairs,
+                    seed,
+                    threshold,
+                    head_index,
+                    first_row + start_m + PART * ROWS,
+                    key_origin + start_n,
+                    SCORES,
+                    BLOCK_N,
                 )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -255,7 +264,14 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             if DROPOUT:
                 p_pairs = without_dropped(
-                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                    p_pairs,
+                    seed,
+                    threshold,
+                    head_index,
+                    first_row + start_m + PART * ROWS,
+                    key_origin + start_n,
+                    SCORES,
+                    BLOCK_N,
                 )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -285,6 +301,8 @@ def consume(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_len",
         "kv_len",
         "num_heads",
@@ -301,6 +319,8 @@ def causal_dropout_hopper_fwd(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -338,6 +358,8 @@ def causal_dropout_hopper_fwd(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
@@ -354,7 +376,7 @@ def causal_dropout_hopper_fwd(
         work_ring,
         (o_ptr, lse_ptr),
         (stride_ob, stride_oh),
-        (seed, first_head, all_heads, q_len, kv_len, num_heads, scale, threshold, keep_scale),
+        (seed, first_head, all_heads, row_origin, key_origin, q_len, kv_len, num_heads, scale, threshold, keep_scale),
     )
     CONSTANTS: gl.constexpr = (stride_os, DROPOUT, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: b18bef45a0c731dc
+# hash: 3de9b149e87392c4
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p, dropout_heads
+from .._runtime.core.checks import check_dropout_p, dropout_coordinates
 from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_without_pages, refuse_pages
 from .._runtime.core.schedules import Schedule, scheduled
@@ -43,11 +43,13 @@ DENSE = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
     ),
-    scalars=("dropout_p", "seed", "first_head", "all_heads"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads", "row_origin", "key_origin"),
 )
 PACKED = Kernels(
     op=NAME,
@@ -65,12 +67,14 @@ PACKED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    scalars=("dropout_p", "seed", "first_head", "all_heads"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads", "row_origin", "key_origin"),
 )
 SEGMENTED = Kernels(
     op=NAME,
@@ -91,12 +95,14 @@ SEGMENTED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
         "block_tables",
     ),
-    scalars=("dropout_p", "seed", "first_head", "all_heads"),
+    scalars=("dropout_p", "seed", "first_head", "all_heads", "row_origin", "key_origin"),
     by_row=BY_ROW,
 )
 
@@ -116,6 +122,8 @@ def _schedule(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -138,7 +146,8 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -152,7 +161,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | Array | None = None,
-    dropout_origin: tuple[int | Array, int | Array, int | Array] | None = None,
+    dropout_origin: tuple[int | Array, ...] | None = None,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -168,6 +177,7 @@ def causal_dropout(
     page_table: Array | None = None,
     page_starts: Array | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
@@ -195,6 +205,8 @@ def causal_dropout(
             16.
         dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
             are the first here, and how many query heads it has. By default `(0, 0, Hq)`. Integers or arrays `[]`.
+            A call with some of its keys has `(batch row, head, heads, row, key)`: `row` is added to the rows as dropout
+            counts them, a multiple of 16, and `key` to the keys, a multiple of 32.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.
         layout: `"bshd"` as above, or `"bhsd"` for q, k, v and o of `[B, H, S, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -220,7 +232,9 @@ def causal_dropout(
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
             Entries and pages that no query can see are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
         v_scale: the same of values.
@@ -251,7 +265,7 @@ def causal_dropout(
     """
     if page_table is not None:
         refuse_pages(NAME, "dropout")
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
     o, lse = _call(
         attention,
@@ -272,6 +286,8 @@ def causal_dropout(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -287,7 +303,7 @@ def _call(
     v: Array | None,
     dropout_p: float,
     seed: int | Array | None,
-    dropout_origin: tuple[int | Array, int | Array, int | Array] | None,
+    dropout_origin: tuple[int | Array, ...] | None,
     scale: float | None,
     layout: str,
     q_offset: int | str | Array,
@@ -299,6 +315,8 @@ def _call(
     kv_positions: Array | None,
     kv_lengths: Array | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -316,13 +334,14 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))
-    first_head, all_heads = dropout_heads(NAME, dropout_origin, arguments.q.shape[1])
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, arguments.q.shape[1])
     words = {"seed": dropout_seed(NAME, arguments.dropout_p, seed), "first_head": first_head, "all_heads": all_heads}
-    arguments.scalars = {**arguments.scalars, **words}
+    arguments.scalars = {**arguments.scalars, **words, "row_origin": row_origin, "key_origin": key_origin}
     return run(DENSE, PACKED, SEGMENTED, arguments, schedule)
 
 

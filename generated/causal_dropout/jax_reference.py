@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_reference.py.jinja
-# hash: 146c346424a118ac
+# hash: d459758a4671a687
 """`causal_dropout` as plain mathematics in jax.numpy.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -25,6 +25,8 @@ def reference(
     seed: int | Array = 0,
     first_head: int | Array = 0,
     all_heads: int | Array | None = None,
+    row_origin: int | Array = 0,
+    key_origin: int | Array = 0,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
@@ -70,8 +72,8 @@ def reference(
         batch_row, head = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1), jnp.arange(q.shape[1]).reshape(1, -1, 1, 1)
         heads = first_head + batch_row * (q.shape[1] if all_heads is None else all_heads) + head
         # Rows are counted from the offset on, rounded down: so four words stay those of one tile.
-        rows = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + (row_offset & -16)
-        keys = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1)
+        rows = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + (row_offset & -16) + row_origin
+        keys = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1) + key_origin
         probs = dropout(probs, dropout_p, seed, heads, rows, keys)
     o = jnp.einsum("bhqk,bhkd->bhqd", probs, values, precision="highest").astype(q.dtype)
     if layout == "bshd":
@@ -88,6 +90,8 @@ def packed_reference(
     seed: int | Array = 0,
     first_head: int | Array = 0,
     all_heads: int | Array | None = None,
+    row_origin: int | Array = 0,
+    key_origin: int | Array = 0,
     scale: float | None = None,
     return_lse: bool = False,
     q_offset: int | str | Array = 0,
@@ -125,8 +129,8 @@ def packed_reference(
         heads = heads + jnp.arange(q.shape[1]).reshape(-1, 1, 1)
         # Rows are counted from the offset on, rounded down: so four words stay those of one tile.
         first_row = (row_offset if isinstance(row_offset, int) else row_offset[q_seq]) & -16
-        rows = jnp.arange(q.shape[0]).reshape(1, -1, 1) - cu_seqlens_q[q_seq] + first_row
-        keys = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq]
+        rows = jnp.arange(q.shape[0]).reshape(1, -1, 1) - cu_seqlens_q[q_seq] + first_row + row_origin
+        keys = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq] + key_origin
         probs = dropout(probs, dropout_p, seed, heads, rows, keys)
     o = jnp.einsum("hqk,khd->qhd", probs, values, precision="highest").astype(q.dtype)
     return (o, lse) if return_lse else o

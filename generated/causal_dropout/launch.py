@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: f09f7b1e8254a13f
+# hash: 6ab51d39aae0a3e3
 """The launches of `causal_dropout`, for every framework: which kernels run, and with what."""
 
 from .. import causal_dropout as kernels
@@ -33,6 +33,8 @@ def forward(
     seed: int | Tensor,
     first_head: int | Tensor,
     all_heads: int | Tensor,
+    row_origin: int | Tensor,
+    key_origin: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -51,13 +53,13 @@ def forward(
     q, k, v = map(backend.aligned, (q, k, v))
     programs = cdiv(q_len, tile.block_m) * num_heads * batch
     arguments = (
-        (q, k, v, q_offset, seed, first_head, all_heads, o, lse),
+        (q, k, v, q_offset, seed, first_head, all_heads, row_origin, key_origin, o, lse),
         (*unit_strides(q, k, v), *strides(o)),
         (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
     )
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
         "DROPOUT": threshold > 0,
     }
     if tile.family == "hopper":
@@ -96,6 +98,8 @@ def backward(
     seed: int | Tensor,
     first_head: int | Tensor,
     all_heads: int | Tensor,
+    row_origin: int | Tensor,
+    key_origin: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -114,14 +118,14 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
         "DROPOUT": threshold > 0,
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.causal_dropout_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
-            (o, dlse, q, k, v, do, lse, q_offset, seed, first_head, all_heads, delta, dq),
+            (o, dlse, q, k, v, do, lse, q_offset, seed, first_head, all_heads, row_origin, key_origin, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq)),
             (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
             HAS_DLSE=dlse is not None,
@@ -152,7 +156,8 @@ def backward(
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, q_offset, seed, first_head, all_heads, dk, dv),
+                (q, k, v, do, row_lse, row_delta, q_offset, seed, first_head, all_heads, row_origin, key_origin, dk),
+                (dv,),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale, threshold),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
@@ -172,7 +177,7 @@ def backward(
         backend.launch(
             kernels.portable.causal_dropout_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, q_offset, seed, first_head, all_heads, dk, dv),
+            (q, k, v, do, lse, delta, q_offset, seed, first_head, all_heads, row_origin, key_origin, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv)),
             (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
             RAGGED=q_len % tile.block_m != 0,

@@ -2,12 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: a37272e5e0f0f7a8
+# hash: 8a1b23e9ebd46dac
 """Triton kernels of `causal_dropout`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx
 drop   word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-       rows are counted from q_offset on, rounded down to a multiple of 16
+       rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
 q      [B, Hq, Sq, D]
 k      [B, Hkv, Skv, D]
 v      [B, Hkv, Skv, Dv]
@@ -45,6 +45,8 @@ from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_len",
         "kv_len",
         "num_heads",
@@ -60,6 +62,8 @@ def causal_dropout_fwd(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -95,6 +99,8 @@ def causal_dropout_fwd(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """`o = dropout(softmax(score)) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
@@ -146,7 +152,13 @@ def causal_dropout_fwd(
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
@@ -162,7 +174,13 @@ def causal_dropout_fwd(
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
@@ -188,6 +206,8 @@ def causal_dropout_fwd(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_len",
         "kv_len",
         "num_heads",
@@ -207,6 +227,8 @@ def causal_dropout_bwd_dq(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -249,6 +271,8 @@ def causal_dropout_bwd_dq(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
@@ -307,7 +331,13 @@ def causal_dropout_bwd_dq(
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
@@ -321,7 +351,13 @@ def causal_dropout_bwd_dq(
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
@@ -337,6 +373,8 @@ def causal_dropout_bwd_dq(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_len",
         "kv_len",
         "num_heads",
@@ -355,6 +393,8 @@ def causal_dropout_bwd_dkdv(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -396,6 +436,8 @@ def causal_dropout_bwd_dkdv(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
@@ -460,8 +502,8 @@ def causal_dropout_bwd_dkdv(
                     seed,
                     threshold,
                     first_head + b * all_heads + h,
-                    start_m + (q_shift & -16),
-                    start_n,
+                    row_origin + start_m + (q_shift & -16),
+                    key_origin + start_n,
                     BLOCK_M,
                     BLOCK_N,
                     TRANSPOSED=True,
@@ -488,8 +530,8 @@ def causal_dropout_bwd_dkdv(
                     seed,
                     threshold,
                     first_head + b * all_heads + h,
-                    start_m + (q_shift & -16),
-                    start_n,
+                    row_origin + start_m + (q_shift & -16),
+                    key_origin + start_n,
                     BLOCK_M,
                     BLOCK_N,
                     TRANSPOSED=True,

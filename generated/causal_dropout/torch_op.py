@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: 9e550ebe457d08be
+# hash: 7314e9e8821c81e5
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p, dropout_heads
+from .._runtime.core.checks import check_dropout_p, dropout_coordinates
 from .._runtime.core.configs import PASSES
 from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
@@ -60,6 +60,8 @@ DENSE = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
@@ -81,6 +83,8 @@ PACKED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
@@ -106,6 +110,8 @@ SEGMENTED = Kernels(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "row_offset",
         "scale",
         "options",
@@ -129,6 +135,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -139,13 +147,8 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -208,7 +211,7 @@ def causal_dropout(
     *,
     dropout_p: float = 0.0,
     seed: int | None = None,
-    dropout_origin: tuple[int, int, int] | None = None,
+    dropout_origin: tuple[int, ...] | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -224,6 +227,7 @@ def causal_dropout(
     page_table: Tensor | None = None,
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -250,6 +254,8 @@ def causal_dropout(
             generator; under torch.compile an int must be given.
         dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
             are the first here, and how many query heads it has. By default `(0, 0, Hq)`.
+            A call with some of its keys has `(batch row, head, heads, row, key)`: `row` is added to the rows as dropout
+            counts them, a multiple of 16, and `key` to the keys, a multiple of 32.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -276,7 +282,9 @@ def causal_dropout(
             Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -314,7 +322,7 @@ def causal_dropout(
     """
     if page_table is not None:
         refuse_pages(NAME, "dropout")
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits)
+    check_without_pages(NAME, page_starts, splits)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
         run,
@@ -336,6 +344,8 @@ def causal_dropout(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -350,7 +360,7 @@ def _call(
     v: Tensor,
     dropout_p: float,
     seed: int | None,
-    dropout_origin: tuple[int, int, int] | None,
+    dropout_origin: tuple[int, ...] | None,
     scale: float | None,
     layout: str,
     return_lse: bool,
@@ -363,6 +373,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -384,6 +396,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -401,8 +415,10 @@ def _call(
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
-    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -419,7 +435,20 @@ def _call(
     q, k, v = interpreter_dtype(q, k, v)
     if tokens is None:
         o, lse, *_ = run(
-            DENSE.function, q, k, v, row_offsets, dropout_p, seed, first_head, all_heads, row_offset, scale, options
+            DENSE.function,
+            q,
+            k,
+            v,
+            row_offsets,
+            dropout_p,
+            seed,
+            first_head,
+            all_heads,
+            row_origin,
+            key_origin,
+            row_offset,
+            scale,
+            options,
         )
     else:
         q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
@@ -439,6 +468,8 @@ def _call(
             seed,
             first_head,
             all_heads,
+            row_origin,
+            key_origin,
             row_offset,
             scale,
             options,
@@ -459,12 +490,14 @@ def _packed(
     v: Tensor,
     dropout_p: float,
     seed: int | None,
-    dropout_origin: tuple[int, int, int] | None,
+    dropout_origin: tuple[int, ...] | None,
     scale: float | None,
     return_lse: bool,
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -475,8 +508,8 @@ def _packed(
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
-    first_head, all_heads = dropout_heads(NAME, dropout_origin, q.shape[1])
-    options = call_options(NAME, config, family, deterministic, "packed")
+    first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)
@@ -503,6 +536,8 @@ def _packed(
         seed,
         first_head,
         all_heads,
+        row_origin,
+        key_origin,
         row_offset,
         scale,
         options,

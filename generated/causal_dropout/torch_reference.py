@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_reference.py.jinja
-# hash: 9dc67032806e00f9
+# hash: 419068ca134d553d
 """`causal_dropout` as plain mathematics.
 
 What the kernels are tested against, and what the op computes on the CPU.
@@ -26,6 +26,8 @@ def reference(
     seed: int = 0,
     first_head: int = 0,
     all_heads: int = 0,
+    row_origin: int = 0,
+    key_origin: int = 0,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -75,7 +77,9 @@ def reference(
         probs = torch.exp(score - finite[..., None])
         if dropout_p > 0:
             all_heads = all_heads or q.shape[1]
-            probs = dropout(probs, dropout_p, seed, row_offset, first_head + first_batch * all_heads, all_heads)
+            first_head += first_batch * all_heads
+            first_row = row_origin + row_offset // 16 * 16
+            probs = dropout(probs, dropout_p, seed, first_row, first_head, all_heads, key_origin)
         o = torch.einsum("bhqk,bhkd->bhqd", probs, values).to(q.dtype)
     if layout == "bshd":
         o = o.transpose(1, 2)
@@ -91,6 +95,8 @@ def packed_reference(
     seed: int = 0,
     first_head: int = 0,
     all_heads: int = 0,
+    row_origin: int = 0,
+    key_origin: int = 0,
     scale: float | None = None,
     return_lse: bool = False,
     q_offset: int | str | Tensor = 0,
@@ -109,6 +115,8 @@ def packed_reference(
             seed=seed,
             first_head=first_head,
             all_heads=all_heads,
+            row_origin=row_origin,
+            key_origin=key_origin,
             scale=scale,
             layout="bshd",
             return_lse=True,

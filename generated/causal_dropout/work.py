@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/work.py.jinja
-# hash: 419d3a4cbaceb252
+# hash: f0486788f16ad203
 """Which keys a block of queries visits under `causal_dropout`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,7 +22,6 @@ WORK = VariantWork(
     tensors={},
     ranges=_ranges,
     dropout=True,
-    by_row=True,
     shift_invariant=True,
     looks_back=True,
 )

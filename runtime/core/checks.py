@@ -16,6 +16,9 @@ _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED:
 INT_LIMIT = 2**30
 SEED_END = 2**63
 
+DROPOUT_ROWS, DROPOUT_KEYS = 16, 32
+"""Dropout draws its random words for so many rows and keys at once, which a call may not begin inside of."""
+
 
 class ArgumentError(TypeError, ValueError):
     """A bad argument of an op: names it, what was expected and what was got."""
@@ -223,20 +226,25 @@ def check_seed(op: str, seed: object) -> int:
     return seed
 
 
-def dropout_heads(op: str, origin: Any, heads: int) -> tuple[Any, Any]:
-    """The number of a call's first head over all batch rows of the whole call that `dropout_origin` tells of, and how
-    many heads that has. Its elements may also be arrays, which nothing is known of."""
+def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any, Any]:
+    """Where dropout counts the probabilities of a call, by its `dropout_origin`: the number of the first head over all
+    batch rows of the whole call, how many heads that has, the first row and the first key. Elements of the origin may
+    be arrays, whose values are not checked."""
     if origin is None:
-        return 0, heads
-    if not isinstance(origin, tuple) or len(origin) != 3:
-        fail(op, "dropout_origin", "None or (batch row, head, heads)", repr(origin))
+        return 0, heads, 0, 0
+    expected = "None, (batch row, head, heads) or (batch row, head, heads, row, key)"
+    if not isinstance(origin, tuple) or len(origin) not in (3, 5):
+        fail(op, "dropout_origin", expected, repr(origin))
     known = [x for x in origin if not hasattr(x, "dtype")]
     if any(isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < INT_LIMIT for x in known):
-        fail(op, "dropout_origin", "(batch row, head, heads), integers from 0 on", repr(origin))
-    batch_row, head, all_heads = origin
-    if len(known) == 3 and head + heads > all_heads:
+        fail(op, "dropout_origin", f"{expected}, integers from 0 on", repr(origin))
+    batch_row, head, all_heads, row, key = (*origin, 0, 0)[:5]
+    if all(isinstance(x, int) for x in origin[:3]) and head + heads > all_heads:
         fail(op, "dropout_origin", f"a head and heads with room for q's {heads}", repr(origin))
-    return batch_row * all_heads + head, all_heads
+    for name, x, unit in (("row", row, DROPOUT_ROWS), ("key", key, DROPOUT_KEYS)):
+        if isinstance(x, int) and x % unit:
+            fail(op, "dropout_origin", f"a {name} that is a multiple of {unit}", repr(origin))
+    return batch_row * all_heads + head, all_heads, row, key
 
 
 def keep_numbers(dropout_p: float) -> tuple[int, float]:

@@ -48,6 +48,7 @@ def dropout_words(
     row_offset: int | Tensor = 0,
     first_head: int = 0,
     all_heads: int = 0,
+    key_offset: int = 0,
 ) -> Tensor:
     """The word of each probability of `shape` `[B, H, Sq, Skv]`, int64: it is dropped if that is below a threshold.
 
@@ -58,12 +59,13 @@ def dropout_words(
 
     The other bits of row and key, closed up, are the counter: (key, row, first_head + batch row * all_heads + head, 0),
     where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B or 1, 1, 1, 1]`,
-    rounded down to a multiple of 16: so the 16 stay those of one tile.
+    rounded down to a multiple of 16: so the 16 stay those of one tile. Keys are counted from `key_offset` on, a
+    multiple of 32.
     """
     batch, heads, q_len, kv_len = shape
     row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 32)
     row_group = torch.arange(row_blocks * 8, device=device)[:, None]
-    key_group = torch.arange(key_blocks * 4, device=device)
+    key_group = torch.arange(key_blocks * 4, device=device) + key_offset // 8
     numbers = first_head + (all_heads or heads) * torch.arange(batch, device=device)[:, None]
     head = (numbers + torch.arange(heads, device=device)).view(-1, 1, 1)
     first_group = row_offset // 16 * 8
@@ -86,11 +88,11 @@ def dropout(
     row_offset: int | Tensor = 0,
     first_head: int = 0,
     all_heads: int = 0,
+    key_offset: int = 0,
 ) -> Tensor:
     """Probabilities `[B, H, Sq, Skv]`, each set to 0 with probability `dropout_p`, else divided by `1 - dropout_p`."""
     threshold, keep_scale = keep_numbers(dropout_p)
-    words = dropout_words(
-        seed, probs.shape, probs.device, row_offset=row_offset, first_head=first_head, all_heads=all_heads
-    )
+    origin = {"first_head": first_head, "all_heads": all_heads, "key_offset": key_offset}
+    words = dropout_words(seed, probs.shape, probs.device, row_offset=row_offset, **origin)
     drop = words < threshold
     return torch.where(drop, 0.0, probs * keep_scale)

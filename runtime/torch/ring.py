@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.checks import PACKED
 from ..core.key_needs import planned_needs
 from ..core.parallel_calls import TOKENS
-from ..core.ring_steps import NO_SINK, check_ring, keeps_rows_apart, ring_steps
+from ..core.ring_steps import NO_SINK, keeps_rows_apart, reads_sequences, ring_steps
 from ..core.shards import Layout
 from .collectives import Exchanges
 from .exchange import index, split_features
-from .ring_pairs import PackedPair, Pair, packed_pairs, takes_documents
-from .row_strategies import Call, Given, Gradients, OwnHeads, OwnSums, Saved, starts
+from .ring_pairs import PackedPair, Pair, dense_pairs, packed_pairs, pairs_by_document, takes_documents
+from .row_strategies import Call, Given, Gradients, OwnHeads, OwnSums, Saved
 
 
 class RingRows:
@@ -29,20 +30,22 @@ class RingRows:
     ) -> None:
         self.call, self.q, self.k, self.v, self.heads = call, q, k, v, heads
         self.layout, self.comm = layout, comm
-        check_ring(call.work, is_packed=call.packed)
-        # Packed documents take packed calls where these can say where keys are, else one batch row with ids.
+        self.drops = bool(call.keywords.get("dropout_p"))
         given = {**call.keywords, **call.own, **{name: call.tokens[name] for name in call.gives_tokens}}
         self.steps = ring_steps(layout, call.work, planned_needs(layout, call.work, given, knows_values=False))
         self.by_offset = keeps_rows_apart(call.work) and "q_positions" not in call.gives_tokens
+        # Packed documents take packed calls where these can say where keys are. Else each document takes its own dense
+        # calls where the call tells sequences apart, or all of them take one batch row with ids.
         self.by_documents = call.packed and self.by_offset and takes_documents(call.work)
-        self.form = call.form if self.by_documents or not call.packed else "bhsd"
+        self.one_by_one = call.packed and not self.by_documents and (self.drops or reads_sequences(call.work))
+        self.form = "bhsd" if call.packed else call.form
         self.tokens = {} if self.by_documents else self._tokens()
 
     def _tokens(self) -> dict[str, Tensor]:
         """Ids and positions of all rows, of queries and of keys."""
         layout, found = self.layout, dict(self.call.tokens)
         batch, device = self.q.shape[1], self.q.device
-        if layout.cu_seqlens is not None:
+        if layout.cu_seqlens is not None and not self.one_by_one:
             found["q_segment_ids"] = index(layout, "sequence_numbers", device).to(torch.int32).expand(batch, -1)
         if not self.by_offset and "q_positions" not in found:
             found["q_positions"] = index(layout, "row_positions", device).to(torch.int32).expand(batch, -1)
@@ -60,7 +63,7 @@ class RingRows:
         for owner, k, v in self._keys():
             for pair in self._pairs(owner):
                 tensors = pair.rows(self.q), pair.of_keys(k), pair.of_keys(v)
-                part = self.call.computed(tensors, self._keywords(own, pair), self.form)
+                part = self.call.computed(tensors, self._keywords(own, pair), self._form(pair))
                 wholes = pair.rows(o), pair.rows(lse)
                 merge(*wholes, *part)
                 pair.put(o, wholes[0])
@@ -85,12 +88,12 @@ class RingRows:
                     return tensors, self._keywords(whole, pair)
 
                 of_rows = pair.rows(given[0]), None if given[1] is None else pair.rows(given[1])
-                known = pair.rows(saved[0]), pair.rows(saved[1])
+                known, form = (pair.rows(saved[0]), pair.rows(saved[1], float("inf"))), self._form(pair)
                 if "g" in call.own:
                     # The kernels of a log-decay rely on rows whose keys are all there.
-                    part = call.computed(tensors, arguments({})[1], self.form)
+                    part = call.computed(tensors, arguments({})[1], form)
                     known, of_rows = part, of_part(part, known, of_rows)
-                *found, own = call.derived(arguments, sums.leaves, known, of_rows, self.form, wide_dq=True)
+                *found, own = call.derived(arguments, sums.leaves, known, of_rows, form, wide_dq=True)
                 pair.add(dq, found[0])
                 for x, change in zip(of_keys, found[1:], strict=True):
                     pair.add_keys(x, change)
@@ -134,15 +137,14 @@ class RingRows:
 
     def _pairs(self, owner: int) -> Iterator[Pair | PackedPair]:
         """What is computed with the keys of a rank."""
+        call = self.layout, self.steps, self.comm.rank, owner
         if self.by_documents:
-            yield from packed_pairs(self.layout, self.steps, self.comm.rank, owner, self.q.device)
-            return
-        rank, key_runs = self.comm.rank, self.layout.runs(owner)
-        runs = self.layout.runs(rank)
-        for run, at in zip(runs, starts(runs), strict=True):
-            for keys, keys_at in zip(key_runs, starts(key_runs), strict=True):
-                if self.steps.visited(rank, owner, run, keys):
-                    yield Pair(run, at, keys, keys_at, owner)
+            return iter(packed_pairs(*call, self.q.device, drops=self.drops))
+        return pairs_by_document(*call, drops=self.drops) if self.one_by_one else dense_pairs(*call, drops=self.drops)
+
+    def _form(self, pair: Pair | PackedPair) -> str:
+        """How q, k and v of its call lie."""
+        return PACKED if isinstance(pair, PackedPair) else self.form
 
     def _keywords(self, own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
         """The keywords of a call of a pair."""
@@ -150,17 +152,35 @@ class RingRows:
             keywords = {**self.call.keywords, **own, "q_offset": pair.q_offset}
             keywords |= {"cu_seqlens_q": pair.queries.cu_seqlens, "cu_seqlens_k": pair.keys.cu_seqlens}
             return self._with_sink(keywords, own, pair)
-        call, (begin, length), (first, count) = self.call, pair.run, pair.keys
-        keywords = {**call.keywords, "layout": self.form}
+        queries, keys = pair.queries, pair.keys
+        keywords = {**self.call.keywords, "layout": self.form}
         if self.by_offset:
-            keywords["q_offset"] = begin - first
+            keywords["q_offset"] = queries.begin - keys.begin
         for name, x in self.tokens.items():
-            keywords[name] = x.narrow(1, first, count) if name.startswith("kv") else x.narrow(1, begin, length)
+            part = keys if name.startswith("kv") else queries
+            keywords[name] = x.narrow(1, pair.start + part.begin, part.length)
         if "kv_lengths" in keywords:
-            keywords["kv_lengths"] = (keywords["kv_lengths"] - first).clamp(0, count)
+            keywords["kv_lengths"] = (keywords["kv_lengths"] - keys.begin).clamp(0, keys.length)
         for name, x in own.items():
             keywords[name] = self._moved_own(name, x, pair) if isinstance(x, Tensor) else x
+        if keys.ahead:
+            self._hide_keys_ahead(keywords, pair)
+        if self.drops:
+            batch_row, head, all_heads = own["dropout_origin"]
+            first_row = keys.begin if self.by_offset else queries.begin
+            keywords["dropout_origin"] = batch_row + pair.document, head, all_heads, first_row, keys.begin
         return self._with_sink(keywords, own, pair)
+
+    def _hide_keys_ahead(self, keywords: dict[str, Any], pair: Pair) -> None:
+        """Let no query attend to keys of zeros, by segment ids."""
+        batch, padding = self.q.shape[1], keywords.get("padding_id", -1)
+        if "q_segment_ids" not in keywords:
+            zeros = self.call.numbers((0 if padding else 1,))
+            keywords["q_segment_ids"] = zeros.expand(batch, pair.queries.length)
+            keywords["kv_segment_ids"] = zeros.expand(batch, pair.keys.length)
+        ids = keywords["kv_segment_ids"]
+        ahead = self.call.numbers((padding,)).expand(batch, pair.keys.ahead)
+        keywords["kv_segment_ids"] = torch.cat([ahead, ids[:, pair.keys.ahead :]], 1)
 
     def _with_sink(self, keywords: dict[str, Any], own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
         """A row's sink counts beside its own keys alone."""
@@ -170,15 +190,19 @@ class RingRows:
 
     def _moved_own(self, name: str, x: Tensor, pair: Pair) -> Tensor:
         """One of the variant's own tensors, the axes of rows beginning where the call's rows do."""
-        (begin, length), (first, count) = pair.run, pair.keys
+        queries, keys, start = pair.queries, pair.keys, pair.start
         dims = self.call.dims(name, x)
         for axis, dim in enumerate(dims):
+            if dim == "b" and self.one_by_one:
+                x = x.narrow(axis, pair.document, 1)
             if dim not in ("q_idx", "kv_idx"):
                 continue
             if self.by_offset:
-                x = x.narrow(axis, first, max(first + count, begin + length) - first)
+                end = max(keys.begin + keys.length, queries.begin + queries.length)
+                x = x.narrow(axis, start + keys.begin, end - keys.begin)
             else:
-                x = x.narrow(axis, begin, length) if dim == "q_idx" else x.narrow(axis, first, count)
+                part = queries if dim == "q_idx" else keys
+                x = x.narrow(axis, start + part.begin, part.length)
         declared = self.call.work.tensors[name]
         return x.unsqueeze(list(declared).index("b")) if len(dims) < len(declared) else x
 

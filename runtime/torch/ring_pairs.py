@@ -1,52 +1,63 @@
-"""What a step of a ring computes: a run of dense rows with a run of keys, or packed documents with their keys."""
+"""What a step of a ring computes: a run of rows with a run of keys, or packed documents with their keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from ..core.packed_rows import packed_calls
+from ..core.checks import DROPOUT_KEYS, DROPOUT_ROWS
+from ..core.packed_rows import Piece, packed_call, packed_layers, pieces_of
 from ..core.ring_steps import RingSteps
 from ..core.shards import Chunk, Layout
 from ..core.work import VariantWork
 from .exchange import kept
-from .row_parts import Documents, packed_parts
+from .row_parts import Documents, Run, packed_parts
+from .row_strategies import starts
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A run of rows and a run of keys, and where each begins among the rows of its rank."""
+    """A run of rows and a run of keys of a dense call.
 
-    run: Chunk
-    at: int
-    keys: Chunk
-    keys_at: int
-    owner: int
+    Dropout draws for blocks of rows and keys: where a run begins inside of one, zeros stand ahead of it.
+
+    Attributes:
+        document, start: the packed document of both, and its first row in the whole call; 0 for dense rows. Runs are
+            counted from there on.
+    """
+
+    queries: Run
+    keys: Run
+    document: int = 0
+    start: int = 0
 
     @property
     def is_own(self) -> bool:
         """True if these are the keys of the rows themselves."""
-        return self.run == self.keys
+        return self.queries.run == self.keys.run
 
-    def rows(self, x: Tensor) -> Tensor:
-        """The part of a tensor of the rows of this rank, `[local, ...]`."""
-        return x.narrow(0, self.at, self.run[1])
+    def rows(self, x: Tensor, value: float = 0.0) -> Tensor:
+        """The part of a tensor of the rows of this rank, `[local, ...]`; rows ahead are filled with a value."""
+        return self.queries.take(x, value)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
         """Write such a part back, which may be the rows themselves."""
+        if self.queries.ahead:
+            self.queries.put(whole, part)
 
     def of_keys(self, x: Tensor) -> Tensor:
         """The part of one of the keys that are here."""
-        return x.narrow(0, self.keys_at, self.keys[1])
+        return self.keys.take(x)
 
     def add(self, whole: Tensor, part: Tensor) -> None:
         """Add to these rows."""
-        self.rows(whole).add_(part)
+        self.queries.add(whole, part)
 
     def add_keys(self, whole: Tensor, part: Tensor) -> None:
         """Add to these keys."""
-        self.of_keys(whole).add_(part)
+        self.keys.add(whole, part)
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,8 @@ class PackedPair:
     q_offset: Tensor
     is_own: bool
 
-    def rows(self, x: Tensor) -> Tensor:
-        return self.queries.take(x)
+    def rows(self, x: Tensor, value: float = 0.0) -> Tensor:
+        return self.queries.take(x, value)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
         if not self.queries.is_span:
@@ -84,29 +95,89 @@ def takes_documents(work: VariantWork) -> bool:
     return not any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
 
 
-def packed_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int, device: torch.device) -> list[PackedPair]:
-    """What a rank computes with the keys of another one, made once for each layout."""
+def dense_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drops: bool) -> Iterator[Pair]:
+    """What a rank that has dense rows computes with the keys of another one."""
+    runs, key_runs = layout.runs(rank), layout.runs(owner)
+    for run, at in zip(runs, starts(runs), strict=True):
+        for keys, keys_at in zip(key_runs, starts(key_runs), strict=True):
+            if steps.visited(rank, owner, run, keys):
+                yield _pair(run, at, keys, keys_at, drops=drops)
 
-    def make() -> list[PackedPair]:
-        return list(_pairs_of(layout, steps, rank, owner, device))
 
-    key = ("packed pairs", rank, owner, steps.looks_back, bool(steps.visits[rank, owner]), device)
-    pairs: list[PackedPair] = kept(layout, key, make)
+def _pair(run: Chunk, at: int, keys: Chunk, keys_at: int, *, drops: bool, document: int = 0, start: int = 0) -> Pair:
+    aheads = (run[0] % DROPOUT_ROWS, keys[0] % DROPOUT_KEYS) if drops else (0, 0)
+    return Pair(Run(run, at, aheads[0]), Run(keys, keys_at, aheads[1]), document, start)
+
+
+def pairs_by_document(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drops: bool) -> Iterator[Pair]:
+    """The same of packed rows, a dense call for each run of a document."""
+    assert layout.cu_seqlens is not None
+    if steps.visits[rank, owner]:
+        others: dict[int, list[Piece]] = {}
+        for keys in pieces_of(layout.cu_seqlens, layout.runs(owner)):
+            others.setdefault(keys.document, []).append(keys)
+        for rows in pieces_of(layout.cu_seqlens, layout.runs(rank)):
+            for keys in others.get(rows.document, ()):
+                if _meet(steps, rows, keys):
+                    yield _of_document(layout, rows, keys, drops=drops)
+
+
+def _of_document(layout: Layout, rows: Piece, keys: Piece, *, drops: bool) -> Pair:
+    assert layout.cu_seqlens is not None
+    runs = (rows.position, rows.length), rows.at, (keys.position, keys.length), keys.at
+    return _pair(*runs, drops=drops, document=rows.document, start=layout.cu_seqlens[rows.document])
+
+
+def _meet(steps: RingSteps, rows: Piece, keys: Piece) -> bool:
+    """Whether rows of a document visit keys of it."""
+    return not (steps.looks_back and keys.position >= rows.position + rows.length)
+
+
+def packed_pairs(
+    layout: Layout, steps: RingSteps, rank: int, owner: int, device: torch.device, *, drops: bool
+) -> list[Pair | PackedPair]:
+    """What a rank that has packed rows computes with the keys of another one, made once for each layout.
+
+    A packed call has one first key for dropout: documents whose first key is elsewhere have dense calls of their own.
+    """
+
+    def make() -> list[Pair | PackedPair]:
+        if not steps.visits[rank, owner]:
+            return []
+        counts = [len(packed_layers(layout, each)) for each in (rank, owner)]
+        layers = product(range(counts[0]), range(counts[1]))
+        return [pair for each in layers for pair in _packed(layout, steps, (rank, owner), each, device, drops=drops)]
+
+    key = ("packed pairs", rank, owner, steps.looks_back, bool(steps.visits[rank, owner]), drops, device)
+    pairs: list[Pair | PackedPair] = kept(layout, key, make)
     return pairs
 
 
-def _pairs_of(layout: Layout, steps: RingSteps, rank: int, owner: int, device: torch.device) -> Iterator[PackedPair]:
-    if not steps.visits[rank, owner]:
+def _packed(
+    layout: Layout,
+    steps: RingSteps,
+    ranks: tuple[int, int],
+    layers: tuple[int, int],
+    device: torch.device,
+    *,
+    drops: bool,
+) -> Iterator[Pair | PackedPair]:
+    """What is computed of a packed call's rows of a rank and of the keys of another rank's call."""
+    rows, keys = (packed_layers(layout, rank)[layer] for rank, layer in zip(ranks, layers, strict=True))
+    met = [number for number, own in rows.items() if number in keys and _meet(steps, own, keys[number])]
+    apart = [number for number in met if drops and keys[number].position]
+    yield from (_of_document(layout, rows[number], keys[number], drops=drops) for number in apart)
+    if len(apart) == len(met):
         return
-    of_rank, of_owner = (packed_calls(layout, each, drops=False) for each in (rank, owner))
-    queries, keys = (packed_parts(layout, each, device, drops=False) for each in (rank, owner))
-    for i, own in enumerate(of_rank):
-        for j, other in enumerate(of_owner):
-            offsets = [a - b for a, b in zip(own.offsets, other.offsets, strict=True)]
-            lengths, of_keys = own.lengths, other.lengths
-            if any(
-                count and others and not (steps.looks_back and offset + count <= 0)
-                for count, others, offset in zip(lengths, of_keys, offsets, strict=True)
-            ):
-                q_offset = torch.tensor(offsets, dtype=torch.int32, device=device)
-                yield PackedPair(queries[i], keys[j], q_offset, is_own=owner == rank and i == j)
+    # Rows of documents without keys here stay, so that a span of rows is one.
+    of_rows = packed_call(layout, rows, drops=drops)
+    queries = packed_parts(layout, ranks[0], device, drops=drops)[layers[0]]
+    if apart:
+        of_keys = packed_call(layout, {n: x for n, x in keys.items() if n not in apart}, drops=False)
+        own_keys = Documents(of_keys, device)
+    else:
+        of_keys = packed_call(layout, keys, drops=False)
+        own_keys = packed_parts(layout, ranks[1], device, drops=False)[layers[1]]
+    offsets = [a - b for a, b in zip(of_rows.offsets, of_keys.offsets, strict=True)]
+    q_offset = torch.tensor(offsets, dtype=torch.int32, device=device)
+    yield PackedPair(queries, own_keys, q_offset, is_own=ranks[0] == ranks[1] and layers[0] == layers[1])

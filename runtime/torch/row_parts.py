@@ -56,6 +56,10 @@ class Run:
     def put(self, whole: Tensor, part: Tensor) -> None:
         whole.narrow(0, self.at, self.run[1]).copy_(self.own(part))
 
+    def add(self, whole: Tensor, part: Tensor) -> None:
+        """Add the rows of a result to these rows of `[local, ...]`."""
+        whole.narrow(0, self.at, self.run[1]).add_(self.own(part))
+
     def covers(self, local: int) -> bool:
         return self.run[1] == local and self.ahead == 0
 

@@ -44,6 +44,17 @@ def test_forward_and_backward_drop_the_same_whatever_the_tiles(variant: str, blo
         assert torch.equal(kept, words >= KEPT)
 
 
+@with_dropout
+def test_a_part_of_the_keys_drops_what_the_whole_does(variant: str) -> None:
+    """Rows are counted from 32 rows further on than `q_offset` says, and keys from the 64th on."""
+    shape = Shape(batch=2, kv_heads=2, group=1, q_len=40, dim=16, dim_v=40)
+    words = dropout_words(17, (2, 2, 40, 104), torch.device(DEVICE), row_offset=40 + 32)[..., 64:]
+    own = dropout_words(17, (2, 2, 40, 40), torch.device(DEVICE), row_offset=40 + 32, key_offset=64)
+    assert torch.equal(own, words)
+    for kept in kept_by_forward_and_backward(variant, shape, DTYPES[0], dropout_origin=(0, 0, 2, 32, 64)):
+        assert torch.equal(kept, words >= KEPT)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [1, 3])
 @with_dropout
@@ -190,6 +201,8 @@ def test_a_part_of_the_heads_and_batch_rows_drops_what_the_whole_does(variant: s
     assert not torch.equal(op(*leaves, **tensors, **inputs.scalars), part)
 
 
+ORIGINS = "None, (batch row, head, heads) or (batch row, head, heads, row, key)"
+
 BAD = [
     ("dropout_p", 1, "a number from 0 to below 1, got 1"),
     ("dropout_p", -0.1, "a number from 0 to below 1, got -0.1"),
@@ -197,9 +210,12 @@ BAD = [
     ("dropout_p", True, "a number from 0 to below 1, got True"),
     ("dropout_p", "0.1", "a number from 0 to below 1, got '0.1'"),
     ("dropout_p", None, "a number from 0 to below 1, got None"),
-    ("dropout_origin", 3, "None or (batch row, head, heads), got 3"),
-    ("dropout_origin", (0, -1, 8), "(batch row, head, heads), integers from 0 on, got (0, -1, 8)"),
+    ("dropout_origin", 3, f"{ORIGINS}, got 3"),
+    ("dropout_origin", (0, 0, 8, 16), f"{ORIGINS}, got (0, 0, 8, 16)"),
+    ("dropout_origin", (0, -1, 8), f"{ORIGINS}, integers from 0 on, got (0, -1, 8)"),
     ("dropout_origin", (0, 7, 8), "a head and heads with room for q's 2, got (0, 7, 8)"),
+    ("dropout_origin", (0, 0, 8, 8, 0), "a row that is a multiple of 16, got (0, 0, 8, 8, 0)"),
+    ("dropout_origin", (0, 0, 8, 0, 16), "a key that is a multiple of 32, got (0, 0, 8, 0, 16)"),
     ("seed", 0.5, "an int from 0 to 2**63 - 1 or None, got 0.5"),
     ("seed", False, "an int from 0 to 2**63 - 1 or None, got False"),
     ("seed", -1, "an int from 0 to 2**63 - 1 or None, got -1"),

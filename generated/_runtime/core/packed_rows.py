@@ -106,6 +106,11 @@ def packed_calls(layout: Layout, rank: int, *, drops: bool) -> list[PackedCall]:
     Args:
         drops: the calls have dropout, and begin some rows ahead of a run.
     """
+    return [packed_call(layout, layer, drops=drops) for layer in packed_layers(layout, rank)]
+
+
+def packed_layers(layout: Layout, rank: int) -> list[dict[int, Piece]]:
+    """The runs of rows of each packed call of a rank, by document."""
     assert layout.cu_seqlens is not None
     layers: list[dict[int, Piece]] = []
     for piece in pieces_of(layout.cu_seqlens, layout.runs(rank)):
@@ -114,10 +119,11 @@ def packed_calls(layout: Layout, rank: int, *, drops: bool) -> list[PackedCall]:
             layer = {}
             layers.append(layer)
         layer[piece.document] = piece
-    return [_call(layout, layer, drops=drops) for layer in layers]
+    return layers
 
 
-def _call(layout: Layout, pieces: dict[int, Piece], *, drops: bool) -> PackedCall:
+def packed_call(layout: Layout, pieces: dict[int, Piece], *, drops: bool) -> PackedCall:
+    """The packed call of some runs of rows, at most one of each document."""
     assert layout.cu_seqlens is not None
     rows, sequence_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     lengths, offsets = np.zeros(len(layout.cu_seqlens) - 1, np.int64), np.zeros(len(layout.cu_seqlens) - 1, np.int64)
@@ -213,7 +219,7 @@ def packed_tables(layout: Layout, drops: bool) -> PackedTables:
     """The packed calls of every rank; `drops`: they have dropout, and begin some rows ahead of a run."""
     of_ranks = [packed_calls(layout, rank, drops=drops) for rank in range(layout.ranks)]
     count = max(map(len, of_ranks))
-    nothing = _call(layout, {}, drops=drops)
+    nothing = packed_call(layout, {}, drops=drops)
     layers = [[own[i] if i < len(own) else nothing for own in of_ranks] for i in range(count)]
     in_order = count == 1 and all(call.span is not None and call.span[0] == 0 for call in layers[0])
     back = np.full((layout.ranks, layout.local), np.iinfo(np.int32).max, np.int32)

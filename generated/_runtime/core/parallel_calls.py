@@ -43,11 +43,20 @@ def form_of(layout: Layout, given: Mapping[str, Any], default: str) -> str:
     return PACKED if layout.cu_seqlens is not None else given.get("layout", default)
 
 
-def check_call(work: VariantWork, layout: Layout, known: Sequence[str], given: Mapping[str, Any], default: str) -> None:
+def check_call(
+    work: VariantWork,
+    layout: Layout,
+    known: Sequence[str],
+    given: Mapping[str, Any],
+    default: str,
+    *,
+    one_by_one: bool,
+) -> None:
     """Raise an error of arguments that no rank can compute with.
 
     Args:
         known: the op's parameters. given: q, k, v and keywords. default: how q, k and v lie by default.
+        one_by_one: a ring may compute packed sequences in calls of their own.
     """
     op = work.op
     for name, value in given.items():
@@ -75,13 +84,13 @@ def check_call(work: VariantWork, layout: Layout, known: Sequence[str], given: M
         why = f"{heads[0]} query and {heads[1]} key heads" if work.by_heads else "a mask or score that counts heads"
         fail(op, "q", f"heads that split over {sharing} ranks, or a layout with strategy='gather'", why)
     if layout.strategy == "ring":
-        check_ring(work, is_packed=form == PACKED)
+        check_ring(work, is_packed=form == PACKED, one_by_one=one_by_one)
     if given.get("prune") is not None and layout.ranks > 1:
         fail(op, "prune", "None over several ranks, whose parts of a row are not compared", given["prune"])
     if given.get("dropout_p") and layout.ranks > 1:
-        if layout.strategy == "ring":
-            expected = "0 under strategy='ring', whose calls count keys from other ones than the whole call"
-            fail(op, "dropout_p", expected, given["dropout_p"])
+        if len(given.get("dropout_origin") or (0, 0, 0)) != 3:
+            expected = "None or (batch row, head, heads): the layout says where rows and keys are"
+            fail(op, "dropout_origin", expected, given["dropout_origin"])
         if given.get("seed") is None:
             fail(op, "seed", "a seed over several ranks, the same on each", None)
     _check_tokens(work, layout, given, is_packed=form == PACKED)
@@ -91,8 +100,9 @@ def _check_tokens(work: VariantWork, layout: Layout, given: Mapping[str, Any], *
     op, there = work.op, [name for name in (*TOKENS, "kv_lengths") if given.get(name) is not None]
     if is_packed and there:
         fail(op, there[0], "None beside the layout's cu_seqlens", type(given[there[0]]).__name__)
-    if layout.strategy != "heads" and layout.ranks > 1 and work.by_row and "q_positions" in there:
-        expected = f"None: {op} reads a tensor by row. Give cu_seqlens= to plan(...), or strategy='heads'"
+    by_row = "drops" if given.get("dropout_p") else "reads a tensor" if work.by_row else ""
+    if layout.strategy != "heads" and layout.ranks > 1 and by_row and "q_positions" in there:
+        expected = f"None: {op} {by_row} by row. Give cu_seqlens= to plan(...), or strategy='heads'"
         fail(op, "q_positions", expected, "positions")
 
 

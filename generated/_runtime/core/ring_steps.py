@@ -58,20 +58,28 @@ def keeps_rows_apart(work: VariantWork) -> bool:
     return work.shift_invariant and (work.looks_back or not reads_tokens)
 
 
-def why_no_ring(work: VariantWork, *, is_packed: bool) -> str:
-    """Why keys of one rank are not enough to compute with; "" if they are."""
+def reads_sequences(work: VariantWork) -> bool:
+    """Whether a packed call reads a number of each sequence from a tensor of the variant."""
+    return any(work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
+
+
+def why_no_ring(work: VariantWork, *, is_packed: bool, one_by_one: bool) -> str:
+    """Why keys of one rank are not enough to compute with; "" if they are.
+
+    Args:
+        one_by_one: packed sequences may be computed in calls of their own.
+    """
     if work.by_length:
         return "which computes with the number of keys of the whole call"
     if work.by_row and not keeps_rows_apart(work):
         return "which reads a tensor at rows of queries and of keys, and attends to keys behind a query"
-    per_sequence = [n for n in work.tensors if work.axes(n, "b") and not work.axes(n, "q_idx", "kv_idx")]
-    if is_packed and (work.by_batch or per_sequence):
+    if is_packed and (work.by_batch or (reads_sequences(work) and not one_by_one)):
         return "which reads a number of each packed sequence"
     return ""
 
 
-def check_ring(work: VariantWork, *, is_packed: bool) -> None:
+def check_ring(work: VariantWork, *, is_packed: bool, one_by_one: bool) -> None:
     """Refuse a variant that a ring cannot compute."""
-    why = why_no_ring(work, is_packed=is_packed)
+    why = why_no_ring(work, is_packed=is_packed, one_by_one=one_by_one)
     if why:
         fail(work.op, "layout", "strategy='gather', 'exchange' or 'heads'", f"strategy='ring' with {work.op}, {why}")

@@ -36,7 +36,8 @@ class VariantWork:
         dropout: its probabilities may be dropped.
         by_heads: a head's number does nothing but pick that head's element of a tensor.
         by_batch: the same is not true of a batch row's number.
-        by_row: it reads a tensor by row, so that positions in any order are not enough to make a call right.
+        by_row: it reads a tensor by row, so that positions in any order are not enough to make a call right. Nor are
+            they where probabilities are dropped.
         by_length: it computes with the number of queries or keys.
         shift_invariant: mask and score are the same if all positions move by a number.
         looks_back: the mask keeps no key behind its query.

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.checks import PACKED
+from ..core.checks import DROPOUT_KEYS, DROPOUT_ROWS, PACKED, fail
 from ..core.key_needs import planned_needs
-from ..core.parallel_calls import TOKENS, own_dims, row_axis
-from ..core.ring_steps import NO_SINK, RingSteps, check_ring, keeps_rows_apart, ring_steps
+from ..core.parallel_calls import TOKENS, head_axis, own_dims, row_axis
+from ..core.ring_steps import NO_SINK, RingSteps, keeps_rows_apart, ring_steps
 from ..core.shards import Layout
 from ..core.work import VariantWork
+from .ahead import Ahead
 from .primitive import varying_alike
 from .wide_keys import guarded, trained_names
 
@@ -30,9 +31,10 @@ class Ring:
     """A call by a ring on one device of an axis.
 
     Attributes:
-        form: how q, k and v lie. numbers: keywords of the op that are no arrays.
+        form: how q, k and v lie. numbers: keywords of the op that are no arrays, but for `dropout_origin`.
         packed: rows are packed, which it computes as one batch row with segment ids.
-        steps: what devices visit. by_offset: where keys are is said by an offset, else by positions.
+        drops: probabilities are dropped. steps: what devices visit.
+        by_offset: where keys are is said by an offset, else by positions.
     """
 
     op: Callable[..., Any]
@@ -42,6 +44,7 @@ class Ring:
     form: str
     numbers: Mapping[str, Any]
     packed: bool
+    drops: bool
     steps: RingSteps
     by_offset: bool
 
@@ -59,7 +62,10 @@ class Ring:
     ) -> "Ring":
         """The ring of a call. keywords, own, given_tokens: what it was given beside q, k and v."""
         packed = form == PACKED
-        check_ring(work, is_packed=packed)
+        drops = bool(keywords.get("dropout_p"))
+        if drops and packed:
+            expected = "0 for packed rows under strategy='ring' in JAX, or another strategy"
+            fail(work.op, "dropout_p", expected, keywords["dropout_p"])
         needs = planned_needs(
             layout, work, {**keywords, **own, **dict.fromkeys(given_tokens, True)}, knows_values=False
         )
@@ -69,8 +75,13 @@ class Ring:
             layout=layout,
             axis=axis,
             form="bshd" if packed else form,
-            numbers={name: x for name, x in keywords.items() if not isinstance(x, jax.Array) and name != "layout"},
+            numbers={
+                name: x
+                for name, x in keywords.items()
+                if not isinstance(x, jax.Array) and name not in ("layout", "dropout_origin")
+            },
             packed=packed,
+            drops=drops,
             steps=ring_steps(layout, work, needs),
             by_offset=keeps_rows_apart(work) and "q_positions" not in given_tokens,
         )
@@ -82,6 +93,9 @@ class Ring:
         q, k, v = (x[None] if self.packed else x for x in (q, k, v))
         fixed: dict[str, Any] = self._all_tokens(tokens, q.shape[0])
         fixed |= {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
+        if self.drops:
+            origin = keywords.get("dropout_origin", (0, 0, q.shape[head_axis(self.form)]))
+            fixed["dropout_origin"] = jnp.stack([jnp.asarray(x, jnp.int32) for x in origin])
         names = trained_names(self.op)
         own = {name: x if name in names else guarded(self.op, name, x, self.form) for name, x in own.items()}
         fixed |= {name: x for name, x in own.items() if name not in names}
@@ -114,7 +128,7 @@ class Ring:
         for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
             if of_queries in found:
                 found.setdefault(of_keys, found[of_queries])
-        widths = [(0, 0), (0, layout.padded - layout.seq)]
+        widths = [(0, 0), (0, layout.padded - layout.seq + (DROPOUT_KEYS if self.drops else 0))]
         return {name: jnp.pad(jnp.broadcast_to(x, (batch, layout.seq)), widths) for name, x in found.items()}
 
     # -------------------------------------------------------------------------------------------------- the two passes
@@ -168,8 +182,10 @@ class Ring:
         """The call of a pair of chunks in a step: o in float32, and lse."""
 
         def compute(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+            of_rows, of_keys, rows = *self._aheads(step, i, j), row_axis(self.form)
+            q, k, v = of_rows.widened(q, rows), of_keys.widened(k, rows), of_keys.widened(v, rows)
             o, lse = self.op(q, k, v, **self._keywords(step, i, j, len(q), trained, fixed), return_lse=True)
-            return o.astype(jnp.float32), lse
+            return of_rows.own(o, rows).astype(jnp.float32), of_rows.own(lse, 2)
 
         return compute
 
@@ -190,6 +206,10 @@ class Ring:
             def read(whole: Arrays) -> dict[str, Any]:
                 return {name: self._moved_own(name, x, step, i, j) for name, x in whole.items()}
 
+            of_rows, of_keys, rows = *self._aheads(step, i, j), row_axis(self.form)
+            k, v = (of_keys.widened(x, rows) for x in (k, v))
+            q, o, do = (of_rows.widened(x, rows) for x in (q, o, do))
+            lse, dlse = of_rows.widened(lse, 2, jnp.inf), of_rows.widened(dlse, 2)
             _, pull = jax.vjp(read, reads)
             keywords = self._keywords(step, i, j, len(q), own, fixed)
             if "g" in own:
@@ -202,7 +222,8 @@ class Ring:
             )
             (changes,) = pull({name: found.own[name].astype(own[name].dtype) for name in reads})
             wide = {name: changes[name] if name in changes else jnp.zeros_like(x) for name, x in own.items()}
-            return found.dq, found.dk, found.dv, {name: x.astype(jnp.float32) for name, x in wide.items()}
+            dq, dk, dv = of_rows.own(found.dq, rows), of_keys.own(found.dk, rows), of_keys.own(found.dv, rows)
+            return dq, dk, dv, {name: x.astype(jnp.float32) for name, x in wide.items()}
 
         return derive
 
@@ -266,6 +287,25 @@ class Ring:
         """Where a chunk of a device begins."""
         return jnp.asarray([own[chunk][0] for own in self.layout.chunks], jnp.int32)[of]
 
+    def _aheads(self, step: int, i: int, j: int) -> tuple[Ahead, Ahead]:
+        """The zeros ahead of a chunk of rows and of one of keys."""
+        ranks = jax.lax.axis_index(self.axis), self._owner(step)
+        found = [
+            Ahead.of([own[chunk][0] % unit for own in self.layout.chunks] if self.drops else [], rank, unit)
+            for rank, chunk, unit in zip(ranks, (i, j), (DROPOUT_ROWS, DROPOUT_KEYS), strict=True)
+        ]
+        return found[0], found[1]
+
+    def _begins(self, step: int, i: int, j: int) -> tuple[jax.Array, jax.Array]:
+        """Where the rows and the keys of a call begin."""
+        ranks = jax.lax.axis_index(self.axis), self._owner(step)
+        of_rows, of_keys = self._aheads(step, i, j)
+        return self._begin(ranks[0], i) - of_rows.count, self._begin(ranks[1], j) - of_keys.count
+
+    def _lengths(self, i: int, j: int) -> tuple[int, int]:
+        """Rows of a chunk of rows and of one of keys."""
+        return self.lengths[i], self.lengths[j]
+
     def _pairs(self, step: int) -> list[tuple[int, int, jax.Array | None]]:
         """Pairs of a chunk of rows and one of keys that some device visits in a step, and whether this one does."""
         ranks, found = range(self.layout.ranks), []
@@ -293,8 +333,8 @@ class Ring:
 
     def _keywords(self, step: int, i: int, j: int, batch: int, own: Arrays, fixed: Arrays) -> dict[str, Any]:
         """The keywords of a call of a pair of chunks."""
-        begin, first = self._begin(jax.lax.axis_index(self.axis), i), self._begin(self._owner(step), j)
-        length, count = self.lengths[i], self.lengths[j]
+        begin, first = self._begins(step, i, j)
+        length, count = (x + ahead.room for x, ahead in zip(self._lengths(i, j), self._aheads(step, i, j), strict=True))
         whole = {name: x for name, x in {**own, **fixed}.items() if name in self.work.tensors}
         keywords = {**self.numbers, "layout": self.form}
         tokens = {name: x for name, x in fixed.items() if name in TOKENS}
@@ -313,18 +353,35 @@ class Ring:
             keywords[name] = self._moved_own(name, x, step, i, j)
         if "sink" in whole and (step or i != j):
             keywords["sink"] = jnp.full(whole["sink"].shape, NO_SINK, jnp.float32)
+        if self.drops:
+            batch_row, head, all_heads = fixed["dropout_origin"]
+            keywords["dropout_origin"] = batch_row, head, all_heads, first if self.by_offset else begin, first
+        return self._with_keys_hidden(keywords, step, i, j, batch)
+
+    def _with_keys_hidden(self, keywords: dict[str, Any], step: int, i: int, j: int, batch: int) -> dict[str, Any]:
+        """Let no query attend to zeros ahead of keys and behind them, by segment ids."""
+        of_rows, of_keys = self._aheads(step, i, j)
+        if not of_keys.room:
+            return keywords
+        (length, count), padding = self._lengths(i, j), keywords.get("padding_id", -1)
+        shown = jnp.full((batch, length + of_rows.room), 0 if padding else 1, jnp.int32)
+        ids = keywords.setdefault("q_segment_ids", shown)
+        ids = keywords.get("kv_segment_ids", jnp.full((batch, count + of_keys.room), 0 if padding else 1, jnp.int32))
+        place = jnp.arange(count + of_keys.room) - of_keys.count
+        keywords["kv_segment_ids"] = jnp.where((place >= 0) & (place < count), ids, padding)
         return keywords
 
     def _moved_own(self, name: str, x: jax.Array, step: int, i: int, j: int) -> jax.Array:
         """One of the variant's own tensors, the axes of rows beginning where the call's rows do."""
-        begin, first = self._begin(jax.lax.axis_index(self.axis), i), self._begin(self._owner(step), j)
+        begin, first = self._begins(step, i, j)
+        lengths = [x + ahead.room for x, ahead in zip(self._lengths(i, j), self._aheads(step, i, j), strict=True)]
         dims, declared = own_dims(self.work, self.layout, name, x.ndim), self.work.tensors[name]
         for axis, dim in enumerate(dims):
             if dim not in ("q_idx", "kv_idx"):
                 continue
             size = x.shape[axis]
-            begins, length = (first, size) if self.by_offset or dim == "kv_idx" else (begin, self.lengths[i])
-            length = self.lengths[j] if dim == "kv_idx" and not self.by_offset else length
+            begins, length = (first, size) if self.by_offset or dim == "kv_idx" else (begin, lengths[0])
+            length = lengths[1] if dim == "kv_idx" and not self.by_offset else length
             # What lies behind the last row is read by no pair that the mask keeps.
             x = jnp.pad(
                 x, [(0, max(length, self.layout.padded - size)) if n == axis else (0, 0) for n in range(x.ndim)]

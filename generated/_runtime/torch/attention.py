@@ -38,6 +38,8 @@ _TYPES = {
     "seed": int,
     "first_head": int,
     "all_heads": int,
+    "row_origin": int,
+    "key_origin": int,
     "dropout_p": float,
     "scale": float,
     "options": CallOptions,

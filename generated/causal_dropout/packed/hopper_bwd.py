@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: a60f1422b3c8ed08
+# hash: 74a25d832030dfde
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
 
     keep        q_idx >= kv_idx
     drop        word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-                rows are counted from q_offset on, rounded down to a multiple of 16
+                rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -182,7 +182,7 @@ def consume(
     work_ring, pointers, strides, numbers = arguments
     block_seqs_ptr, q_offset, dk_ptr, dv_ptr = pointers
     stride_dkh, stride_dvh = strides
-    seed, first_head, all_heads, num_heads, group_size, scale, threshold = numbers
+    seed, first_head, all_heads, row_origin, key_origin, num_heads, group_size, scale, threshold = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N // 2
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -220,7 +220,7 @@ def consume(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -235,7 +235,7 @@ def consume(
                     head_index,
                     first_row,
                     start_m,
-                    start_n + PART * KEYS,
+                    key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
                     DROPOUT,
@@ -276,7 +276,7 @@ def consume(
                     head_index,
                     first_row,
                     start_m,
-                    start_n + PART * KEYS,
+                    key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
                     DROPOUT,
@@ -359,6 +359,8 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_total",
         "num_heads",
         "group_size",
@@ -378,6 +380,8 @@ def causal_dropout_packed_hopper_bwd(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qh,
@@ -415,6 +419,8 @@ def causal_dropout_packed_hopper_bwd(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     # Each sequence has whole blocks of rows: so many at most.
@@ -436,7 +442,7 @@ def causal_dropout_packed_hopper_bwd(
         work_ring,
         (block_seqs_ptr, q_offset, dk_ptr, dv_ptr),
         (stride_dkh, stride_dvh),
-        (seed, first_head, all_heads, num_heads, group_size, scale, threshold),
+        (seed, first_head, all_heads, row_origin, key_origin, num_heads, group_size, scale, threshold),
     )
     CONSTANTS: gl.constexpr = (
         stride_dks,
@@ -502,7 +508,7 @@ def score(
     work_ring, pointers, strides, numbers = arguments
     block_seqs_ptr, q_offset, dk_ptr = pointers
     (stride_dkh,) = strides
-    seed, first_head, all_heads, num_heads, group_size, scale, threshold = numbers
+    seed, first_head, all_heads, row_origin, key_origin, num_heads, group_size, scale, threshold = numbers
     DTYPE: gl.constexpr = k_ring.tiles.dtype
     KEYS: gl.constexpr = BLOCK_N
     SCORES: gl.constexpr = product_layout(BLOCK_M)
@@ -531,7 +537,7 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -546,7 +552,7 @@ def score(
                     head_index,
                     first_row,
                     start_m,
-                    start_n,
+                    key_origin + start_n,
                     SCORES,
                     True,
                     DROPOUT,
@@ -587,7 +593,7 @@ def score(
                     head_index,
                     first_row,
                     start_m,
-                    start_n,
+                    key_origin + start_n,
                     SCORES,
                     True,
                     DROPOUT,
@@ -692,6 +698,8 @@ def accumulate(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_total",
         "num_heads",
         "group_size",
@@ -711,6 +719,8 @@ def causal_dropout_packed_hopper_bwd_wide(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qh,
@@ -748,6 +758,8 @@ def causal_dropout_packed_hopper_bwd_wide(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     # Each sequence has whole blocks of rows: so many at most.
@@ -770,7 +782,7 @@ def causal_dropout_packed_hopper_bwd_wide(
         work_ring,
         (block_seqs_ptr, q_offset, dk_ptr),
         (stride_dkh,),
-        (seed, first_head, all_heads, num_heads, group_size, scale, threshold),
+        (seed, first_head, all_heads, row_origin, key_origin, num_heads, group_size, scale, threshold),
     )
     summer = (work_ring, block_seqs_ptr, q_offset, dv_ptr, stride_dvh, q_total, num_heads, group_size, num_seqs)
     producer = (work_ring, block_seqs_ptr, q_offset, q_total, num_heads, group_size, num_seqs, work_counter_ptr)

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 85dda46c1d459ef0
+# hash: 7213d7b07018d5ff
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
 
     keep        q_idx >= kv_idx
     drop        word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-                rows are counted from q_offset on, rounded down to a multiple of 16
+                rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -200,7 +200,7 @@ def consume(
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
     o_ptr, lse_ptr = pointers
     (stride_oh,) = strides
-    seed, first_head, all_heads, q_total, scale, threshold, keep_scale = numbers
+    seed, first_head, all_heads, row_origin, key_origin, q_total, scale, threshold, keep_scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
@@ -228,7 +228,7 @@ def consume(
         q_len = work.q_len
         kv_len = work.kv_len
         lse_start = work.lse_start
-        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -259,7 +259,14 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             if DROPOUT:
                 p_pairs = without_dropped(
-                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                    p_pairs,
+                    seed,
+                    threshold,
+                    head_index,
+                    first_row + start_m + PART * ROWS,
+                    key_origin + start_n,
+                    SCORES,
+                    BLOCK_N,
                 )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -280,7 +287,14 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             if DROPOUT:
                 p_pairs = without_dropped(
-                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                    p_pairs,
+                    seed,
+                    threshold,
+                    head_index,
+                    first_row + start_m + PART * ROWS,
+                    key_origin + start_n,
+                    SCORES,
+                    BLOCK_N,
                 )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -306,7 +320,18 @@ def consume(
 
 
 @gluon.jit(
-    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_origin",
+        "key_origin",
+        "q_total",
+        "num_heads",
+        "group_size",
+        "threshold",
+    ]
 )
 def causal_dropout_packed_hopper_fwd(
     q_ptr,
@@ -317,6 +342,8 @@ def causal_dropout_packed_hopper_fwd(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     o_ptr,
     lse_ptr,
     stride_qh,
@@ -348,6 +375,8 @@ def causal_dropout_packed_hopper_fwd(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
@@ -362,7 +391,7 @@ def causal_dropout_packed_hopper_fwd(
         work_ring,
         (o_ptr, lse_ptr),
         (stride_oh,),
-        (seed, first_head, all_heads, q_total, scale, threshold, keep_scale),
+        (seed, first_head, all_heads, row_origin, key_origin, q_total, scale, threshold, keep_scale),
     )
     CONSTANTS: gl.constexpr = (stride_os, DROPOUT, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 41f9410ab0f49e5e
+# hash: 125f90c93ea54487
 """The launches of `causal_dropout`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -59,6 +59,8 @@ def forward(
     seed: int | Tensor,
     first_head: int | Tensor,
     all_heads: int | Tensor,
+    row_origin: int | Tensor,
+    key_origin: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -79,13 +81,13 @@ def forward(
     (block_seqs,) = block_tables[:1] or make_tables(backend, q, k, v, cu_seqlens_q, cu_seqlens_k, options, ("fwd",))
     programs = block_seqs.shape[0] * num_heads
     arguments = (
-        (q, k, v, block_seqs, q_offset, seed, first_head, all_heads, o, lse),
+        (q, k, v, block_seqs, q_offset, seed, first_head, all_heads, row_origin, key_origin, o, lse),
         (*packed_unit_strides(q, k, v), *packed_strides(o)),
         (q_len, num_heads, group_size, scale, threshold, keep_scale),
     )
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
         "DROPOUT": threshold > 0,
     }
     if tile.family == "hopper":
@@ -124,6 +126,8 @@ def backward(
     seed: int | Tensor,
     first_head: int | Tensor,
     all_heads: int | Tensor,
+    row_origin: int | Tensor,
+    key_origin: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -153,14 +157,15 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
         "DROPOUT": threshold > 0,
     }
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.causal_dropout_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
-            (o, dlse, q, k, v, do, lse, block_seqs, q_offset, seed, first_head, all_heads, delta, dq),
+            (o, dlse, q, k, v, do, lse, block_seqs, q_offset, seed, first_head, all_heads, row_origin, key_origin),
+            (delta, dq),
             (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
             (q_len, num_heads, group_size, scale, threshold, keep_scale),
             HAS_DLSE=dlse is not None,
@@ -198,7 +203,8 @@ def backward(
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_packed_hopper_bwd,
                 (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, seed, first_head, all_heads, dk, dv),
+                (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, seed),
+                (first_head, all_heads, row_origin, key_origin, dk, dv),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
                 (q_len, num_heads, group_size, scale, threshold),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
@@ -217,7 +223,8 @@ def backward(
         backend.launch(
             kernels.portable.causal_dropout_packed_bwd_dkdv,
             (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed, first_head, all_heads, dk, dv),
+            (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed),
+            (first_head, all_heads, row_origin, key_origin, dk, dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
             (q_len, num_heads, group_size, scale, threshold, keep_scale),
             **constants,

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 85321a35ed350272
+# hash: fd9cffe9bca93e75
 """Triton kernels of `causal_dropout`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
     keep        q_idx >= kv_idx
     drop        word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-                rows are counted from q_offset on, rounded down to a multiple of 16
+                rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q           [total_q, Hq, D]
     k           [total_k, Hkv, D]
     v           [total_k, Hkv, Dv]
@@ -43,7 +43,18 @@ from ..._runtime.device.tl_rows import load_dq_rows, load_sequence, row_delta, s
 
 
 @triton.jit(
-    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_origin",
+        "key_origin",
+        "q_total",
+        "num_heads",
+        "group_size",
+        "threshold",
+    ]
 )
 def causal_dropout_packed_fwd(
     q_ptr,
@@ -54,6 +65,8 @@ def causal_dropout_packed_fwd(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     o_ptr,
     lse_ptr,
     stride_qh,
@@ -83,6 +96,8 @@ def causal_dropout_packed_fwd(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """`o = dropout(softmax(score)) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
@@ -140,7 +155,13 @@ def causal_dropout_packed_fwd(
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, True)
@@ -156,7 +177,13 @@ def causal_dropout_packed_fwd(
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
@@ -177,7 +204,18 @@ def causal_dropout_packed_fwd(
 
 
 @triton.jit(
-    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_origin",
+        "key_origin",
+        "q_total",
+        "num_heads",
+        "group_size",
+        "threshold",
+    ]
 )
 def causal_dropout_packed_bwd_dq(
     o_ptr,
@@ -192,6 +230,8 @@ def causal_dropout_packed_bwd_dq(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     delta_ptr,
     dq_ptr,
     stride_qh,
@@ -226,6 +266,8 @@ def causal_dropout_packed_bwd_dq(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
@@ -290,7 +332,13 @@ def causal_dropout_packed_bwd_dq(
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
@@ -304,7 +352,13 @@ def causal_dropout_packed_bwd_dq(
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
@@ -315,7 +369,18 @@ def causal_dropout_packed_bwd_dq(
 
 
 @triton.jit(
-    do_not_specialize=["q_offset", "seed", "first_head", "all_heads", "q_total", "num_heads", "group_size", "threshold"]
+    do_not_specialize=[
+        "q_offset",
+        "seed",
+        "first_head",
+        "all_heads",
+        "row_origin",
+        "key_origin",
+        "q_total",
+        "num_heads",
+        "group_size",
+        "threshold",
+    ]
 )
 def causal_dropout_packed_bwd_dkdv(
     q_ptr,
@@ -329,6 +394,8 @@ def causal_dropout_packed_bwd_dkdv(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qh,
@@ -362,6 +429,8 @@ def causal_dropout_packed_bwd_dkdv(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
@@ -431,8 +500,8 @@ def causal_dropout_packed_bwd_dkdv(
                     seed,
                     threshold,
                     first_head + b * all_heads + h,
-                    start_m + (q_shift & -16),
-                    start_n,
+                    row_origin + start_m + (q_shift & -16),
+                    key_origin + start_n,
                     BLOCK_M,
                     BLOCK_N,
                     TRANSPOSED=True,
@@ -459,8 +528,8 @@ def causal_dropout_packed_bwd_dkdv(
                     seed,
                     threshold,
                     first_head + b * all_heads + h,
-                    start_m + (q_shift & -16),
-                    start_n,
+                    row_origin + start_m + (q_shift & -16),
+                    key_origin + start_n,
                     BLOCK_M,
                     BLOCK_N,
                     TRANSPOSED=True,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 96513fa57c966067
+# hash: b88e5c967a669868
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -10,7 +10,7 @@
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
     drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-                    rows are counted from q_offset on, rounded down to a multiple of 16
+                    rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -182,6 +182,8 @@ def consume(
         seed,
         first_head,
         all_heads,
+        row_origin,
+        key_origin,
         q_segment_ids_size_1,
         kv_segment_ids_size_1,
         q_len,
@@ -241,7 +243,7 @@ def consume(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -267,7 +269,7 @@ def consume(
                     head_index,
                     first_row,
                     start_m,
-                    start_n + PART * KEYS,
+                    key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
                     DROPOUT,
@@ -316,7 +318,7 @@ def consume(
                     head_index,
                     first_row,
                     start_m,
-                    start_n + PART * KEYS,
+                    key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
                     DROPOUT,
@@ -396,6 +398,8 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -424,6 +428,8 @@ def causal_dropout_segmented_hopper_bwd(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -480,6 +486,8 @@ def causal_dropout_segmented_hopper_bwd(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -529,6 +537,8 @@ def causal_dropout_segmented_hopper_bwd(
             seed,
             first_head,
             all_heads,
+            row_origin,
+            key_origin,
             q_segment_ids_size_1,
             kv_segment_ids_size_1,
             q_len,
@@ -623,6 +633,8 @@ def score(
         seed,
         first_head,
         all_heads,
+        row_origin,
+        key_origin,
         q_segment_ids_size_1,
         kv_segment_ids_size_1,
         q_len,
@@ -673,7 +685,7 @@ def score(
         )
         for member in range(group_size):
             h = hkv * group_size + member
-            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+            head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -699,7 +711,7 @@ def score(
                     head_index,
                     first_row,
                     start_m,
-                    start_n,
+                    key_origin + start_n,
                     SCORES,
                     True,
                     DROPOUT,
@@ -748,7 +760,7 @@ def score(
                     head_index,
                     first_row,
                     start_m,
-                    start_n,
+                    key_origin + start_n,
                     SCORES,
                     True,
                     DROPOUT,
@@ -852,6 +864,8 @@ def accumulate(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -880,6 +894,8 @@ def causal_dropout_segmented_hopper_bwd_wide(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -936,6 +952,8 @@ def causal_dropout_segmented_hopper_bwd_wide(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
@@ -975,6 +993,8 @@ def causal_dropout_segmented_hopper_bwd_wide(
             seed,
             first_head,
             all_heads,
+            row_origin,
+            key_origin,
             q_segment_ids_size_1,
             kv_segment_ids_size_1,
             q_len,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 5e91791c0e3b7242
+# hash: 5e294f9aa0bc8467
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, with segment ids on Hopper: `o = dropout(softmax(score)) v`.
@@ -10,7 +10,7 @@
     keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                     padding_id
     drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-                    rows are counted from q_offset on, rounded down to a multiple of 16
+                    rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
     q               [B, Hq, Sq, D]
     k               [B, Hkv, Skv, D]
     v               [B, Hkv, Skv, Dv]
@@ -192,6 +192,8 @@ def consume(
         seed,
         first_head,
         all_heads,
+        row_origin,
+        key_origin,
         q_segment_ids_size_1,
         kv_segment_ids_size_1,
         q_len,
@@ -226,7 +228,7 @@ def consume(
         h = work.h.to(gl.int64)
         b = work.b.to(gl.int64)
         q_shift = work.q_shift
-        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), q_shift & -16
+        head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
         # Computed here, so that the compiler knows what it is a multiple of.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
@@ -284,7 +286,14 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             if DROPOUT:
                 p_pairs = without_dropped(
-                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                    p_pairs,
+                    seed,
+                    threshold,
+                    head_index,
+                    first_row + start_m + PART * ROWS,
+                    key_origin + start_n,
+                    SCORES,
+                    BLOCK_N,
                 )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -305,7 +314,14 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             if DROPOUT:
                 p_pairs = without_dropped(
-                    p_pairs, seed, threshold, head_index, first_row + start_m + PART * ROWS, start_n, SCORES, BLOCK_N
+                    p_pairs,
+                    seed,
+                    threshold,
+                    head_index,
+                    first_row + start_m + PART * ROWS,
+                    key_origin + start_n,
+                    SCORES,
+                    BLOCK_N,
                 )
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
@@ -335,6 +351,8 @@ def consume(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -360,6 +378,8 @@ def causal_dropout_segmented_hopper_fwd(
     seed: gl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -409,6 +429,8 @@ def causal_dropout_segmented_hopper_fwd(
     seed = gl.load(seed) if SCALARS_LOADED else seed
     first_head = gl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = gl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = gl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = gl.load(key_origin) if SCALARS_LOADED else key_origin
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
@@ -438,6 +460,8 @@ def causal_dropout_segmented_hopper_fwd(
             seed,
             first_head,
             all_heads,
+            row_origin,
+            key_origin,
             q_segment_ids_size_1,
             kv_segment_ids_size_1,
             q_len,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 65cb2f7ca919610a
+# hash: 35020f7fd2c0a188
 """The launches of `causal_dropout`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -114,6 +114,8 @@ def forward(
     seed: int | Tensor,
     first_head: int | Tensor,
     all_heads: int | Tensor,
+    row_origin: int | Tensor,
+    key_origin: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -149,7 +151,7 @@ def forward(
     programs = cdiv(q_len, tile.block_m) * num_heads * batch
     arguments = (
         (q, k, v, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges, q_offset, seed),
-        (first_head, all_heads, o, lse),
+        (first_head, all_heads, row_origin, key_origin, o, lse),
         (*unit_strides(q, k, v), *strides(o), *q_segment_ids.stride(), *kv_segment_ids.stride()),
         (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
         (row_stride(ranges),),
@@ -157,7 +159,7 @@ def forward(
     )
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
         "POSITIONS": q_positions is not None,
         "DROPOUT": threshold > 0,
     }
@@ -216,6 +218,8 @@ def backward(
     seed: int | Tensor,
     first_head: int | Tensor,
     all_heads: int | Tensor,
+    row_origin: int | Tensor,
+    key_origin: int | Tensor,
     row_offset: int,
     scale: float,
     options: CallOptions,
@@ -253,7 +257,7 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
-        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads),
+        "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
         "POSITIONS": q_positions is not None,
         "DROPOUT": threshold > 0,
     }
@@ -262,7 +266,7 @@ def backward(
             kernels.portable.causal_dropout_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
             (o, dlse, q, k, v, do, lse, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
-            (q_offset, seed, first_head, all_heads, delta, dq),
+            (q_offset, seed, first_head, all_heads, row_origin, key_origin, delta, dq),
             (*unit_strides(q, k, v, do, o), *strides(dq), *q_segment_ids.stride(), *kv_segment_ids.stride()),
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(ranges),),
@@ -296,7 +300,7 @@ def backward(
                 else kernels.hopper_bwd.causal_dropout_segmented_hopper_bwd,
                 (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                (key_ranges, q_offset, seed, first_head, all_heads, dk, dv),
+                (key_ranges, q_offset, seed, first_head, all_heads, row_origin, key_origin, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                 (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
                 (row_stride(key_ranges),),
@@ -319,7 +323,7 @@ def backward(
             kernels.portable.causal_dropout_segmented_bwd_dkdv,
             (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
-            (q_offset, seed, first_head, all_heads, dk, dv),
+            (q_offset, seed, first_head, all_heads, row_origin, key_origin, dk, dv),
             (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges),),

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 2244b4a30da09baf
+# hash: 66a319d414b5b549
 """Triton kernels of `causal_dropout`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
                 padding_id
 drop            word < threshold, a random word of seed, first_head + b * all_heads + h, row and key;
-                rows are counted from q_offset on, rounded down to a multiple of 16
+                rows are counted from row_origin and q_offset, rounded down to 16, on, keys from key_origin
 q               [B, Hq, Sq, D]
 k               [B, Hkv, Skv, D]
 v               [B, Hkv, Skv, Dv]
@@ -51,6 +51,8 @@ from ..._runtime.device.tl import (
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -75,6 +77,8 @@ def causal_dropout_segmented_fwd(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     o_ptr,
     lse_ptr,
     stride_qb,
@@ -121,6 +125,8 @@ def causal_dropout_segmented_fwd(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """`o = dropout(softmax(score)) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
@@ -195,7 +201,13 @@ def causal_dropout_segmented_fwd(
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
@@ -211,7 +223,13 @@ def causal_dropout_segmented_fwd(
         row_sum = row_sum * alpha + tl.sum(p, 1)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             p = tl.where(drop, 0.0, p)
         v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, False)
@@ -237,6 +255,8 @@ def causal_dropout_segmented_fwd(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -265,6 +285,8 @@ def causal_dropout_segmented_bwd_dq(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     delta_ptr,
     dq_ptr,
     stride_qb,
@@ -318,6 +340,8 @@ def causal_dropout_segmented_bwd_dq(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
@@ -399,7 +423,13 @@ def causal_dropout_segmented_bwd_dq(
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
@@ -413,7 +443,13 @@ def causal_dropout_segmented_bwd_dq(
         dp = dot_rows(do_tile, v_tile)
         if DROPOUT:
             drop = dropout_mask(
-                seed, threshold, first_head + b * all_heads + h, start_m + (q_shift & -16), start_n, BLOCK_M, BLOCK_N
+                seed,
+                threshold,
+                first_head + b * all_heads + h,
+                row_origin + start_m + (q_shift & -16),
+                key_origin + start_n,
+                BLOCK_M,
+                BLOCK_N,
             )
             dp = tl.where(drop, 0.0, dp * keep_scale)
         ds = p * (dp - delta[:, None])
@@ -429,6 +465,8 @@ def causal_dropout_segmented_bwd_dq(
         "seed",
         "first_head",
         "all_heads",
+        "row_origin",
+        "key_origin",
         "q_segment_ids_size_1",
         "kv_segment_ids_size_1",
         "stride_ranges_b",
@@ -456,6 +494,8 @@ def causal_dropout_segmented_bwd_dkdv(
     seed: tl.uint64,
     first_head,
     all_heads,
+    row_origin,
+    key_origin,
     dk_ptr,
     dv_ptr,
     stride_qb,
@@ -508,6 +548,8 @@ def causal_dropout_segmented_bwd_dkdv(
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
@@ -587,8 +629,8 @@ def causal_dropout_segmented_bwd_dkdv(
                     seed,
                     threshold,
                     first_head + b * all_heads + h,
-                    start_m + (q_shift & -16),
-                    start_n,
+                    row_origin + start_m + (q_shift & -16),
+                    key_origin + start_n,
                     BLOCK_M,
                     BLOCK_N,
                     TRANSPOSED=True,
@@ -615,8 +657,8 @@ def causal_dropout_segmented_bwd_dkdv(
                     seed,
                     threshold,
                     first_head + b * all_heads + h,
-                    start_m + (q_shift & -16),
-                    start_n,
+                    row_origin + start_m + (q_shift & -16),
+                    key_origin + start_n,
                     BLOCK_M,
                     BLOCK_N,
                     TRANSPOSED=True,

@@ -26,21 +26,16 @@ PACKED_ROWS = {"q": 0, "k": 0, "v": 0, "o": 0, "lse": 1, "g": 0}
 
 STRATEGIES = ("heads", "gather", "exchange", "ring", "2d")
 NO_RING = ("band_images", "forgetting_pruned")
-NO_PACKED_RING = (*NO_RING, "padding")
-"""Variants that read a tensor at rows of queries and of keys and attend to keys behind a query; packed, those as well
-that read a number of each sequence."""
+"""Variants that read a tensor at rows of queries and of keys and attend to keys behind a query."""
 
 NOTHING: Mapping[str, Any] = {}
 
 
-def draw(variant: str, seq: int, batch: int = BATCH, heads: tuple[int, int] = HEADS) -> calls.Inputs:
+def draw(
+    variant: str, seq: int, batch: int = BATCH, heads: tuple[int, int] = HEADS, package: str = "generated"
+) -> calls.Inputs:
     shape = calls.Shape(batch=batch, heads=heads[0], kv_heads=heads[1], seq=seq, dim=DIM)
-    return calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
-
-
-def without_dropout(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """A ring has none."""
-    return {name: x for name, x in scalars.items() if name not in ("dropout_p", "seed")}
+    return calls.draw_inputs(calls.load_manifest(package)[variant], shape, dtype=torch.float32, device="cpu")
 
 
 def gradients(o: Tensor, lse: Tensor, do: Tensor, dlse: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,20 +94,19 @@ def check(
     of_reference: Mapping[str, Any] | None = None,
     tokens: Mapping[str, Tensor] | None = None,
     packed: bool = False,
+    package: str = "generated",
 ) -> None:
     """Compare every rank's results with float64."""
-    if plan_options.get("strategy") == "ring":
-        inputs = replace(inputs, scalars=without_dropout(inputs.scalars))
     exact = inputs.double()
-    reference = calls.load_reference(variant, packed=packed)
+    reference = calls.load_reference(variant, packed=packed, package=package)
     o, lse = exact.call(reference, return_lse=True, **(options or {}), **(of_reference or {}), **(tokens or {}))
     want = {"o": o.detach(), "lse": lse.detach()} | gradients(o, lse, exact.do, exact.dlse, exact.leaves())
-    op = calls.load_op(variant)
+    op = calls.load_op(variant, package)
 
     def of_rank(comm: ThreadRank) -> dict[str, Tensor]:
         return on_rank(comm, op, inputs, rows, plan_options, options or {}, tokens or {})
 
-    if plan_options.get("strategy") == "ring" and variant in (NO_PACKED_RING if packed else NO_RING):
+    if plan_options.get("strategy") == "ring" and variant in NO_RING:
         with pytest.raises(
             ValueError, match="plan: strategy: expected 'gather', 'exchange' or 'auto', got 'ring' with"
         ):
@@ -166,7 +160,7 @@ def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str, ranks: i
 @pytest.mark.parametrize("strategy", ["gather", "exchange", "ring"])
 def test_documents_of_any_lengths_are_dealt(strategy: str, ranks: int, ends: tuple[int, ...]) -> None:
     """Ranks have unequally many keys of their documents, and still meet in the same exchanges."""
-    for variant in ("causal", "gpt_oss", "forgetting"):
+    for variant in ("causal", "gpt_oss", "forgetting", "causal_dropout"):
         entry = calls.load_manifest()[variant]
         inputs = calls.packed(entry, draw(variant, seq=200, batch=1))
         begins = torch.tensor(ends, dtype=torch.int32)
@@ -370,20 +364,20 @@ def test_bad_arguments_are_refused_before_anything_is_sent(keywords: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("strategy", "seed", "text"),
+    ("keywords", "text"),
     [
-        ("gather", None, "causal_dropout: seed: expected a seed over several ranks, the same on each, got None"),
-        ("ring", 1, "causal_dropout: dropout_p: expected 0 under strategy='ring'"),
+        ({"seed": None}, "seed: expected a seed over several ranks, the same on each, got None"),
+        ({"seed": 1, "dropout_origin": (0, 0, 4, 0, 32)}, "dropout_origin: expected None or (batch row, head, heads)"),
     ],
 )
-def test_dropout_that_ranks_cannot_agree_on_is_refused(strategy: str, seed: int | None, text: str) -> None:
+def test_dropout_that_ranks_cannot_agree_on_is_refused(keywords: dict[str, Any], text: str) -> None:
     def dropped(comm: ThreadRank) -> None:
         op = calls.load_op("causal_dropout")
-        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16, strategy=strategy)
+        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16, strategy="ring")
         q = torch.zeros(1, 4, 32, 16)
-        context_parallel(op, layout)(q, q, q, dropout_p=0.5, seed=seed)
+        context_parallel(op, layout)(q, q, q, dropout_p=0.5, **keywords)
 
-    assert all(message.startswith(text) for message in refused(dropped))
+    assert all(message.startswith(f"causal_dropout: {text}") for message in refused(dropped))
 
 
 def test_pruning_over_ranks_is_refused() -> None:

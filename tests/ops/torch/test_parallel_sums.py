@@ -45,8 +45,9 @@ def kept(op: Any, ranks: int, **options: Any) -> tuple[Tensor, list[Tensor]]:
 def test_ranks_drop_what_one_gpu_drops(balance: str, head_groups: int, ranks: int) -> None:
     """Of heads that are themselves a part, as under tensor parallelism, and of rows that begin anywhere."""
     op = calls.load_op("causal_dropout")
-    for strategy in ("gather", "exchange"):
-        want, found = kept(op, ranks, strategy=strategy, head_groups=head_groups, balance=balance)
+    for strategy in ("gather", "exchange", "ring"):
+        groups = {} if strategy == "ring" else {"head_groups": head_groups}
+        want, found = kept(op, ranks, strategy=strategy, balance=balance, **groups)
         assert 0.4 < want.float().sum() / (2 * 8 * 70 * 71 / 2) < 0.6
         assert all(torch.equal(x, want) for x in found)
     want, found = kept(op, ranks, strategy="heads")
