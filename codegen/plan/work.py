@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from codegen.analysis.schedule import Range, Schedule
-from codegen.analysis.shifts import computes_with_lengths, is_shift_invariant, looks_back
+from codegen.analysis.shifts import is_shift_invariant, looks_back
 from codegen.analysis.token_order import by_row
 from codegen.ir.expr import Expr, Load, Op, Var, loads, names, walk
 from codegen.ir.printers import jnp_printer
@@ -40,6 +40,7 @@ class WorkSource:
     by_batch: bool = False
     by_row: bool = False
     by_length: bool = False
+    by_queries: bool = False
     shift_invariant: bool = False
     looks_back: bool = False
 
@@ -66,7 +67,8 @@ def work_source(planned: VariantPlan) -> WorkSource:
         by_heads=not (computes_with(variant, "h") or computes_with(variant, "hkv")),
         by_batch=computes_with(variant, "b"),
         by_row=by_row(replace(planned.written, dropout=False)) is not None,
-        by_length=computes_with_lengths(planned.written),
+        by_length=computes_with(variant, "kv_len"),
+        by_queries=computes_with(variant, "q_len"),
         shift_invariant=is_shift_invariant(planned.written),
         looks_back=looks_back(planned.written),
     )

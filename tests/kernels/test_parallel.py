@@ -59,7 +59,9 @@ def test_o_and_lse_have_the_bits_of_one_call(variant: str, strategy: str) -> Non
             assert torch.equal(got[name], wanted), name
 
 
-@pytest.mark.parametrize(("variant", "ranks"), [("gpt_oss", 2), ("chunked", 2), ("forgetting", 2), ("causal_dropout", 2)])
+@pytest.mark.parametrize(
+    ("variant", "ranks"), [("gpt_oss", 2), ("chunked", 2), ("forgetting", 2), ("causal_dropout", 2)]
+)
 def test_a_ring_merges_the_parts_of_kernels(variant: str, ranks: int) -> None:
     """o, lse and all gradients as of one call: parts are rounded to float16 once each, and dk and dv at their end."""
     shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)

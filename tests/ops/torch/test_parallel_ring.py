@@ -26,6 +26,8 @@ variants:
     mask: kv_idx < length[b]
     tensors: {length: {dims: [b], dtype: int32, example: 30 - 4 * b}}
     dropout: true
+  log_n: {score: score * log(kv_len), dropout: true}
+  share: {mask: abs(q_idx - kv_idx) < kv_len // 3}
 """
 
 
@@ -36,7 +38,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield package.name
 
 
-VARIANTS = ("key_bias", "fading", "thirds", "padded")
+VARIANTS = ("key_bias", "fading", "thirds", "padded", "log_n", "share")
 
 
 @pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
@@ -52,8 +54,27 @@ def test_a_ring_drops_beside_what_else_a_variant_has(package: str, variant: str,
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_of_packed_sequences(package: str, variant: str, dropout_p: float) -> None:
     inputs = calls.packed(calls.load_manifest(package)[variant], draw(variant, seq=45, batch=3, package=package))
-    inputs.scalars["dropout_p"] = dropout_p
+    if "dropout_p" in inputs.scalars:
+        inputs.scalars["dropout_p"] = dropout_p
     ends = torch.arange(0, 136, 45, dtype=torch.int32)
     options = {"strategy": "ring", "cu_seqlens": ends}
     given = {"cu_seqlens_q": ends}
     check(variant, inputs, PACKED_ROWS, ranks=2, plan_options=options, of_reference=given, packed=True, package=package)
+
+
+@pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("variant", ["log_n", "share"])
+def test_batch_rows_have_keys_of_their_own_number(package: str, variant: str, balance: str) -> None:
+    inputs = draw(variant, seq=70, package=package)
+    lengths = torch.tensor([70, 31], dtype=torch.int32)
+    ids = torch.where(torch.arange(70) < lengths[:, None], 0, -1).to(torch.int32)
+    check(
+        variant,
+        inputs,
+        ROWS,
+        ranks=2,
+        plan_options={"strategy": "ring", "balance": balance},
+        options={"kv_lengths": lengths},
+        of_reference={"q_segment_ids": torch.zeros_like(ids), "kv_segment_ids": ids},
+        package=package,
+    )
