@@ -29,6 +29,7 @@ from torchtitan.protocols.module import Module
 
 from .. import torch as ops
 from .._runtime.core.checks import fail
+from .._runtime.core.options import known_lengths
 from .variants import Attention, find
 
 __all__ = ["CodegenAttention", "with_codegen"]
@@ -109,6 +110,7 @@ class CodegenAttention(Module):
         q, k, v = (x.to(v_BLNH.dtype) for x in (q_BLNH, k_BLNH, v_BLNH))
         if isinstance(attention_masks, VarlenMetadata):
             packed = {"cu_seqlens_q": attention_masks.cu_seq_q, "cu_seqlens_k": attention_masks.cu_seq_k}
+            packed |= known_lengths(attention_masks.max_q, attention_masks.max_k)
             rows = (x.flatten(0, 1) for x in (q, k, v))
             o, lse = self.op(*rows, scale=scale, return_lse=True, **packed, **arguments)
             o, lse = o.unflatten(0, q.shape[:2]), lse.T.unflatten(0, q.shape[:2])

@@ -55,6 +55,11 @@ def cu_seqlens(case: PackedCase, device: torch.device) -> Tensor:
     return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
+def _longest(case: PackedCase) -> int:
+    """The tokens of the longest document."""
+    return max(length for row in case.rows for length in row)
+
+
 def segment_ids(case: PackedCase, device: torch.device) -> Tensor:
     """The document index of each token within its row, int32 `[B, S]`."""
     rows = [torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in case.rows]
@@ -82,6 +87,7 @@ def _packed(case: PackedCase, inputs: Inputs) -> Built:
         packed(golden.load_manifest()[case.variant], inputs),
         lambda x: x.unflatten(0, (batch, -1)).transpose(1, 2),
         cu_seqlens_q=ends,
+        max_seqlen_q=_longest(case),
     )
 
 
@@ -139,7 +145,7 @@ def _fa4(case: PackedCase, inputs: Inputs) -> Built:
     one = packed(golden.load_manifest()[case.variant], inputs)
     # An empty document has no token: without it the others are the same.
     ends = torch.unique_consecutive(cu_seqlens(case, inputs.q.device))
-    longest = max(length for row in case.rows for length in row)
+    longest = _longest(case)
 
     def forward() -> Tensor:
         found = flash_attn_varlen_func(

@@ -10,17 +10,23 @@ from codegen.analysis import affine
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, Load, Op, Type, const, int_var, level
 
+_FIRST, _BEYOND = const(-affine.MOST_POSITION), const(affine.MOST_POSITION + 1)
+"""The first position that there may be, and one behind all positions."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """A mask as the conjunction `first <= position < end and own and rest`.
+    """A mask as the conjunction `first <= position < end and (position < gap_first or gap_end <= position) and own and
+    rest`.
 
-    `first` and `end` are None if the mask sets no such limit. `first`, `end` and `own` read only the other position;
-    `rest` is everything else.
+    `first` and `end` are None if the mask sets no such limit; `gap_first` and `gap_end` are None if there is no gap.
+    They and `own` read only the other position; `rest` is everything else.
     """
 
     first: Expr | None = None
     end: Expr | None = None
+    gap_first: Expr | None = None
+    gap_end: Expr | None = None
     own: Expr = expr.TRUE
     rest: Expr = expr.TRUE
 
@@ -31,43 +37,57 @@ class Limits:
     @property
     def all(self) -> list[Expr]:
         """The expressions that read only the other position."""
-        return [*(e for e in (self.first, self.end) if e is not None), self.own]
+        limits = (self.first, self.end, self.gap_first, self.gap_end)
+        return [*(e for e in limits if e is not None), self.own]
 
 
 def split_limits(mask: Expr, along: str) -> Limits:
     """Split a mask into limits on the position `along` (`kv_idx` or `q_idx`) and the rest.
 
     A comparison of a step function of that position with anything that does not read it is a limit. A disjunction is a
-    limit if all its terms limit the position on the same side.
+    limit if all its terms limit the position on the same side, or do not read it. One disjunction of limits on both
+    sides is a gap, beside limits that are none.
     """
     other = Level.QUERY if along == "kv_idx" else Level.KEY
     firsts: list[Expr] = []
     ends: list[Expr] = []
+    gaps: list[tuple[_Run, Expr]] = []
     own: list[Expr] = []
     rest: list[Expr] = []
     for part in expr.conjuncts(mask):
         run = _run(part, along, other)
-        if run is not None:
-            firsts += [first for first in run[:1] if first is not None]
-            ends += [end for end in run[1:] if end is not None]
+        if run is not None and run.is_gap:
+            gaps.append((run, part))
+        elif run is not None:
+            firsts += [] if run.first is None else [run.first]
+            ends += [] if run.end is None else [run.end]
         else:
             (own if level(part) is other else rest).append(part)
     if not firsts and not ends:
         return Limits(rest=mask)
+    rest += [part for _, part in gaps[1:]]
     return Limits(
         first=reduce(expr.maximum, firsts) if firsts else None,
         end=reduce(expr.minimum, ends) if ends else None,
+        gap_first=gaps[0][0].end if gaps else None,
+        gap_end=gaps[0][0].first if gaps else None,
         own=expr.logical_and(*own),
         rest=expr.logical_and(*rest),
     )
 
 
-_Run = tuple[Expr | None, Expr | None]
-"""First position of a run, and the position after its last; None where it is open."""
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """First position of a run, and the position after its last; None where it is open. `is_gap`: positions ahead of
+    `end` and those from `first` on are kept."""
+
+    first: Expr | None
+    end: Expr | None
+    is_gap: bool = False
 
 
 def _run(part: Expr, along: str, other: Level) -> _Run | None:
-    """The run of positions that a condition keeps; None if it keeps something else."""
+    """The run of positions that a condition keeps, or that it leaves out; None if it keeps something else."""
     names: dict[Expr, str] = {}
 
     def given(node: Expr) -> Expr | None:
@@ -79,20 +99,42 @@ def _run(part: Expr, along: str, other: Level) -> _Run | None:
             return int_var(names.setdefault(node, f"{kind}{len(names)}"))
         return None
 
-    terms = affine.terms(expr.rebuild(part, given))
-    runs = [_run_of_term(term, along) for term in terms or ()]
+    terms = affine.terms(expr.rebuild(part, given)) or ()
+    always = [expr.logical_and(*term) for term in terms if not any(_reads(atom, along) for atom in term)]
+    runs = [_run_of_term(term, along) for term in terms if any(_reads(atom, along) for atom in term)]
     known = [run for run in runs if run is not None]
     if not known or len(known) < len(runs):
         return None
-    firsts, ends = [first for first, _ in known], [end for _, end in known]
+    joined = _joined(known, expr.logical_or(*always))
     values = {name: node for node, name in names.items()}
-    if len(known) == 1:
-        return _with(firsts[0], values), _with(ends[0], values)
-    if not any(firsts):
-        return None, _with(reduce(expr.maximum, [end for end in ends if end is not None]), values)
-    if not any(ends):
-        return _with(reduce(expr.minimum, [first for first in firsts if first is not None]), values), None
-    return None
+    if joined is None:
+        return None
+    first, end = (None if e is None else _with(e, values) for e in (joined.first, joined.end))
+    return _Run(first=first, end=end, is_gap=joined.is_gap)
+
+
+def _reads(atom: Expr, along: str) -> bool:
+    return along in expr.names(atom)
+
+
+def _joined(runs: Sequence[_Run], always: Expr) -> _Run | None:
+    """What some of the runs keep; all positions, if `always` holds."""
+    firsts, ends = (
+        [run.first for run in runs if run.first is not None],
+        [run.end for run in runs if run.end is not None],
+    )
+    if len(runs) == 1 and (always == expr.FALSE or len(firsts) + len(ends) == 1):
+        first, end = runs[0].first, runs[0].end
+    elif len(firsts) + len(ends) == len(runs):
+        first, end = (reduce(expr.minimum, firsts) if firsts else None), (reduce(expr.maximum, ends) if ends else None)
+    else:
+        return None
+    is_gap = bool(firsts and ends) and len(runs) > 1
+    if end is not None:
+        end = expr.where(always, _BEYOND, end)
+    elif first is not None:
+        first = expr.where(always, _FIRST, first)
+    return _Run(first=first, end=end, is_gap=is_gap)
 
 
 def _run_of_term(term: Sequence[Expr], along: str) -> _Run | None:
@@ -109,8 +151,8 @@ def _run_of_term(term: Sequence[Expr], along: str) -> _Run | None:
                 firsts.append(step.least(_negative(form.rest)))
             else:
                 ends.append(expr.add(step.most(form.rest), const(1)))
-    first = reduce(expr.maximum, firsts) if firsts else None
-    return first, reduce(expr.minimum, ends) if ends else None
+    first, end = reduce(expr.maximum, firsts) if firsts else None, reduce(expr.minimum, ends) if ends else None
+    return _Run(first=first, end=end)
 
 
 def _negative(e: Expr) -> Expr:
@@ -122,5 +164,5 @@ def _negative(e: Expr) -> Expr:
     return expr.neg(e)
 
 
-def _with(e: Expr | None, values: dict[str, Expr]) -> Expr | None:
-    return None if e is None else expr.substitute(e, values)
+def _with(e: Expr, values: dict[str, Expr]) -> Expr:
+    return expr.substitute(e, values)

@@ -29,6 +29,12 @@ class Framework(StrEnum):
         """The array that a kernel has filled."""
         return host("{}" if self is Framework.TORCH else "{}.value()", buffer)
 
+    def head_sums(self, buffer: str) -> HostCode:
+        """The sums `[Hq]` of a filled buffer `[B, Hq, parts]`."""
+        if self is Framework.TORCH:
+            return host("{}({})", "head_sums", self.filled(buffer))
+        return host("{}.sum((0, 2))", self.filled(buffer))
+
     def cast(self, array: HostCode, like: str) -> HostCode:
         """An array in the dtype of another."""
         method = "to" if self is Framework.TORCH else "astype"

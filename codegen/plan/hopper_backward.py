@@ -239,7 +239,7 @@ class BackwardPlan:
         reads |= uses(self.visit_head_prologue) if kernel.bounds_per_head else frozenset()
         own += " num_heads group_size BLOCK_N"
         own += " block_seqs_ptr" if kernel.packed else " kv_len batch"
-        own += " BLOCK_D BLOCK_DV q_len" if kernel.orders_work and not kernel.packed else ""
+        own += " BLOCK_D BLOCK_DV q_len" if kernel.orders_work else ""
         reads |= frozenset({"num_blocks", "q_len"}) if "num_blocks" in reads else frozenset()
         if "num_row_blocks" in reads:
             own += " q_total num_seqs BLOCK_M"
@@ -317,12 +317,13 @@ class BackwardPlan:
         shared = ["make_ring", "product_layout"]
         shared += ["SequenceRows", "describe_packed_rows"] if kernel.packed else ["HeadRows"]
         shared += ["make_work_ring"] if kernel.shares_work else []
-        shared += ["longest_first"] if kernel.orders_work and not kernel.packed else []
+        shared += ["longest_first"] if kernel.orders_work else []
         shared += ["at_columns", "columns_before"] if any(step.run is not None for step in self._steps) else []
         shared += ["LOG2E"] if kernel.linear or "LOG2E" in uses(parts) else []
         own = ["describe_vector", "make_row_ring"]
         own += ["locate_keys"] if kernel.packed else ["describe_input"]
-        own += ["heads_in_cache"] if kernel.orders_work and not kernel.packed else []
+        own += ["heads_in_cache"] if kernel.orders_work else []
+        own += ["fetch_first_blocks_first", "first_blocks_first"] if kernel.work_order == "first_blocks_first" else []
         own += (
             ["make_hand_over", "store_tile"] if self.is_wide else ["describe_lines", "make_exchange", "store_through"]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.ir.expr import Level
 from codegen.plan.code import (
@@ -20,7 +20,7 @@ from codegen.plan.code import (
     grouped,
     renamed,
 )
-from codegen.plan.hopper_runs import ZEROS, RunStatements
+from codegen.plan.hopper_runs import ZEROS, RunStatements, bits_of_run
 from codegen.plan.kernel import Block, BlockGradient, MaskRun
 from codegen.plan.statements import Assign, Part, assign, rewritten, uses
 from codegen.plan.thread_reads import BlockOrder, block_order, by_distance, exchanged
@@ -116,17 +116,17 @@ def _run(run: MaskRun, keep: Code | None, *, linear: bool) -> RunStatements:
     """Rows behind the last have probabilities of 0, unless a score of zeros may be inf: then a run ends there."""
     first, end = Name("run_first"), Name("run_end")
 
-    def of_keys(value: Code, *, is_vector: bool) -> Code:
-        return value if is_vector else Infix("+", Name(ZEROS), value)
+    def of_keys(value: Code) -> Code:
+        return Infix("+", Name(ZEROS), value)
 
     has_end = run.end is not None or not linear
     side, nowhere = (end, _START_M) if has_end else (first, Infix("+", _START_M, Name("BLOCK_M")))
     before = []
-    if run.first is not None:
-        before.append(_of_keys("run_first", of_keys(run.first, is_vector=run.first_is_vector)))
     if has_end:
         value = _Q_LEN if run.end is None else run.end if linear else builtin("minimum", run.end, _Q_LEN)
-        before.append(_of_keys("run_end", of_keys(value, is_vector=run.end_is_vector)))
+        run = replace(run, end=value)
+    limits = {name: run.limit(name, of_keys) for name in ("first", "end", "gap_first", "gap_end")}
+    before = [_of_keys(f"run_{name}", value) for name, value in limits.items() if value is not None]
     if run.own is not None:
         before.append(_of_keys(side.name, builtin("where", run.own, side, nowhere)))
     inside = Infix("<", Name("kv_idx"), Name("kv_len"))
@@ -136,7 +136,7 @@ def _run(run: MaskRun, keep: Code | None, *, linear: bool) -> RunStatements:
         columns.append(_rows_before(Infix("-", end, _START_M)))
     if run.first is not None:
         columns.append(Prefix("~", _rows_before(Infix("-", first, _START_M))))
-    bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
+    bits = bits_of_run(run, columns, _START_M, _rows_before)
     kept: Code = call("at_columns", Name("run_bits"), Name("ROW"), Name("BLOCK_M"))
     result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
     return RunStatements(before=before, ragged=ragged, after=[_of_keys("run_bits", bits), result])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
+from codegen.plan.code import Code, Infix, Name, Prefix
+from codegen.plan.kernel import MaskRun
 from codegen.plan.statements import Assign, Part, uses
 
 ZEROS = "run_zeros"
@@ -27,3 +30,13 @@ class RunStatements:
     def reads_zeros(self) -> bool:
         """True if a limit that is the same for all is made a vector."""
         return ZEROS in uses(self.parts)
+
+
+def bits_of_run(run: MaskRun, limits: Sequence[Code], start: Name, before: Callable[[Code], Code]) -> Code:
+    """The bits of the positions within all limits and outside of the gap: `before` gives those ahead of a position in
+    the block, which begins at `start`."""
+    bits = list(limits)
+    if run.gap_end is not None:
+        ahead, behind = (before(Infix("-", Name(name), start)) for name in ("run_gap_first", "run_gap_end"))
+        bits.append(Infix("|", ahead, Prefix("~", behind)))
+    return reduce(lambda x, y: Infix("&", x, y), bits)

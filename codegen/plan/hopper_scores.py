@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from codegen.ir.expr import Level
 from codegen.plan.code import Arange, Broadcast, Choice, Code, Infix, Name, Prefix, added, builtin, call
-from codegen.plan.hopper_runs import ZEROS, RunStatements
+from codegen.plan.hopper_runs import ZEROS, RunStatements, bits_of_run
 from codegen.plan.kernel import Block, KernelPlan, MaskRun
 from codegen.plan.statements import (
     Assign,
@@ -120,14 +120,11 @@ def _run(run: MaskRun, keep: Code | None) -> RunStatements:
     zeros = Name(ZEROS)
     first, end, kv_len = Name("run_first"), Name("run_end"), Name("kv_len")
 
-    def of_rows(value: Code, *, is_vector: bool) -> Code:
-        return value if is_vector else added(zeros, value)
+    def of_rows(value: Code) -> Code:
+        return added(zeros, value)
 
-    before = []
-    if run.first is not None:
-        before.append(_of_rows("run_first", of_rows(run.first, is_vector=run.first_is_vector)))
-    if run.end is not None:
-        before.append(_of_rows("run_end", of_rows(run.end, is_vector=run.end_is_vector)))
+    limits = {name: run.limit(name, of_rows) for name in ("first", "end", "gap_first", "gap_end")}
+    before = [_of_rows(f"run_{name}", value) for name, value in limits.items() if value is not None]
     own = []
     if run.own is not None:
         behind = Infix("+", _START_N, Name("BLOCK_N"))
@@ -138,8 +135,7 @@ def _run(run: MaskRun, keep: Code | None) -> RunStatements:
         columns.append(_columns_before(Infix("-", end, _START_N)))
     if run.first is not None:
         columns.append(Prefix("~", _columns_before(Infix("-", first, _START_N))))
-    bits = columns[0] if len(columns) == 1 else Infix("&", *columns)
-    run_bits = _of_rows("run_bits", bits)
+    run_bits = _of_rows("run_bits", bits_of_run(run, columns, _START_N, _columns_before))
     kept: Code = call("at_columns", Name("run_bits"), Name("KEY"), Name("BLOCK_N"))
     result = assign("keep", kept if keep is None else Infix("&", kept, keep), level=Level.TILE)
     if run.end is not None:

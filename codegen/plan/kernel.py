@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codegen.analysis.call_modes import Mode
@@ -31,20 +31,28 @@ class BlockGradient:
 @dataclass(frozen=True, kw_only=True)
 class MaskRun:
     """A run of positions along the loop: from `first` on and before `end`, for each row or key for which `own` holds.
+    Of it those from `gap_first` on and before `gap_end` are left out.
 
-    Each is a vector, or a number where it is the same for all, as `first_is_vector` and `end_is_vector` say; None where
-    there is no limit.
+    Each is a vector, or a number where it is the same for all: then it is not among `vectors`, which names fields. None
+    where there is no limit.
     """
 
     first: Code | None
     end: Code | None
     own: Code | None
-    first_is_vector: bool
-    end_is_vector: bool
+    gap_first: Code | None = None
+    gap_end: Code | None = None
+    vectors: frozenset[str] = frozenset()
 
     @property
     def parts(self) -> list[Code]:
-        return [code for code in (self.first, self.end, self.own) if code is not None]
+        limits = (self.first, self.end, self.own, self.gap_first, self.gap_end)
+        return [code for code in limits if code is not None]
+
+    def limit(self, name: str, number: Callable[[Code], Code]) -> Code | None:
+        """A limit as a vector; `number` makes one of a number."""
+        value: Code | None = getattr(self, name)
+        return value if value is None or name in self.vectors else number(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +124,10 @@ class KernelPlan(InMode):
     `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row share, all rows of a key, and all
     pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
     with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
-    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `leaves_runs`:
-    the kernel of packed calls computes a segmented call whose segments are runs of tokens.
+    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `starts_long`:
+    all rows visit the first keys of a head, as attention sinks, and few rows the other keys; Hopper's programs take the
+    first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented call whose segments
+    are runs of tokens.
     `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
     they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
     `stores_delta`: a kernel that runs later reads delta.
@@ -145,6 +155,7 @@ class KernelPlan(InMode):
     gradients: Sequence[GradientTerm] = ()
     sums_by_products: bool = False
     orders_work: bool = False
+    starts_long: bool = False
     leaves_runs: bool = False
     fixed_reference: float | None = None
     dscore_is_bounded: bool = False
@@ -160,9 +171,27 @@ class KernelPlan(InMode):
     @property
     def shares_work(self) -> bool:
         """True if Hopper's programs fetch work from an atomic counter: if the work of a block depends on the call's
-        tensors, not on its index alone, or if blocks are taken in an order of their own."""
-        by_tables = any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
-        return self.packed or by_tables or self.orders_work or (self._bounds_are_loaded and not self.longest_first)
+        tensors, if blocks at both ends of a sequence have less of it, or if they are taken in an order of their own."""
+        loads_bounds = self._bounds_are_loaded and not self.longest_first
+        return self.packed or self.reads_tables or self.is_band or bool(self.work_order) or loads_bounds
+
+    @property
+    def reads_tables(self) -> bool:
+        """True if tables of the call say which blocks are visited."""
+        return any(name in ("ranges_ptr", "spans_ptr") for group in self.args for name in group.names)
+
+    @property
+    def is_band(self) -> bool:
+        """True if a block visits the tiles of a band, of which those near an end of the sequence have fewer, or several
+        ranges of tiles."""
+        return self.bounds is not None and (self.bounds.two_sided or bool(self.bounds.jumps))
+
+    @property
+    def work_order(self) -> str:
+        """The device function that orders the blocks of keys of a dense call; empty if they are in turn."""
+        if self.packed:
+            return ""
+        return "longest_first" if self.orders_work else "first_blocks_first" if self.starts_long else ""
 
     @property
     def _bounds_are_loaded(self) -> bool:

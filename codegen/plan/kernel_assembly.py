@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.analysis.schedule import BlockAnalysis, Union
 from codegen.ir import expr
+from codegen.ir.expr import Op
 from codegen.plan.kernel import ArgGroup, KernelPlan
 from codegen.plan.kernel_builder import KernelBuilder
 from codegen.plan.loop_bounds import key_bounds, query_bounds
@@ -81,6 +82,7 @@ def key_kernel(
         also=_also_gathered(terms),
         linear=builder.logits.linear,
         longest_first=bounds.begins_partial and not bounds.two_sided and not bounds.jumps,
+        starts_long=_starts_long(analysis.queries),
         helpers=frozenset(lowering.helpers),
         prologue=[*builder.index_statements("kv", reads), *lowering.prologue],
         head_prologue=lowering.head_prologue,
@@ -105,3 +107,13 @@ def _reads_head(union: Union) -> bool:
     ranges = [union.main] if union.other is None else [union.main, union.other]
     bounds = [e for r in ranges for e in (r.first, r.end, r.full_first, r.full_end) if e is not None]
     return any(expr.reads_head(e) for e in bounds)
+
+
+def _starts_long(union: Union) -> bool:
+    """True if rows visit a block of keys up to the later of two ends, one of which holds for some keys alone."""
+    end = union.main.end
+    return (
+        isinstance(end, Op)
+        and end.op == "max"
+        and any(isinstance(e, Op) and e.op == "where" for part in end.args for e in expr.walk(part))
+    )

@@ -118,13 +118,13 @@ class KernelBuilder:
                 return None
             return Infix("-", codes[e], _Q_SHIFT) if self.transposed else codes[e]
 
-        vectors = [e is not None and expr.level(e) is not Level.UNIFORM for e in (limits.first, limits.end)]
+        found = {name: getattr(limits, name) for name in ("first", "end", "gap_first", "gap_end")}
         return MaskRun(
-            first=along(limits.first),
-            end=along(limits.end),
+            **{name: along(e) for name, e in found.items()},
             own=None if limits.own == expr.TRUE else codes[limits.own],
-            first_is_vector=vectors[0],
-            end_is_vector=vectors[1],
+            vectors=frozenset(
+                name for name, e in found.items() if e is not None and expr.level(e) is not Level.UNIFORM
+            ),
         )
 
     def term(self, term: Expr) -> Code | None:

@@ -92,7 +92,7 @@ def gradients(
     if variant.decay:
         found["g"] = host("{}", "dg")
     if variant.sink:
-        found["sink"] = host("{}.sum((0, 2))", framework.filled("dsink_heads"))
+        found["sink"] = framework.head_sums("dsink_heads")
     return found
 
 

@@ -153,6 +153,7 @@ class OpSource(OpPlan):
     def reductions(self) -> list[str]:
         """The functions that make gradients of gathered sums."""
         names = (
+            "head_sums",
             "packed_row",
             "place_pairs",
             "place_sums",

@@ -35,6 +35,7 @@ class VariantTraits:
     keys_are_runs: bool
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
+    bands_are_bits: bool
     keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
@@ -55,6 +56,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_are_runs=_keys_are_runs(dense),
         segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
         keys_are_wide_bands=_keys_are_wide_bands(dense),
+        bands_are_bits=_bands_are_bits(dense),
         keys_are_pruned=variant.decay and FIRST_KEY in variant.tensors,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
@@ -128,6 +130,14 @@ def _keys_are_wide_bands(planned: VariantPlan) -> bool:
     forms = [linear(expr.substitute(operand, {"q_first": expr.int_var("q_idx")})) for operand in operands]
     bands = [form.rest for form in forms if form is not None and form.q == 1]
     return bool(bands) and not any(isinstance(rest, Const) and 1 - rest.value < WIDE_BAND for rest in bands)
+
+
+def _bands_are_bits(planned: VariantPlan) -> bool:
+    """True if a row's keys are a wide band that follows from distances alone, so that Hopper's forward masks it by the
+    bits of a word."""
+    partial = planned.hopper_fwd.partial
+    by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and _keys_are_wide_bands(planned)
+    return by_distance and partial is not None and partial.run is not None and partial.keep is None
 
 
 # ------------------------------------------------------------------------------------------ tiles of Hopper's family

@@ -136,13 +136,26 @@ def _split(node: ast.stmt, lines: Sequence[str]) -> Iterator[_Statement]:
 
 
 def _statement(node: ast.stmt, text: str) -> _Statement:
-    names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
     return _Statement(
-        text=text,
-        binds=frozenset(_bound(node)),
-        uses=frozenset(each.id for each in names if isinstance(each.ctx, ast.Load)),
-        imports=tuple(_imports([node])),
+        text=text, binds=frozenset(_bound(node)), uses=frozenset(_loaded(node)), imports=tuple(_imports([node]))
     )
+
+
+def _loaded(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement reads. `ast.walk` takes twice as long, and kernels have a million nodes."""
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, ast.Name):
+            if isinstance(each.ctx, ast.Load):
+                yield each.id
+            continue
+        for name in each._fields:
+            child = getattr(each, name)
+            if isinstance(child, list):
+                waiting += [item for item in child if isinstance(item, ast.AST)]
+            elif isinstance(child, ast.AST):
+                waiting.append(child)
 
 
 def _imports(body: Iterable[ast.AST]) -> Iterator[_Import]:

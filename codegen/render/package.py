@@ -37,6 +37,7 @@ from codegen.render.code_hash import HASH_LENGTH, kernel_hash
 from codegen.render.formatting import format_files
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
+from codegen.util.collection import without_collection
 from codegen.util.shipped import shipped_path
 from codegen.util.text import comment, docstring
 
@@ -89,6 +90,7 @@ INTEGRATIONS = "integrations"
 """The folder of hooks into other libraries, in a checkout and in a package."""
 
 
+@without_collection()
 def render(spec: Spec) -> dict[str, str]:
     """All files of the package but its manifest: path inside the package -> text, sorted by path.
 

@@ -29,6 +29,7 @@ OP_ARGUMENTS = (
     "page_table",
     "page_starts",
     "max_seqlen_q",
+    "max_seqlen_k",
     "splits",
     "k_scale",
     "v_scale",

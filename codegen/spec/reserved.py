@@ -42,7 +42,7 @@ _WORDS = """
     check_inputs check_int check_tensor clamp_index keep_range options diagonal_sums dot_rows
     empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
     load_pairs load_vector next_power_of_2 place_pairs place_sums
-    positive_scale query_offset reduce_gradient reference row_products runs_reference
+    head_sums positive_scale query_offset reduce_gradient reference row_products runs_reference
     unit_strides
 
     keyless replayed_op
@@ -75,14 +75,15 @@ _WORDS = """
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
-    at_columns columns_before run_bits run_end run_first
+    at_columns columns_before run_bits run_end run_first run_gap_end run_gap_first
 
     FIXED REFERENCE add_columns exp2_of_tanh p_dscore
 
     WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 
-    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block head_row
+    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block
+    fetch_first_blocks_first first_blocks_first head_row
     hand_over heads_in_cache inputs load_dq_rows load_sequence locate_keys pointers produce_wide send_packed_rows
     send_rows store_dq_rows strides visited_keys visited_rows
 
@@ -108,7 +109,7 @@ _WORDS = """
     packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
-    SequenceArguments checked_options jax_reference jnp launch running_sums schedule_of
+    SequenceArguments checked_options jax_reference jnp launch lengths mode running_sums schedule_of
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
@@ -119,7 +120,7 @@ _WORDS = """
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base
     by_query in_rows most_keys results_of split_call splits_keys
     call check_beside_pages check_caches check_without_pages own_tensor
-    page_starts page_table paged refuse_pages splits max_seqlen_q
+    page_starts page_table paged refuse_pages splits max_seqlen_q max_seqlen_k
     all_keys entries entry final_step first_step is_row is_served last_step least merge most next_n next_page
     FOLDED WAVES Q_AT_END SCANNED first_seen last_seen
     all_acc all_max all_sum gdc_launch_dependents join_parts keys lse parts share split_end splits taken

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 71680f540b72c411
+# hash: 6e91ac2a6cc6310b
 """The launches of `band`, for every framework: which kernels run, and with what."""
 
 from .. import band as kernels
@@ -64,7 +64,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, q_offset, before, after, o, lse),
             (*unit_strides(q, k), *strides(o)),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -74,7 +74,7 @@ def forward(
             kernels.hopper_fwd.band_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -159,7 +159,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, q_offset, before, after, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 82b095a7356396e1
+# hash: d61bbae9dbfb756e
 """The launches of `band_bias`, for every framework: which kernels run, and with what."""
 
 from .. import band_bias as kernels
@@ -69,7 +69,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, bias, q_offset, before, after, o, lse),
             (*unit_strides(q, k), *strides(o), *bias.stride(), bias.shape[2], bias.shape[3]),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -79,7 +79,7 @@ def forward(
             kernels.hopper_fwd.band_bias_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -170,7 +170,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, bias, q_offset, before, after, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[2], bias.shape[3]),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=False,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 416aa2f53f36f4c9
+# hash: 517fa05e163ad2a0
 """`band_bias` for PyTorch. A band, and a bias per batch row, head and pair that the model has computed, as T5's
 (arXiv:1910.10683)."""
 
@@ -156,6 +156,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -166,13 +168,8 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -312,6 +309,7 @@ def band_bias(
     page_table: Tensor | None = None,
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -360,7 +358,9 @@ def band_bias(
             Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -398,7 +398,7 @@ def band_bias(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
         )
         return _paged(
             q,
@@ -423,9 +423,7 @@ def band_bias(
             v_scale,
             schedule,
         )
-    check_without_pages(
-        NAME, page_starts, max_seqlen_q, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None
-    )
+    check_without_pages(NAME, page_starts, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
         run,
@@ -447,6 +445,8 @@ def band_bias(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         splits,
         config,
         family,
@@ -475,6 +475,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     splits: int | str | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
@@ -497,6 +499,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -524,7 +528,7 @@ def _call(
         splits,
         by_query=by_query,
     ):
-        call_options(NAME, None, None, deterministic)
+        call_options(NAME, None, None, deterministic, lengths=(max_seqlen_q, max_seqlen_k))
         o, lse = _split(
             q,
             k,
@@ -555,7 +559,9 @@ def _call(
     )
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -612,6 +618,8 @@ def _packed(
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -623,7 +631,7 @@ def _packed(
     bias = check_tensor(NAME, "bias", bias, (q.shape[1], q.shape[0], k.shape[0]), ("float32",), q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic, "packed")
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

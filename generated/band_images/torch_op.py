@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: eb6c2e69dffada42
+# hash: a79ba95ce2847301
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -147,6 +147,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -158,13 +160,8 @@ def _schedule(
     the backward needs. Without a schedule a call makes its own, and waits for the device to count the entries of its
     lists where these could be more than 2**22.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -318,6 +315,7 @@ def band_images(
     page_table: Tensor | None = None,
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -367,7 +365,9 @@ def band_images(
             Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -405,7 +405,7 @@ def band_images(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
         )
         return _paged(
             q,
@@ -430,9 +430,7 @@ def band_images(
             v_scale,
             schedule,
         )
-    check_without_pages(
-        NAME, page_starts, max_seqlen_q, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None
-    )
+    check_without_pages(NAME, page_starts, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
         run,
@@ -454,6 +452,8 @@ def band_images(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         splits,
         config,
         family,
@@ -482,6 +482,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     splits: int | str | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
@@ -504,6 +506,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -531,7 +535,7 @@ def _call(
         splits,
         by_query=by_query,
     ):
-        call_options(NAME, None, None, deterministic)
+        call_options(NAME, None, None, deterministic, lengths=(max_seqlen_q, max_seqlen_k))
         o, lse = _split(
             q,
             k,
@@ -557,7 +561,9 @@ def _call(
     )
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -619,6 +625,8 @@ def _packed(
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -630,7 +638,7 @@ def _packed(
     image = check_tensor(NAME, "image", image, (k.shape[0],), ("int32",), q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic, "packed")
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

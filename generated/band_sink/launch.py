@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: fe2fb82bea0be0c4
+# hash: 7b6b329c1e2c6689
 """The launches of `band_sink`, for every framework: which kernels run, and with what."""
 
 from .. import band_sink as kernels
@@ -65,7 +65,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, sink, q_offset, before, after, o, lse),
             (*unit_strides(q, k), *strides(o)),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -75,7 +75,7 @@ def forward(
             kernels.hopper_fwd.band_sink_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -165,7 +165,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, q_offset, before, after, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

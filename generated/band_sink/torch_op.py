@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 18af3bc1ed82e04a
+# hash: 79acb6df3c187d52
 """`band_sink` for PyTorch. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any
 window (arXiv:2508.10925)."""
 
@@ -35,6 +35,7 @@ from .._runtime.torch.support import (
     call_options,
     check_inputs,
     check_tensor,
+    head_sums,
     interpreter_dtype,
     launches_directly,
     positive_scale,
@@ -49,7 +50,7 @@ NAME = "band_sink"
 
 def _gradients(*, dsink_heads: Any, **_: Any) -> tuple[Any, ...]:
     """The gradients of sink, from what the launches of a backward leave."""
-    dsink = dsink_heads.sum((0, 2))
+    dsink = head_sums(dsink_heads)
     return (dsink,)
 
 
@@ -146,6 +147,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -156,13 +159,8 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -302,6 +300,7 @@ def band_sink(
     page_table: Tensor | None = None,
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -349,7 +348,9 @@ def band_sink(
             Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -387,7 +388,7 @@ def band_sink(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
         )
         return _paged(
             q,
@@ -412,9 +413,7 @@ def band_sink(
             v_scale,
             schedule,
         )
-    check_without_pages(
-        NAME, page_starts, max_seqlen_q, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None
-    )
+    check_without_pages(NAME, page_starts, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
         run,
@@ -436,6 +435,8 @@ def band_sink(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         splits,
         config,
         family,
@@ -464,6 +465,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     splits: int | str | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
@@ -486,6 +489,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -513,7 +518,7 @@ def _call(
         splits,
         by_query=by_query,
     ):
-        call_options(NAME, None, None, deterministic)
+        call_options(NAME, None, None, deterministic, lengths=(max_seqlen_q, max_seqlen_k))
         o, lse = _split(
             q,
             k,
@@ -537,7 +542,9 @@ def _call(
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -595,6 +602,8 @@ def _packed(
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -606,7 +615,7 @@ def _packed(
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
-    options = call_options(NAME, config, family, deterministic, "packed")
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: ee576c2ff8e82201
+# hash: 08c6b011b75b5e21
 """The launches of `band_softcap`, for every framework: which kernels run, and with what."""
 
 from .. import band_softcap as kernels
@@ -69,7 +69,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, q_offset, before, after, cap, o, lse),
             (*unit_strides(q, k), *strides(o)),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -79,7 +79,7 @@ def forward(
             kernels.hopper_fwd.band_softcap_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -169,7 +169,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, q_offset, before, after, cap, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

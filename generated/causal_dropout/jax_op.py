@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 7818dc4bb5f8e94d
+# hash: 3de9b149e87392c4
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -122,6 +122,8 @@ def _schedule(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -144,7 +146,8 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -174,6 +177,7 @@ def causal_dropout(
     page_table: Array | None = None,
     page_starts: Array | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
@@ -228,7 +232,9 @@ def causal_dropout(
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
             Entries and pages that no query can see are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
         v_scale: the same of values.
@@ -259,7 +265,7 @@ def causal_dropout(
     """
     if page_table is not None:
         refuse_pages(NAME, "dropout")
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
     o, lse = _call(
         attention,
@@ -280,6 +286,8 @@ def causal_dropout(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -307,6 +315,8 @@ def _call(
     kv_positions: Array | None,
     kv_lengths: Array | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -324,7 +334,8 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     arguments.dropout_p = check_dropout_p(NAME, host_number(NAME, "dropout_p", dropout_p))

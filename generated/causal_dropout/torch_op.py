@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: 9bf446771c31ad80
+# hash: 7314e9e8821c81e5
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -135,6 +135,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -145,13 +147,8 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -230,6 +227,7 @@ def causal_dropout(
     page_table: Tensor | None = None,
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -284,7 +282,9 @@ def causal_dropout(
             Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -322,7 +322,7 @@ def causal_dropout(
     """
     if page_table is not None:
         refuse_pages(NAME, "dropout")
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits)
+    check_without_pages(NAME, page_starts, splits)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
         run,
@@ -344,6 +344,8 @@ def causal_dropout(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -371,6 +373,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -392,6 +396,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -410,7 +416,9 @@ def _call(
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
     first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -488,6 +496,8 @@ def _packed(
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -499,7 +509,7 @@ def _packed(
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
     first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])
-    options = call_options(NAME, config, family, deterministic, "packed")
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: bb9c464e414aad71
+# hash: a08b2e18ecee6415
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -25,7 +25,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_tensor
+from .._runtime.jax.support import check_tensor, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "document"
@@ -118,6 +118,8 @@ def _schedule(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -140,7 +142,8 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
     if arguments.packed:
         arguments.tensors = {
@@ -213,6 +216,7 @@ def document(
     page_table: Array | None = None,
     page_starts: Array | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
@@ -259,7 +263,9 @@ def document(
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
             Entries and pages that no query can see are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
         v_scale: the same of values.
@@ -291,7 +297,9 @@ def document(
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
-        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family)
+        check_beside_pages(
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family
+        )
         pages = PageArguments(
             q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
         )
@@ -311,7 +319,7 @@ def document(
 
         o, lse = paged_attention(PAGED, cached, schedule)
         return (o, lse) if return_lse else o
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
     o, lse = _call(
         attention,
@@ -330,6 +338,8 @@ def document(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -355,6 +365,8 @@ def _call(
     kv_positions: Array | None,
     kv_lengths: Array | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -372,7 +384,8 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/jax_op.py.jinja
-# hash: bb45e2cb570c9d32
+# hash: a6ac2d0b2e4a4368
 """`forgetting` for JAX. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -28,7 +28,7 @@ from .._runtime.jax.paged import (
 from .._runtime.jax.paged_decay import check_without_base, decay_caches
 from .._runtime.jax.pruning import first_keys
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_tensor
+from .._runtime.jax.support import check_tensor, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "forgetting"
@@ -121,6 +121,8 @@ def _schedule(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -143,7 +145,8 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -201,6 +204,7 @@ def forgetting(
     page_starts: Array | None = None,
     g_base: Array | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
@@ -254,7 +258,9 @@ def forgetting(
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
             `paging.append_decay` keeps.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
         v_scale: the same of values.
@@ -287,7 +293,9 @@ def forgetting(
     """
     if page_table is not None:
         check_whole(NAME, prune)
-        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family)
+        check_beside_pages(
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family
+        )
         pages = PageArguments(
             q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
         )
@@ -297,7 +305,7 @@ def forgetting(
         cached.tensors = {**cached.tensors, **decay_caches(cached, g, g_base)}
         o, lse = paged_attention(PAGED, cached, schedule)
         return (o, lse) if return_lse else o
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
     check_without_base(NAME, g_base)
     check_page_layout(NAME, page_layout, has_table=False)
     if prune is not None:
@@ -332,6 +340,8 @@ def forgetting(
             kv_positions=kv_positions,
             kv_lengths=kv_lengths,
             padding_id=padding_id,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
             config=config,
             family=family,
             deterministic=deterministic,
@@ -353,6 +363,8 @@ def forgetting(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -378,6 +390,8 @@ def _call(
     kv_positions: Array | None,
     kv_lengths: Array | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -395,7 +409,8 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
     if arguments.packed:
         arguments.tensors = {

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/torch_op.py.jinja
-# hash: 4ab772e3aab8dbf3
+# hash: d2ea6f1c326584e4
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -131,6 +131,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -141,13 +143,8 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -267,6 +264,7 @@ def forgetting(
     page_starts: Tensor | None = None,
     g_base: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -320,7 +318,9 @@ def forgetting(
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
             `paging.append_decay` keeps.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -359,7 +359,7 @@ def forgetting(
     if page_table is not None:
         check_whole(NAME, prune)
         check_beside_pages(
-            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
         )
         return _paged(
             q,
@@ -383,7 +383,7 @@ def forgetting(
             v_scale,
             schedule,
         )
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits)
+    check_without_pages(NAME, page_starts, splits)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     check_without_base(NAME, g_base)
     if prune is not None:
@@ -425,6 +425,8 @@ def forgetting(
             kv_positions=kv_positions,
             kv_lengths=kv_lengths,
             padding_id=padding_id,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
             config=config,
             family=family,
             deterministic=deterministic,
@@ -447,6 +449,8 @@ def forgetting(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -472,6 +476,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -491,6 +497,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -509,7 +517,9 @@ def _call(
     g = check_tensor(
         NAME, "g", g, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2])), q.shape[1]), FLOAT_DTYPES, q
     )
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
@@ -565,6 +575,8 @@ def _packed(
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -574,7 +586,7 @@ def _packed(
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
     g = check_tensor(NAME, "g", g, (k.shape[0], q.shape[1]), FLOAT_DTYPES, q)
-    options = call_options(NAME, config, family, deterministic, "packed")
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_op.py.jinja
-# hash: 2d94fc6a7f44d407
+# hash: ce518fec3303ceb6
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from torch import Tensor
@@ -83,6 +83,8 @@ def _schedule(
     kv_positions: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -93,13 +95,8 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
-    options = call_options(
-        NAME,
-        config,
-        family,
-        deterministic,
-        call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)),
-    )
+    mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
+    options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
@@ -211,6 +208,7 @@ def full(
     page_table: Tensor | None = None,
     page_starts: Tensor | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     q_scale: float | Tensor | None = None,
     k_scale: float | Tensor | None = None,
@@ -253,7 +251,9 @@ def full(
             Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
             Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
             is bfloat16.
@@ -290,7 +290,7 @@ def full(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
         )
         return _paged(
             q,
@@ -312,9 +312,7 @@ def full(
             v_scale,
             schedule,
         )
-    check_without_pages(
-        NAME, page_starts, max_seqlen_q, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None
-    )
+    check_without_pages(NAME, page_starts, splits if cu_seqlens_q is not None or cu_seqlens_k is not None else None)
     run = scaled_run(NAME, q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, layout)
     return _call(
         run,
@@ -333,6 +331,8 @@ def full(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         splits,
         config,
         family,
@@ -358,6 +358,8 @@ def _call(
     kv_positions: Tensor | None,
     kv_lengths: Tensor | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     splits: int | str | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
@@ -377,6 +379,8 @@ def _call(
             q_offset,
             cu_seqlens_q,
             cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
             config,
             family,
             deterministic,
@@ -390,7 +394,7 @@ def _call(
     beside = (q_segment_ids, kv_segment_ids, q_positions, kv_positions, config, family)
     by_query = False
     if run is apply and splits_keys(NAME, q, k, v, (), beside, schedule, splits, by_query=by_query):
-        call_options(NAME, None, None, deterministic)
+        call_options(NAME, None, None, deterministic, lengths=(max_seqlen_q, max_seqlen_k))
         o, lse = _split(
             q,
             k,
@@ -408,7 +412,9 @@ def _call(
     )
     kv_len = k.shape[2] if kv_lengths is None else kv_lengths
     row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
-    options = call_options(NAME, config, family, deterministic, "dense" if tokens is None else "segmented")
+    options = call_options(
+        NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
+    )
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
@@ -446,6 +452,8 @@ def _packed(
     q_offset: int | str | Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -454,7 +462,7 @@ def _packed(
     """The packed call: q, k and v are `[total, H, D]`."""
     cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
     row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
-    options = call_options(NAME, config, family, deterministic, "packed")
+    options = call_options(NAME, config, family, deterministic, "packed", (max_seqlen_q, max_seqlen_k))
     block_tables: list[Tensor] = []
     q, k, v = autocast_inputs(q, k, v)
     dtype = result_dtype(q)

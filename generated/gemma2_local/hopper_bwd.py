@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 2867d0f53e7c046d
+# hash: 16cdeff4a5d87820
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -34,6 +34,9 @@ For more columns of q or v there is `gemma2_local_hopper_bwd_wide`: the accumula
 of a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of each
 block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with
 WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+
+Blocks of keys near an end of the sequence visit fewer rows, so work is scheduled dynamically: a producer
+warp takes the next work item from a counter in memory.
 """
 
 from triton.experimental import gluon
@@ -45,7 +48,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .._runtime.device.gl import HeadRows, Ring, at_columns, columns_before, make_barriers, make_ring, product_layout
+from .._runtime.device.gl import (
+    HeadRows,
+    Ring,
+    at_columns,
+    columns_before,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    product_layout,
+)
 from .._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
@@ -98,10 +110,12 @@ def produce(
 ):
     """Copy the keys and values of each work item, and the rows of each block of queries that sees them."""
     _q_desc, k_desc, v_desc, _do_desc, _lse_desc, _delta_desc, k_ring, v_ring, _q_ring, _do_ring = rings
-    q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
+    work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    item, work_turn = gl.program_id(0), 0
+    while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -135,6 +149,8 @@ def produce(
                 send_rows(rings, head_row, batch_row, h, start_m, q_turn)
                 q_turn += 1
         k_lap ^= 1
+        item = work_ring.fetch(work_counter_ptr, work_turn)
+        work_turn += 1
 
 
 @gluon.jit
@@ -158,7 +174,7 @@ def consume(
 ):
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
     k_ring, v_ring, q_ring, _do_ring = rings
-    pointers, strides, numbers = arguments
+    work_ring, pointers, strides, numbers = arguments
     q_offset, dk_ptr, dv_ptr = pointers
     stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
     q_len, kv_len, num_heads, group_size, scale, batch = numbers
@@ -179,7 +195,9 @@ def consume(
         begin_exchange(exchange, PART)
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    item, work_turn = gl.program_id(0), 0
+    while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -253,15 +271,19 @@ def consume(
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
 
 
 @gluon.jit
 def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Add what each block of keys contributes to dq to memory."""
-    q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
+    work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    item, work_turn = gl.program_id(0), 0
+    while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -284,6 +306,8 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 add_tiles(dq_desc, dq_ring, row_block, q_turn)
                 q_turn += 1
+        item = work_ring.receive(work_turn, 1)[0]
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -322,6 +346,7 @@ def gemma2_local_hopper_bwd(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -350,10 +375,12 @@ def gemma2_local_hopper_bwd(
     v_ring = make_ring(v_desc, 2, 1, 1)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
-    producer = (q_offset, q_len, kv_len, num_heads, group_size, batch)
+    producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     consumer = (
+        work_ring,
         (q_offset, dk_ptr, dv_ptr),
         (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
         (q_len, kv_len, num_heads, group_size, scale, batch),
@@ -379,7 +406,7 @@ def gemma2_local_hopper_bwd(
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
         dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
         exchange = (ds_ring, dq_ring)
-        adder = (q_offset, q_len, kv_len, num_heads, group_size, batch)
+        adder = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
@@ -421,7 +448,7 @@ def score(
     """Probabilities and ds of each work item, and its dk."""
     k_ring, v_ring, q_ring, _do_ring = rings
     p_ring = hand_over[0]
-    pointers, strides, numbers = arguments
+    work_ring, pointers, strides, numbers = arguments
     q_offset, dk_ptr = pointers
     stride_dkb, stride_dkh = strides
     q_len, kv_len, num_heads, group_size, scale, batch = numbers
@@ -435,7 +462,9 @@ def score(
     v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    item, work_turn = gl.program_id(0), 0
+    while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -498,6 +527,8 @@ def score(
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
         store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
 
 
 @gluon.jit
@@ -518,13 +549,15 @@ def accumulate(
 ):
     """dv of each work item, and what it adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
-    q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
+    work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    item, work_turn = gl.program_id(0), 0
+    while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -560,6 +593,8 @@ def accumulate(
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
         store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -598,6 +633,7 @@ def gemma2_local_hopper_bwd_wide(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -626,13 +662,19 @@ def gemma2_local_hopper_bwd_wide(
     v_ring = make_ring(v_desc, 1, 1, 2)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     hand_over = (p_ring, ds_ring)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
-    scorer = ((q_offset, dk_ptr), (stride_dkb, stride_dkh), (q_len, kv_len, num_heads, group_size, scale, batch))
-    summer = (q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch)
-    producer = (q_offset, q_len, kv_len, num_heads, group_size, batch)
+    scorer = (
+        work_ring,
+        (q_offset, dk_ptr),
+        (stride_dkb, stride_dkh),
+        (q_len, kv_len, num_heads, group_size, scale, batch),
+    )
+    summer = (work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch)
+    producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     gl.warp_specialize(
         [
             (

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: bdec429279c151f1
+# hash: 14f4614815fda926
 """The launches of `gemma2_local`, for every framework: which kernels run, and with what."""
 
 from .. import gemma2_local as kernels
@@ -61,7 +61,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, q_offset, o, lse),
             (*unit_strides(q, k), *strides(o)),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -71,7 +71,7 @@ def forward(
             kernels.hopper_fwd.gemma2_local_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -153,7 +153,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: c9d0fb78747596f6
+# hash: 3436dba2b8ff4c28
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gpt_oss` on Hopper: `o = softmax(score) v`.
@@ -22,6 +22,9 @@ warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values
 its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
 so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
 so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+
+Blocks of queries near an end of the sequence visit fewer keys, so work is scheduled dynamically: a producer
+warp takes the next work item from a counter in memory.
 """
 
 from triton.experimental import gluon
@@ -62,6 +65,7 @@ from .._runtime.device.gl_versions import aggregate
 class Work:
     """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
 
+    item: gl.tensor
     h: gl.tensor
     b: gl.tensor
     block: gl.tensor
@@ -95,11 +99,14 @@ def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N
 @gluon.jit
 def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Publish each work item, and copy its queries."""
-    q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch = arguments
+    q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch, work_counter_ptr = arguments
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+    # A work item is a block of rows of one head. After its first, a program takes the next that no other has taken.
+    num_items = num_blocks * num_heads * batch
+    item = gl.program_id(0)
+    while item < num_items:
         head, block = item // num_blocks, item % num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
@@ -109,24 +116,26 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
             kv_len, q_len, q_shift, start_m, BLOCK_M, BLOCK_N
         )
         num_plain = num_full - (num_masked - num_partial)
-        work_ring.publish(q_turn, (h, b, block, q_shift, num_masked, num_plain))
+        work_ring.publish(q_turn, (item, h, b, block, q_shift, num_masked, num_plain))
         q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
         for part in gl.static_range(PARTS):
             q_ring.send(q_desc, q_rows, start_m + part * ROWS, PARTS * q_turn + part)
         q_turn += 1
-
-    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1))
+        item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
+    work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1))
 
 
 @gluon.jit
 def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Copy the keys and values of each block that the rows of a work item visit."""
-    k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
+    k_desc, v_desc, kv_ring, work_ring, q_offset, q_len, kv_len, num_heads, group_size = arguments
     kv_turn = 0
     # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
     v_rows, v_start = HeadRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), kv_len
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
+    work_turn = 0
+    item = Work(*work_ring.receive(work_turn, 1)).item
+    while item >= 0:
         head, block = item // num_blocks, item % num_blocks
         b = (head // num_heads).to(gl.int64)
         h = (head % num_heads).to(gl.int64)
@@ -151,7 +160,8 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
             kv_ring.send(k_desc, v_desc, kv_rows, start_n, v_rows, v_start, kv_turn, BLOCK_N)
             v_rows, v_start = kv_rows, start_n
             kv_turn += 1
-
+        work_turn += 1
+        item = Work(*work_ring.receive(work_turn, 1)).item
     kv_ring.v.send(v_desc, v_rows, v_start, kv_turn)
 
 
@@ -293,6 +303,7 @@ def gpt_oss_hopper_fwd(
     group_size,
     scale,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -312,7 +323,7 @@ def gpt_oss_hopper_fwd(
     )
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
-    work_ring = make_work_ring(6, PARTS)
+    work_ring = make_work_ring(7, PARTS + 1)
     consumer = (
         q_ring,
         kv_ring,
@@ -328,8 +339,8 @@ def gpt_oss_hopper_fwd(
         scale,
     )
     CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
-    rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
-    keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
+    rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch, work_counter_ptr)
+    keys = (k_desc, v_desc, kv_ring, work_ring, q_offset, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.
     if PARTS == 3:
         gl.warp_specialize(

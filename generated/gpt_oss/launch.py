@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: a7be80244b982bba
+# hash: c067cc8e7f3ab7f7
 """The launches of `gpt_oss`, for every framework: which kernels run, and with what."""
 
 from .. import gpt_oss as kernels
@@ -62,7 +62,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, sink, q_offset, o, lse),
             (*unit_strides(q, k), *strides(o)),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -72,7 +72,7 @@ def forward(
             kernels.hopper_fwd.gpt_oss_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -158,7 +158,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, q_offset, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

@@ -14,7 +14,7 @@ Each is one call of an op. What all of them share:
 - `return_attn_probs`: also the logs of the softmax denominators, float32 `[B, H, Sq]` or `[H, total_q]`, +inf in a row
   without any key; and an empty tensor, where the original returns probabilities that dropout has marked. With dropout
   this is refused, as the probabilities are never in memory.
-- No function waits for a device. `max_seqlen` arguments are taken and not needed.
+- No function waits for a device. `max_seqlen` arguments help to choose kernels; one that is no int is not read.
 
 Errors name the function, the argument, what was expected and what was got. A call that no variant computes raises
 `NotRenderedError` with the entry to add.
@@ -25,6 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from .._runtime.core.checks import fail
+from .._runtime.core.options import known_lengths
 from .flash_calls import Chosen, chosen
 
 __all__ = [
@@ -105,7 +106,7 @@ def flash_attn_varlen_func(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
-    max_seqlen_k: int,  # noqa: ARG001 (an argument of flash_attn, which no kernel here needs)
+    max_seqlen_k: int,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -130,6 +131,7 @@ def flash_attn_varlen_func(
     call: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "scale": softmax_scale}
     if block_table is None:
         call |= {"cu_seqlens_k": cu_seqlens_k, "deterministic": deterministic or None}
+        call |= known_lengths(max_seqlen_q, max_seqlen_k)
     else:
         if dropout_p:
             fail(title, "dropout_p", "0 beside block_table", dropout_p)

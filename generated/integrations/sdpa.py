@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .._runtime.core.checks import fail
+from .._runtime.core.options import CallOptions, known_lengths
 from .._runtime.torch.support import call_options, interpreter_dtype, runs_reference
 from .flash_calls import Chosen, chosen
 
@@ -135,7 +136,7 @@ def forward(
     cum_seq_q: Tensor | None,
     cum_seq_k: Tensor | None,
     max_q: int,
-    max_k: int,  # noqa: ARG001 (the operator's)
+    max_k: int,
     dropout_p: float,
     is_causal: bool,
     return_debug_mask: bool,
@@ -182,7 +183,7 @@ def forward(
         call |= {**pages, "cu_seqlens_q": cum_seq_q, "max_seqlen_q": max(int(max_q), 1)}
         call |= {"splits": 1 if num_splits == 1 else None, "q_offset": "end"}
     else:
-        call |= {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k}
+        call |= {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k, **known_lengths(max_q, max_k)}
     o, lse = found.op(query, key, value, **own, **call)
     return o, lse, rng_state, unused, query.new_empty(0)
 
@@ -268,8 +269,8 @@ def backward(
     logsumexp: Tensor,
     cum_seq_q: Tensor | None,
     cum_seq_k: Tensor | None,
-    max_q: int,  # noqa: ARG001 (the operator's)
-    max_k: int,  # noqa: ARG001
+    max_q: int,
+    max_k: int,
     dropout_p: float,
     is_causal: bool,
     rng_state: Tensor,
@@ -296,28 +297,31 @@ def backward(
         own |= {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k}
         if found.by_position and cum_seq_k is not cum_seq_q:
             own["row_offsets"] = (cum_seq_k - cum_seq_q).diff()
-        return _launched(found, found.kernels.PACKED, tensors, logsumexp, own, scale)
+        lengths = known_lengths(max_q, max_k)
+        known = lengths.get("max_seqlen_q"), lengths.get("max_seqlen_k")
+        options = call_options(found.variant, None, None, None, "packed", known)
+        return _launched(found.kernels.PACKED, tensors, logsumexp, own, scale, options)
     if layout == "bshd":
         tensors = [x.transpose(1, 2) for x in tensors]
     own["row_offset"] = tensors[2].shape[2] - tensors[1].shape[2] if found.by_position else 0
-    grads = _launched(found, found.kernels.DENSE, tensors, logsumexp, own, scale)
+    options = call_options(found.variant, None, None, None)
+    grads = _launched(found.kernels.DENSE, tensors, logsumexp, own, scale, options)
     return tuple(x.transpose(1, 2) for x in grads) if layout == "bshd" else grads
 
 
 def _launched(
-    found: Chosen,
     kernels: Any,
     tensors: list[Tensor],
     lse: Tensor,
     own: dict[str, Any],
     scale: float | None,
+    options: CallOptions,
 ) -> tuple[Tensor, ...]:
     """The gradients by the launches of a variant, of do, q, k, v and o as a mode has them."""
     dtype = tensors[1].dtype
     do, q, k, v, o = tensors
     q, k, v = interpreter_dtype(q, k, v)
     do, o, lse = do.to(q.dtype), o.to(q.dtype), lse.contiguous()
-    options = call_options(found.variant, None, None, None)
     if runs_reference(q) or q.shape[0] == 0 or k.shape[0] == 0:
         options = options.plainly()
     given: dict[str, Any] = {"row_offset": 0, "row_offsets": None, "options": options, **own}

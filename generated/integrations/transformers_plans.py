@@ -98,6 +98,8 @@ class KeptPlan:
         "has_sink",
         "k_shape",
         "kind",
+        "most_keys",
+        "most_queries",
         "plan",
         "position_ids",
         "q_shape",
@@ -123,6 +125,7 @@ class KeptPlan:
         self.has_bias = given.get("position_bias") is not None
         self.q_shape, self.k_shape, self.v_shape = query.shape, key.shape, value.shape
         self.dtypes = query.dtype, key.dtype, value.dtype
+        self.most_queries, self.most_keys = given.get("max_length_q"), given.get("max_length_k")
         self.sides = None if mask is not None else sides_of(module, given)
         # The vectors are kept: an equal identity is that of the same tensor.
         self.cu_seqlens_q, self.cu_seqlens_k, self.position_ids = (given.get(name) for name in VECTORS)
@@ -145,6 +148,8 @@ class KeptPlan:
             get("position_ids") is self.position_ids
             and get("cu_seq_lens_q") is self.cu_seqlens_q
             and get("cu_seq_lens_k") is self.cu_seqlens_k
+            and get("max_length_q") is self.most_queries
+            and get("max_length_k") is self.most_keys
             and (get("s_aux") is not None) is self.has_sink
             and (get("position_bias") is not None) is self.has_bias
             and get("softcap") == self.cap

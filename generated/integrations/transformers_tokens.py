@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._runtime.core.options import known_lengths
 from .transformers_masks import AttentionMask
 from .transformers_sharing import identity
 
@@ -30,7 +31,8 @@ def sequences(
     if cu_seqlens is not None:
         if padding is None:
             cu_seqlens_k = given.get("cu_seq_lens_k")
-            return {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens if cu_seqlens_k is None else cu_seqlens_k}
+            begins = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens if cu_seqlens_k is None else cu_seqlens_k}
+            return begins | known_lengths(given.get("max_length_q"), given.get("max_length_k"))
         ids = _ids_of_rows(cu_seqlens, query)
     elif is_causal and same_length:
         ids = _packed_ids(mask, query, given.get("position_ids"))

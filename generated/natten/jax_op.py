@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_op.py.jinja
-# hash: 00479428d0e992a0
+# hash: df6135169d6035cf
 """`natten` for JAX. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al., 2023,
 arXiv:2204.07143)."""
 
@@ -23,6 +23,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
+from .._runtime.jax.support import host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "natten"
@@ -98,6 +99,8 @@ def _schedule(
     kv_positions: Array | None = None,
     kv_lengths: Array | None = None,
     padding_id: int = -1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     config: dict[str, dict[str, int]] | None = None,
     family: str | None = None,
     deterministic: bool | None = None,
@@ -120,7 +123,8 @@ def _schedule(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout)
 
     return schedule_of(DENSE, PACKED, SEGMENTED, arguments, backward)
@@ -175,6 +179,7 @@ def natten(
     page_table: Array | None = None,
     page_starts: Array | None = None,
     max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     splits: int | str | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
@@ -220,7 +225,9 @@ def natten(
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
             Entries and pages that no query can see are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the most queries of a sequence in a packed call on paged caches; by default all of them.
+        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
+            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
+        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
         v_scale: the same of values.
@@ -252,7 +259,9 @@ def natten(
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
     if page_table is not None:
-        check_beside_pages(NAME, cu_seqlens_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family)
+        check_beside_pages(
+            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family
+        )
         pages = PageArguments(
             q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
         )
@@ -261,7 +270,7 @@ def natten(
 
         o, lse = paged_attention(PAGED, cached, schedule)
         return (o, lse) if return_lse else o
-    check_without_pages(NAME, page_starts, max_seqlen_q, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
     o, lse = _call(
         attention,
@@ -279,6 +288,8 @@ def natten(
         kv_positions,
         kv_lengths,
         padding_id,
+        max_seqlen_q,
+        max_seqlen_k,
         config,
         family,
         deterministic,
@@ -303,6 +314,8 @@ def _call(
     kv_positions: Array | None,
     kv_lengths: Array | None,
     padding_id: int,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     config: dict[str, dict[str, int]] | None,
     family: str | None,
     deterministic: bool | None,
@@ -320,7 +333,8 @@ def _call(
         kv_lengths,
         padding_id,
     )
-    options = checked_options(NAME, config, family, deterministic, sequences.mode)
+    lengths = (host_number(NAME, "max_seqlen_q", max_seqlen_q), host_number(NAME, "max_seqlen_k", max_seqlen_k))
+    options = checked_options(NAME, config, family, deterministic, sequences.mode, lengths)
     arguments = Arguments.checked(NAME, q, k, v, sequences, options, layout=layout, scale=scale)
 
     return run(DENSE, PACKED, SEGMENTED, arguments, schedule)

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 71c4df231e09f0c2
+# hash: b9a823cf05e6728b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -34,6 +34,9 @@ For more columns of q or v there is `streaming_llm_hopper_bwd_wide`: the accumul
 half of a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of
 each block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with
 WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+
+Many more rows visit the first keys of a head than its other keys. So work is scheduled dynamically, and begins with the
+first block of every head: a producer warp takes the next work item from a counter in memory.
 """
 
 from triton.experimental import gluon
@@ -53,12 +56,15 @@ from .._runtime.device.gl import (
     columns_before,
     make_barriers,
     make_ring,
+    make_work_ring,
     product_layout,
 )
 from .._runtime.device.gl_backward import (
     describe_input,
     describe_lines,
     describe_vector,
+    fetch_first_blocks_first,
+    first_blocks_first,
     make_exchange,
     make_hand_over,
     make_row_ring,
@@ -110,10 +116,13 @@ def produce(
 ):
     """Copy the keys and values of each work item, and the rows of each block of queries that sees them."""
     _q_desc, k_desc, v_desc, _do_desc, _lse_desc, _delta_desc, k_ring, v_ring, _q_ring, _do_ring = rings
-    q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch = arguments
+    work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    item, work_turn = first_blocks_first(gl.program_id(0), num_items, num_key_blocks), 0
+    while item < num_items:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -147,6 +156,8 @@ def produce(
                 send_rows(rings, head_row, batch_row, h, start_m, q_turn)
                 q_turn += 1
         k_lap ^= 1
+        item = fetch_first_blocks_first(work_ring, work_counter_ptr, work_turn, num_items, num_key_blocks)
+        work_turn += 1
 
 
 @gluon.jit
@@ -169,7 +180,7 @@ def consume(
 ):
     """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
-    pointers, strides, numbers = arguments
+    work_ring, pointers, strides, numbers = arguments
     q_offset, dk_ptr, dv_ptr = pointers
     stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
     size, sinks, q_len, kv_len, num_heads, group_size, scale, batch = numbers
@@ -191,7 +202,10 @@ def consume(
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    item, work_turn = first_blocks_first(gl.program_id(0), num_items, num_key_blocks), 0
+    while item < num_items:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -213,15 +227,14 @@ def consume(
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
                     run_first = kv_idx - q_shift
+                    run_end = gl.where(kv_idx < sinks, 1073741825, size + kv_idx) - q_shift
                     if RAGGED:
-                        run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
-                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
-                    keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                        (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
+                        run_end = gl.where(kv_idx < kv_len, run_end, start_m)
+                    run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
+                        run_first - start_m, ROW, BLOCK_M
                     )
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
@@ -256,15 +269,20 @@ def consume(
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
 
 
 @gluon.jit
 def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Add what each block of keys contributes to dq to memory."""
-    q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch = arguments
+    work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    item, work_turn = first_blocks_first(gl.program_id(0), num_items, num_key_blocks), 0
+    while item < num_items:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -287,6 +305,8 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 add_tiles(dq_desc, dq_ring, row_block, q_turn)
                 q_turn += 1
+        item = work_ring.receive(work_turn, 1)[0]
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_offset", "size", "sinks", "q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -327,6 +347,7 @@ def streaming_llm_hopper_bwd(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -357,10 +378,12 @@ def streaming_llm_hopper_bwd(
     v_ring = make_ring(v_desc, 2, 1, 1)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
-    producer = (q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch)
+    producer = (work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     consumer = (
+        work_ring,
         (q_offset, dk_ptr, dv_ptr),
         (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
         (size, sinks, q_len, kv_len, num_heads, group_size, scale, batch),
@@ -385,7 +408,7 @@ def streaming_llm_hopper_bwd(
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
         dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
         exchange = (ds_ring, dq_ring)
-        adder = (q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch)
+        adder = (work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(
             [
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
@@ -426,7 +449,7 @@ def score(
     """Probabilities and ds of each work item, and its dk."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     p_ring = hand_over[0]
-    pointers, strides, numbers = arguments
+    work_ring, pointers, strides, numbers = arguments
     q_offset, dk_ptr = pointers
     stride_dkb, stride_dkh = strides
     size, sinks, q_len, kv_len, num_heads, group_size, scale, batch = numbers
@@ -441,7 +464,10 @@ def score(
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    item, work_turn = first_blocks_first(gl.program_id(0), num_items, num_key_blocks), 0
+    while item < num_items:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -461,15 +487,14 @@ def score(
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
                     run_first = kv_idx - q_shift
+                    run_end = gl.where(kv_idx < sinks, 1073741825, size + kv_idx) - q_shift
                     if RAGGED:
-                        run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
-                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
-                    keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                        (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
+                        run_end = gl.where(kv_idx < kv_len, run_end, start_m)
+                    run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
+                        run_first - start_m, ROW, BLOCK_M
                     )
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)
@@ -493,6 +518,8 @@ def score(
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
         store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
 
 
 @gluon.jit
@@ -513,7 +540,7 @@ def accumulate(
 ):
     """dv of each work item, and what it adds to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
-    pointers, strides, numbers = arguments
+    work_ring, pointers, strides, numbers = arguments
     q_offset, dv_ptr = pointers
     stride_dvb, stride_dvh = strides
     size, sinks, q_len, kv_len, num_heads, group_size, batch = numbers
@@ -522,7 +549,10 @@ def accumulate(
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    for item in range(gl.program_id(0), num_key_blocks * num_kv_heads * batch, gl.num_programs(0)):
+    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    num_items = num_key_blocks * num_kv_heads * batch
+    item, work_turn = first_blocks_first(gl.program_id(0), num_items, num_key_blocks), 0
+    while item < num_items:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
         b = (head // num_kv_heads).to(gl.int64)
@@ -558,6 +588,8 @@ def accumulate(
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
         store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
+        item = work_ring.receive(work_turn, 4)[0]
+        work_turn += 1
 
 
 @gluon.jit(do_not_specialize=["q_offset", "size", "sinks", "q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -598,6 +630,7 @@ def streaming_llm_hopper_bwd_wide(
     scale,
     dq_sums_ptr,
     batch,
+    work_counter_ptr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -628,17 +661,24 @@ def streaming_llm_hopper_bwd_wide(
     v_ring = make_ring(v_desc, 1, 1, 2)
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
+    work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     hand_over = (p_ring, ds_ring)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
     scorer = (
+        work_ring,
         (q_offset, dk_ptr),
         (stride_dkb, stride_dkh),
         (size, sinks, q_len, kv_len, num_heads, group_size, scale, batch),
     )
-    summer = ((q_offset, dv_ptr), (stride_dvb, stride_dvh), (size, sinks, q_len, kv_len, num_heads, group_size, batch))
-    producer = (q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch)
+    summer = (
+        work_ring,
+        (q_offset, dv_ptr),
+        (stride_dvb, stride_dvh),
+        (size, sinks, q_len, kv_len, num_heads, group_size, batch),
+    )
+    producer = (work_ring, q_offset, size, sinks, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     gl.warp_specialize(
         [
             (

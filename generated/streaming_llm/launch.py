@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: e2ae110d9207ce9b
+# hash: 2abfd1665450e99c
 """The launches of `streaming_llm`, for every framework: which kernels run, and with what."""
 
 from .. import streaming_llm as kernels
@@ -64,7 +64,7 @@ def forward(
             (q, k, columns, q_scale, k_scale, v_scale, q_offset, size, sinks, o, lse),
             (*unit_strides(q, k), *strides(o)),
             (q_len, kv_len, columns.shape[3], num_heads, group_size, scale),
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -74,7 +74,7 @@ def forward(
             kernels.hopper_fwd.streaming_llm_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
-            (batch,),
+            (batch, backend.work_counter(q)),
             RAGGED=kv_len % tile.block_n != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
@@ -157,7 +157,7 @@ def backward(
                 (q, k, v, do, row_lse, row_delta, q_offset, size, sinks, dk, dv),
                 (*unit_strides(q, k, v, do), *strides(dk, dv)),
                 (q_len, kv_len, num_heads, group_size, scale),
-                (dq_sums, batch),
+                (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,

@@ -90,9 +90,9 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if Hopper's forward is, as measured, the faster one as a rule.
 
-    It is with long key ranges, and in dense calls of 128 columns and more with short ones too. At 64 columns the score
-    costs as much as the products, so the score must be cheap, or overlapped and the range longer. Segmented calls have
-    short key ranges of mixed lengths.
+    It is with long key ranges and wide bands, and in dense calls of 128 columns and more with short ones too. At 64
+    columns the score costs as much as the products, so the score must be cheap, or overlapped and the range longer.
+    Segmented calls have short key ranges of mixed lengths.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     is_narrow = _widest(head_dims) == 64
@@ -102,7 +102,9 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     if mode == "dense" and not is_narrow:
         return traits.keys_are_runs
     narrow_from = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
-    has_ranges = _has_long_ranges(op, mode, length, family.packed_forward_from[_widest(head_dims)])
+    has_wide_bands = mode == "dense" and traits.bands_are_bits
+    packed_from = family.packed_forward_from[_widest(head_dims)]
+    has_ranges = has_wide_bands or _has_long_ranges(op, mode, length, packed_from)
     suits_narrow = (traits.score_is_cheap and length >= narrow_from) or (
         traits.score_is_overlapped and length >= family.narrow_forward_from_if_overlapped
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..archs import TILE_VALUES
 from ..kernels import TRAITS
-from .checks import fail
+from .checks import check_int, fail
 from .families import FAMILIES
 from .tiles import Tile
 
@@ -31,6 +31,7 @@ class CallOptions:
         plain: the plain reference is computed instead of the kernels.
         wide_keys: dk and dv are float32 whatever k and v are: parts of sums, which are rounded once, at their end.
         wide_queries: the same of dq.
+        longest: the longest sequence has at least so many keys; 0 where that is not known.
     """
 
     family: str | None = None
@@ -39,6 +40,7 @@ class CallOptions:
     plain: bool = False
     wide_keys: bool = False
     wide_queries: bool = False
+    longest: int = 0
 
     def tile(self, pass_name: str) -> Tile | None:
         """The tile that the call gives for a pass."""
@@ -65,6 +67,7 @@ class CallOptions:
         words += ["plain"] if self.plain else []
         words += ["wide_keys"] if self.wide_keys else []
         words += ["wide_queries"] if self.wide_queries else []
+        words += [f"longest={self.longest}"] if self.longest else []
         return " ".join(words)
 
     @cached_property
@@ -84,6 +87,7 @@ class CallOptions:
             plain="plain" in fields,
             wide_keys="wide_keys" in fields,
             wide_queries="wide_queries" in fields,
+            longest=int(fields.get("longest", 0)),
         )
 
 
@@ -99,10 +103,19 @@ def call_mode(cu_seqlens: Any, tokens: Iterable[Any]) -> str:
     return "dense" if all(x is None for x in tokens) else "segmented"
 
 
+LENGTHS = ("max_seqlen_q", "max_seqlen_k")
+"""Arguments that say how many queries and keys the longest sequence of a packed or segmented call has."""
+
+
 def checked_options(
-    op: str, config: Any, family: Any = None, deterministic: Any = None, mode: str = "dense"
+    op: str,
+    config: Any,
+    family: Any = None,
+    deterministic: Any = None,
+    mode: str = "dense",
+    lengths: tuple[Any, Any] = (None, None),
 ) -> CallOptions:
-    """Check the arguments `config`, `family` and `deterministic` of a call of this mode."""
+    """Check the arguments `config`, `family`, `deterministic` and LENGTHS of a call of this mode."""
     if family is not None and family not in FAMILIES:
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
     if deterministic is not None and not isinstance(deterministic, bool):
@@ -117,7 +130,30 @@ def checked_options(
     # One config may serve all calls of a model: what it says of paged caches is for those.
     asked = {name: checked_paged_tile(op, name, entry) for name, entry in config.items()}
     tiles = tuple([(name, found.tile) for name, found in asked.items() if name in PASSES])
-    return CallOptions(family=family, fixed_order=bool(deterministic), tiles=tiles)
+    longest = _least_longest(op, mode, lengths)
+    return CallOptions(family=family, fixed_order=bool(deterministic), tiles=tiles, longest=longest)
+
+
+def known_lengths(max_seqlen_q: Any, max_seqlen_k: Any) -> dict[str, int]:
+    """Those of LENGTHS that another library's call gives as an int, where an op would refuse anything else."""
+    given = zip(LENGTHS, (max_seqlen_q, max_seqlen_k), strict=True)
+    return {name: x for name, x in given if isinstance(x, int) and not isinstance(x, bool) and x > 0}
+
+
+def _least_longest(op: str, mode: str, lengths: tuple[Any, Any]) -> int:
+    """The keys of the longest sequence, rounded down to a power of two: calls of one kind then differ little."""
+    keys = 0
+    for name, value in zip(LENGTHS, lengths, strict=True):
+        if value is None:
+            continue
+        if mode == "dense":
+            fail(op, name, "None in a dense call, whose sequences have one length", repr(value))
+        keys = check_int(op, name, value, 0)
+    found = 1
+    # Compared, not counted in bits: traced, a length may have no value of its own.
+    while 2 * found <= keys:
+        found *= 2
+    return found if keys else 0
 
 
 def checked_tile(op: str, name: str, entry: Any) -> Tile:

@@ -22,14 +22,13 @@ def refuse_pages(op: str, what: str) -> NoReturn:
 def check_without_pages(
     op: str,
     page_starts: object,
-    max_seqlen_q: object,
     splits: object,
     k_scale: object = None,
     v_scale: object = None,
     values_in_keys: object = None,
 ) -> None:
     """Refuse arguments that only a call on paged caches reads."""
-    given = {"page_starts": page_starts, "max_seqlen_q": max_seqlen_q, "splits": splits}
+    given = {"page_starts": page_starts, "splits": splits}
     given |= {"k_scale": k_scale, "v_scale": v_scale, "values_in_keys": values_in_keys}
     for name, x in given.items():
         if x is not None:
@@ -38,6 +37,7 @@ def check_without_pages(
 
 _NOT_BESIDE_PAGES = (
     "cu_seqlens_k",
+    "max_seqlen_k",
     "q_segment_ids",
     "kv_segment_ids",
     "q_positions",

@@ -131,6 +131,8 @@ class VariantTraits:
         segmented_keys_are_runs: the same in a segmented call.
         keys_are_wide_bands: a row attends to a key range from a table, or to keys up to a distance that is not known to
             be short.
+        bands_are_bits: a row's keys are a wide band that follows from distances alone, which Hopper's forward masks by
+            the bits of a word.
         keys_are_pruned: a row attends to all keys before it but those that its log-decay has faded.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
@@ -147,6 +149,7 @@ class VariantTraits:
     keys_are_runs: bool
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
+    bands_are_bits: bool
     keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]

@@ -45,6 +45,30 @@ def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr
 
 
 @gluon.jit
+def first_blocks_first(turn, num_items, num_blocks):
+    """The block of keys that is taken as number `turn`: first the first block of each head, then the others, head by
+    head.
+
+    Attention sinks are in the first block, which all rows visit: begun late, it would be computed alone at the end.
+    """
+    num_heads = num_items // num_blocks
+    others = gl.maximum(num_blocks - 1, 1)
+    other = turn - num_heads
+    item = other // others * num_blocks + 1 + other % others
+    item = gl.where(turn < num_heads, turn * num_blocks, item)
+    return gl.where(turn < num_items, item, num_items)
+
+
+@gluon.jit
+def fetch_first_blocks_first(work_ring, counter_ptr, turn, num_items, num_blocks):
+    """Take the next block in the order of `first_blocks_first` that no program has taken, and publish its number."""
+    taken = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    item = first_blocks_first(taken, num_items, num_blocks)
+    work_ring.publish(turn, (item,))
+    return item
+
+
+@gluon.jit
 def describe_lines(ptr, length, LINES: gl.constexpr):
     """A descriptor of `[length, 32]`, to which tiles of LINES lines are added."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([LINES, 32], ptr.dtype.element_ty)

@@ -1,9 +1,9 @@
-"""Compiles what the backward of a call launches while its forward is compiled: in a process that compiled neither, a
-step then takes hardly longer than the longer of the two.
+"""Compiles all kernels that a first call and its backward launch at once, so that the first step takes hardly longer
+than the slowest of these compilations.
 
 A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
-cache on disk. Where it fails, or cannot be started, the call compiles the kernels itself and raises what there is to
-raise.
+cache on disk. Meanwhile this one starts Triton's driver. Where the process fails, or cannot be started, the call
+compiles the kernels itself and raises what there is to raise.
 """
 
 import json
@@ -48,19 +48,24 @@ _START = (
 
 
 class Ahead:
-    """A process that compiles what a call and its backward launch, but for the kernels of the call itself."""
+    """A process that compiles what a call and its backward launch."""
 
     def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
-        """`forward` and `backward` launch kernels, which in the thread that runs them notes what is to be compiled.
-        `device`: for which GPU."""
-        self._device = device
+        """Returns once the kernels of the call are compiled.
+
+        `forward` and `backward` are run to see which kernels they launch. `device`: the GPU to compile for.
+        """
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = threading.Thread(target=self._order, args=(forward, backward), name="compile ahead")
-        self._thread.start()
+        # What goes wrong here goes wrong in the call, too, which says so.
+        try:
+            with torch.cuda.device(device):
+                self._compile(forward, backward, target_of(device))
+        except Exception:
+            if self._process is not None:
+                self._process.kill()
 
     def wait(self) -> None:
         """Until all is compiled."""
-        self._thread.join()
         if self._process is None:
             return
         try:
@@ -69,47 +74,61 @@ class Ahead:
             self._process.kill()
             self._process.wait()
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         # It ends where this ends, which by now is of no use to it.
         with suppress(OSError):
             self._process.stdin.close()
+        self._process.stdout.close()
 
-    def _order(self, forward: Callable[[], object], backward: Callable[[], object]) -> None:
-        # What goes wrong here goes wrong in the call, too, which says so.
+    def _compile(self, forward: Callable[[], object], backward: Callable[[], object], target: Any) -> None:
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
+        # Triton hashes its files and has a C compiler make its driver: neither needs Python's lock for long.
+        hashed, started = compiling.begin(compiling.hash_triton), compiling.begin(_start_driver)
+        pipe = subprocess.PIPE
+        process = self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        (kernels, first), (more, others) = (_jobs_of(launch, target) for launch in (forward, backward))
+        process.stdin.write(pickle.dumps(Order(first, others, target, str(knobs.cache.dir))))
+        process.stdin.flush()
+        for kernel in kernels + more:
+            _ = kernel.cache_key
+        hashed()
+        process.stdin.write(pickle.dumps(compiling.hash_triton()))
+        process.stdin.flush()
+        started()
+        limit = threading.Timer(LIMIT_S, process.kill)
+        limit.start()
         try:
-            with torch.cuda.device(self._device):
-                command = [sys.executable, "-c", _START, json.dumps(sys.path), compiling.__name__]
-                quiet = subprocess.DEVNULL
-                # What this process has to know, too, and asks for once its driver is compiled.
-                hashing = threading.Thread(target=compiling.hash_triton)
-                hashing.start()
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-                target = target_of(self._device)
-                kernels, ahead = _jobs_of(forward, target, is_launched=False)
-                others, jobs = _jobs_of(backward, target, is_launched=True)
-                assert self._process.stdin is not None
-                self._process.stdin.write(pickle.dumps(Order(ahead + jobs, target, str(knobs.cache.dir))))
-                self._process.stdin.flush()
-                for kernel in kernels + others:
-                    _ = kernel.cache_key
-                hashing.join()
-        except Exception:
-            if self._process is not None:
-                self._process.kill()
+            # If the process ends early, this returns without a byte.
+            process.stdout.read(1)
+        finally:
+            # An interrupted program would not end before the timer's thread does.
+            limit.cancel()
 
 
-def _jobs_of(launch: Callable[[], object], target: Any, *, is_launched: bool) -> tuple[list[Any], list[Job]]:
+def _start_driver() -> None:
+    """Start Triton's driver. Where there is none a launch says so."""
+    with suppress(Exception):
+        _ = driver.active
+
+
+def _jobs_of(launch: Callable[[], object], target: Any) -> tuple[list[Any], list[Job]]:
     """The kernels that a function launches, and what is to be done for each."""
     kernels: list[Any] = []
     jobs: list[Job] = []
 
     def note(kernel: Any, _grid: tuple[int], args: Sequence[Any], constants: dict[str, Any]) -> None:
         kernels.append(kernel)
-        jobs.append(job_of(kernel, args, constants, target, is_launched=is_launched))
+        jobs.append(job_of(kernel, args, constants, target))
 
     active.compiles = note
-    # What is computed beside launches may fail on tensors without values.
-    with suppress(Exception):
-        launch()
+    try:
+        # What is computed beside launches may fail on tensors without values.
+        with suppress(Exception):
+            launch()
+    finally:
+        active.compiles = None
     return kernels, jobs
 
 
@@ -121,7 +140,7 @@ def target_of(device: int) -> Any:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any, *, is_launched: bool) -> Job:
+def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any) -> Job:
     """What Triton compiles a kernel for that is launched with such arguments."""
     backend = make_backend(target)
     asked = constants | {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
@@ -136,7 +155,6 @@ def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: 
         constants=found,
         attributes=attributes,
         options=vars(options),
-        is_launched=is_launched,
     )
 
 
@@ -150,7 +168,7 @@ def without_values(x: Any) -> Any:
 
 
 def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
-    """Begin to compile the backward of a first call of `Kernels` whose gradients are wanted.
+    """Compile a first call of `Kernels` whose gradients are wanted, and begin to compile its backward.
 
     `args` are those of its forward.
     """
@@ -163,7 +181,6 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
     if kind in kernels.compiled:
         return
     kernels.compiled.add(kind)
-    # The thread keeps no tensor of the call.
     found = {name: without_values(x) for name, x in given.items()}
 
     def forward() -> None:
@@ -175,9 +192,7 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
         every |= dict(zip(kernels.flags.values(), wanted, strict=True))
         kernels.backward_kernels(*(every[name] for name in kernels.backward_parameters))
 
-    # A system may refuse a thread.
-    with suppress(RuntimeError):
-        kernels.ahead.append(Ahead(forward, backward, q.get_device()))
+    kernels.ahead.append(Ahead(forward, backward, q.get_device()))
 
 
 def _runs_on_gpu(q: Tensor) -> bool:

@@ -175,30 +175,31 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
     end_numbers = len(kernels.parameters) - has_tables
 
     class Attention(torch.autograd.Function):
-        """o and lse of the tensors of a step, its tables last."""
+        """o of the tensors of a step, its tables last, with lse where the call returns it: each result costs time."""
 
         @staticmethod
-        def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> tuple[Tensor, ...]:
+        def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> Tensor | tuple[Tensor, ...]:
             outputs: tuple[Tensor, ...] = step.forward(given, pointers)
             if has_tables:
                 ctx.save_for_backward(*given[: step.count], *outputs, *given[step.count :])
             else:
                 ctx.save_for_backward(*given, *outputs)
             ctx.step = step
+            ctx.set_materialize_grads(False)
+            if not step.returns_tuple:
+                return outputs[0]
             if num_results > 2:
                 ctx.mark_non_differentiable(outputs[2])
-            ctx.set_materialize_grads(False)
             return outputs
 
         @staticmethod
-        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None = None, *_: None) -> tuple[Tensor | None, ...]:
             step, saved = ctx.step, ctx.saved_tensors
             do = torch.zeros_like(saved[step.count]) if do is None else do
             given = (do, *saved) if dlse is None else (do, dlse, *saved)
-            found = step.gradients(given)
+            found: tuple[Tensor | None, ...] | None = step.gradients(given)
             if found is not None:
-                every = (*found, None)
-                return (None, None, *[every[i] for i in step.returned])
+                return found
             places, end = step.places, step.count + num_results
             tensors: list[Tensor | None] = [None] * num_tensors
             for place, x in zip(places, saved, strict=False):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from generated import torch as ops
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.torch.philox import dropout_words
 from generated._runtime.torch.support import INTERPRET
@@ -446,3 +447,13 @@ def test_compiles_to_one_graph() -> None:
     compiled = torch.compile(fa.flash_attn_func, backend="eager", fullgraph=True)
     got = compiled(*inputs, causal=True, window_size=(5, 0))
     torch.testing.assert_close(got, fa.flash_attn_func(*inputs, causal=True, window_size=(5, 0)), atol=0, rtol=0)
+
+
+def test_packed_calls_pass_on_the_longest_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(ops, "causal", lambda q, _k, _v, **call: (given.update(call), q)[1])
+    x, begins = drawn(9, 2, 16), torch.tensor([0, 4, 9], dtype=torch.int32)
+    fa.flash_attn_varlen_func(x, x, x, begins, begins, 5, torch.tensor(5), causal=True)
+    assert (given["max_seqlen_q"], "max_seqlen_k" in given) == (5, False)
+    fa.flash_attn_varlen_qkvpacked_func(torch.stack([x, x, x], 1), begins, 5, causal=True)
+    assert (given["max_seqlen_q"], given["max_seqlen_k"]) == (5, 5)

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from tests.support.cases import DEVICE, INTERPRET
+from tests.support.interpreter import replace_language_once
 from tests.support.paths import LIBRARY
 from tests.support.rendering import importable
 
 LIBRARY_PACKAGE = "library_variants"
+
+if INTERPRET:
+    replace_language_once()
 
 # On a GPU the kernels themselves run.
 collect_ignore_glob = [] if INTERPRET else ["hopper/test_hopper_*emulated.py"]

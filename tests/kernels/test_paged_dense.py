@@ -205,7 +205,7 @@ def test_what_splits_cannot_be_beside() -> None:
         inputs.call(op, kv_lengths=torch.zeros(3, dtype=torch.int32, device=DEVICE))
     with pytest.raises(ArgumentError, match="q_offset: expected an int"):
         inputs.call(op, q_offset="begin")
-    with pytest.raises(ArgumentError, match="max_seqlen_q: expected None without page_table"):
+    with pytest.raises(ArgumentError, match="max_seqlen_q: expected None in a dense call"):
         inputs.call(op, max_seqlen_q=2)
     cu = torch.tensor([0, 2], dtype=torch.int32, device=DEVICE)
     with pytest.raises(ArgumentError, match="splits: expected None without page_table"):

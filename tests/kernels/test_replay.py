@@ -71,6 +71,16 @@ def test_dense(variant: str) -> None:
     check_replays(variant, lambda number: (same_kind(inputs, number), {}))
 
 
+def test_gradients_of_a_sink_are_replayed() -> None:
+    inputs = draw("gpt_oss", SHAPE)
+    with replaying("gpt_oss") as (op, replays):
+        for number in range(CALLS):
+            before = replays.count
+            golden.evaluate(op, same_kind(inputs, number))
+    # Of the last call both passes are.
+    assert replays.count - before == 2
+
+
 @pytest.mark.parametrize("variant", ["causal", "document", "natten", "alibi", "forgetting", "gpt_oss"])
 def test_packed(variant: str) -> None:
     inputs = draw_packed(variant, PACKING, DTYPES[0])

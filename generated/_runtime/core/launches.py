@@ -53,25 +53,32 @@ class Backend(Protocol):
 # --------------------------------------------------------------------------------------------------------------- tiles
 
 
-def call_length(mode: str, v: Tensor, tokens: Tensor | None) -> int:
-    """The number of keys of a sequence by which tiles are chosen.
+def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -> int:
+    """The number of keys of a sequence by which tiles are chosen: of a packed call what an average key has beside it.
 
     Args:
         tokens: what tells the sequences apart: `cu_seqlens_q` of a packed call, `q_segment_ids` of a segmented one.
+        longest: the longest sequence has at least so many keys.
     """
     length: int = v.shape[2]
     if mode == "dense" or tokens is None:
         return length
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     sequences = max(tokens.shape[0] - 1, 1) if mode == "packed" else SEGMENTS if tokens.stride(1) else 1
-    return max(length // sequences, min(length, 1))
+    average = max(length // sequences, min(length, 1))
+    if mode != "packed" or longest <= average:
+        return average
+    # Pairs of a query and a key make up the work. There are at least as many as if all others were equally long.
+    longest = min(longest, length)
+    others = (length - longest) ** 2 // max(sequences - 1, 1)
+    return (longest**2 + others) // length
 
 
 def tiles_of(
     backend: Backend, op: str, mode: str, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None
 ) -> Tiles:
     """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`."""
-    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens), options)
+    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options)
 
 
 def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], list[Tensor]]) -> list[Tensor]:

@@ -26,7 +26,8 @@ class Plan(NamedTuple):
         make: makes a tensor of a shape, strides and dtype. allocations: what it is given.
         zeroed: which of these are filled with zeros. room: what the room is allocated as, its number of floats.
         zeroes_room: whether the room is filled with zeros. results: which of the allocations are returned.
-        launches: what runs each kernel, and what picks its arguments from pointers, the stream and `constants`.
+        launches: what runs each kernel, what picks its first arguments from pointers, the stream and `constants`, and
+            its other arguments.
         kernels: kept alive: with them their machine code would go.
         takes_scratch: whether a launch asks Triton's allocator for memory.
     """
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     offsets: list[int]
     room: int
     zeroes_room: bool
-    launches: list[tuple[Callable[..., object], Callable[[Sequence[Any]], tuple[Any, ...]]]]
+    launches: list[tuple[Callable[..., object], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]]
     constants: list[Any]
     kernels: list[Any]
     results: list[int]
@@ -62,11 +63,11 @@ class Plan(NamedTuple):
         returns_tuple, takes_scratch = flags
         if takes_scratch:
             with giving_scratch():
-                for run, arguments in launches:
-                    run(*arguments(values))
+                for run, pick, others in launches:
+                    run(*pick(values) + others)
         else:
-            for run, arguments in launches:
-                run(*arguments(values))
+            for run, pick, others in launches:
+                run(*pick(values) + others)
         return tuple([made[i] for i in results]) if returns_tuple else made[results[0]]
 
 
@@ -79,7 +80,6 @@ class Step:
         count: how many of the tensors are not tables of a schedule, which come last.
         order: for each tensor its number among those given, and whether its axes 1 and 2 are swapped; None if they are
             those given as they are.
-        returned: for each tensor the number of its gradient among those that the backward makes, -1 where it has none.
     """
 
     __slots__ = (
@@ -91,7 +91,6 @@ class Step:
         "numbers",
         "order",
         "places",
-        "returned",
         "returns_tuple",
         "swaps_result",
     )
@@ -112,36 +111,46 @@ class Step:
         self.count, self.swaps_result, self.returns_tuple = len(places), swaps_result, returns_tuple
         as_given = [(number, False) for number in range(num_given)]
         self.order = None if order == as_given else order
-        self.returned: Sequence[int] = ()
-        self._backward: tuple[Alike, Plan] | None = None
+        self._backward: tuple[Alike, Plan, Sequence[int] | None] | None = None
         self._tries = 0
 
     def __call__(self, given: Sequence[Tensor], pointers: list[int]) -> Any:
         if self.order is not None:
             given = [given[i].transpose(1, 2) if is_swapped else given[i] for i, is_swapped in self.order]
+        if not self.returns_tuple:
+            o = self.apply(self, pointers, *given)
+            return o.transpose(1, 2) if self.swaps_result else o
         o, lse, *_ = self.apply(self, pointers, *given)
-        if self.swaps_result:
-            o = o.transpose(1, 2)
-        return (o, lse) if self.returns_tuple else o
+        return (o.transpose(1, 2) if self.swaps_result else o), lse
 
-    def gradients(self, given: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-        """What its backward makes of the gradients of its results and what was saved; None if that is to be computed
-        as ever."""
+    def gradients(self, given: Sequence[Tensor]) -> tuple[Tensor | None, ...] | None:
+        """What its backward returns, from the gradients of its results and what was saved; None if that is to be
+        computed as ever."""
         if self._backward is None or is_seen_by_others() or launches_are_watched():
             return None
-        like, plan = self._backward
+        like, plan, returned = self._backward
         pointers = like.pointers(given)
-        return None if pointers is None else plan(given, pointers)
+        if pointers is None:
+            return None
+        found = plan(given, pointers)
+        if returned is None:
+            return (None, None, *found)
+        every = (*found, None)
+        return (None, None, *[every[i] for i in returned])
 
     def learn(self, given: Sequence[Tensor], returned: Sequence[int], find: Callable[[], Any]) -> None:
-        """Note what the backward of such tensors does, which `find` finds if it is known."""
+        """Note what the backward of such tensors does, which `find` finds if it is known.
+
+        `returned`: for each tensor the number of its gradient among those that it makes, -1 where it has none.
+        """
         if self._backward is not None or self._tries == _MOST_TRIES or is_seen_by_others():
             return
         self._tries += 1
         plan = find()
         if isinstance(plan, Plan):
             try:
-                self.returned, self._backward = returned, (Alike(given, modes_of_backward), plan)
+                in_order = [*returned] == [*range(len(plan.results))]
+                self._backward = Alike(given, modes_of_backward), plan, None if in_order else returned
             except (AttributeError, TypeError, RuntimeError):
                 self._tries = _MOST_TRIES
 

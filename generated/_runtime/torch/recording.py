@@ -43,16 +43,20 @@ class _Launch(NamedTuple):
     pointers: list[tuple[int, int]]  # (place, number of the pointer)
     scratch: int  # Bytes of memory to work in that the arguments have a place for.
 
-    def picked(self, stream: int, constants: list[Any]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-        """What picks the arguments from pointers, the stream, whose number this is, and `constants`, here extended."""
+    def split(
+        self, stream: int, constants: list[Any]
+    ) -> tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
+        """The arguments in two parts: a function that picks those up to the last pointer, and the others as they are.
+
+        It picks from pointers, the stream, at index `stream`, and `constants`, to which this adds.
+        """
         places = dict(self.pointers) | {_STREAM: stream}
-        numbers = []
-        for place, value in enumerate(self.arguments):
+        end = max(places) + 1
+        for place, value in enumerate(self.arguments[:end]):
             if place not in places:
                 places[place] = stream + 1 + len(constants)
                 constants.append(value)
-            numbers.append(places[place])
-        return itemgetter(*numbers)
+        return itemgetter(*(places[place] for place in range(end))), tuple(self.arguments[end:])
 
 
 def _is_swapped(x: Tensor, of: Tensor) -> bool | None:
@@ -163,7 +167,7 @@ class Recording(TorchDispatchMode):
             offsets=offsets,
             room=room // torch.float32.itemsize,
             zeroes_room=zeroes_room,
-            launches=[(each.run, each.picked(after + len(offsets), constants)) for each in launches],
+            launches=[(each.run, *each.split(after + len(offsets), constants)) for each in launches],
             constants=constants,
             kernels=[each.compiled for each in launches],
             results=[sorted(apart).index(made) for made in looks],

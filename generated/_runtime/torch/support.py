@@ -30,6 +30,7 @@ from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
 from ..core.tuned import gpu_key
 from ..kernels import TRAITS
+from .head_sums import head_sums as head_sums
 from .launching import is_recording
 from .transforms import refuse_gradient_of, refuse_tangents
 
@@ -307,12 +308,19 @@ def gpu_of(x: Tensor) -> str:
     return "" if x.device.type == "cpu" else _device_gpu(_index_of(x))
 
 
-def call_options(op: str, config: Any, family: Any, deterministic: Any, mode: str = "dense") -> CallOptions:
+def call_options(
+    op: str,
+    config: Any,
+    family: Any,
+    deterministic: Any,
+    mode: str = "dense",
+    lengths: tuple[Any, Any] = (None, None),
+) -> CallOptions:
     """What a call of this mode asks of its kernels. Gradients are added in a fixed order by default if torch is
     deterministic."""
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
         deterministic = mode not in TRAITS[op].atomic_modes
-    return checked_options(op, config, family, deterministic, mode)
+    return checked_options(op, config, family, deterministic, mode, lengths)
 
 
 def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: 39ac88e8b05101d6
+# hash: 91eb63ed1da591f5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `prefix_lm`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,6 +53,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    at_columns,
+    columns_before,
     describe_packed_rows,
     make_barriers,
     make_ring,
@@ -226,10 +228,10 @@ def consume(
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
-                    keep = (q_idx[None, :] >= kv_idx[:, None]) | (kv_idx < length)[:, None]
-                    keep = keep & (kv_idx < kv_len)[:, None]
+                    run_first = gl.where(kv_idx < length, -1073741824, kv_idx) - q_shift
+                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
@@ -469,10 +471,10 @@ def score(
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
-                    keep = (q_idx[None, :] >= kv_idx[:, None]) | (kv_idx < length)[:, None]
-                    keep = keep & (kv_idx < kv_len)[:, None]
+                    run_first = gl.where(kv_idx < length, -1073741824, kv_idx) - q_shift
+                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
+                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)

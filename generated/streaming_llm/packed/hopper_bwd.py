@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 29454787aa033ee8
+# hash: 020e8ce820dd31c5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -229,14 +229,13 @@ def consume(
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
                     run_first = kv_idx - q_shift
-                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
-                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
-                    keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                        (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
+                    run_end = gl.where(kv_idx < sinks, 1073741825, size + kv_idx) - q_shift
+                    run_end = gl.where(kv_idx < kv_len, run_end, start_m)
+                    run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
+                        run_first - start_m, ROW, BLOCK_M
                     )
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
@@ -478,14 +477,13 @@ def score(
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
                 # Always true: otherwise this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
-                    rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
-                    q_idx = rows + q_shift
                     run_first = kv_idx - q_shift
-                    run_first = gl.where(kv_idx < kv_len, run_first, start_m + BLOCK_M)
-                    run_bits = ~columns_before(run_first - start_m, ROW, BLOCK_M)
-                    keep = at_columns(run_bits, ROW, BLOCK_M) & (
-                        (q_idx[None, :] - kv_idx[:, None] < size) | (kv_idx < sinks)[:, None]
+                    run_end = gl.where(kv_idx < sinks, 1073741825, size + kv_idx) - q_shift
+                    run_end = gl.where(kv_idx < kv_len, run_end, start_m)
+                    run_bits = columns_before(run_end - start_m, ROW, BLOCK_M) & ~columns_before(
+                        run_first - start_m, ROW, BLOCK_M
                     )
+                    keep = at_columns(run_bits, ROW, BLOCK_M)
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
                 p_ring.put(p.to(DTYPE), q_turn)

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 2fed261e0a0795b6
+# hash: 3e4e2fe1e7298a2f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `streaming_llm`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -290,16 +290,19 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             # Always true: otherwise the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
+                run_zeros = gl.zeros([ROWS], gl.int32, ROW)
                 run_end = q_idx + 1
+                run_gap_first = run_zeros + sinks
+                run_gap_end = q_idx - size + 1
                 run_end = gl.minimum(run_end, kv_len)
-                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
-                keep = at_columns(run_bits, KEY, BLOCK_N) & (
-                    (q_idx[:, None] - kv_idx[None, :] < size) | (kv_idx < sinks)[None, :]
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N) & (
+                    columns_before(run_gap_first - start_n, KEY, BLOCK_N)
+                    | ~columns_before(run_gap_end - start_n, KEY, BLOCK_N)
                 )
+                keep = at_columns(run_bits, KEY, BLOCK_N)
 
                 qk = gl.where(keep, qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)

@@ -1,4 +1,4 @@
-"""The backward's kernels are compiled by a process beside the forward's; no GPU is needed."""
+"""The kernels of a first call and its backward are compiled by a process beside it; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ import pytest
 pytest.importorskip("triton", reason="what is compiled ahead are Triton's kernels")
 
 import torch
+import triton
+import triton.language as tl
 from triton import knobs
-from triton.compiler import CompiledKernel
+from triton.compiler import ASTSource, CompiledKernel, make_backend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -87,10 +89,10 @@ def _step(length: int) -> None:
     torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
 
 
-def test_a_backward_is_compiled_beside_its_forward(compiled: Compilations) -> None:
+def test_a_call_and_its_backward_are_compiled_by_a_process(compiled: Compilations) -> None:
     _step(80)
-    assert compiled.here == FORWARD
-    assert compiled.found == BACKWARD
+    assert compiled.here == set()
+    assert compiled.found == FORWARD | BACKWARD
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("compile")]
 
 
@@ -150,23 +152,25 @@ def test_a_process_that_hangs_is_ended(compiled: Compilations) -> None:
 def test_it_ends_with_its_caller() -> None:
     """Its input ends when the process that started it ends, in whatever way."""
     command = [sys.executable, "-c", ahead._START, json.dumps(sys.path), compiling.__name__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
         assert process.stdin is not None
-        hangs = compiling.Job("time", "sleep", {}, {}, {}, {}, is_launched=False)
-        process.stdin.write(pickle.dumps(compiling.Order([hangs], None, "")))
+        hangs = compiling.Job("time", "sleep", {}, {}, {}, {})
+        process.stdin.write(pickle.dumps(compiling.Order([hangs], [], None, "")) + pickle.dumps(""))
         process.stdin.close()
         assert process.wait(30) in (0, 1)
 
 
 def test_its_copies_end_with_its_caller(tmp_path: Path) -> None:
-    """Those that compile, here one that hangs while it imports its kernel."""
+    """Those that compile, here one that hangs while it looks for its kernel."""
     note = "pathlib.Path(__file__).with_name('pid').write_text(f'{os.getpid()} ')"
-    (tmp_path / "hanging.py").write_text(f"import os, pathlib, time\n{note}\ntime.sleep(600)\n")
+    code = f"import os, pathlib, time\ndef __getattr__(_name):\n    {note}\n    time.sleep(600)\n"
+    (tmp_path / "hanging.py").write_text(code)
     command = [sys.executable, "-c", ahead._START, json.dumps([str(tmp_path), *sys.path]), compiling.__name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None
-        hangs = compiling.Job("hanging", "kernel", {}, {}, {}, {}, is_launched=True)
-        process.stdin.write(pickle.dumps(compiling.Order([hangs], None, "")))
+        hangs = compiling.Job("hanging", "kernel", {}, {}, {}, {})
+        process.stdin.write(pickle.dumps(compiling.Order([hangs], [], None, "")) + pickle.dumps(""))
         process.stdin.flush()
         assert _until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "))
         copy = int((tmp_path / "pid").read_text())
@@ -205,3 +209,53 @@ def test_an_error_is_raised_by_the_call() -> None:
         q = torch.zeros(1, 2, 85, 16, dtype=torch.float16, requires_grad=True)
         with pytest.raises(RuntimeError, match="it does not compile"):
             load_op("causal")(q, q, q)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _nested_loops(out_ptr, n, DEPTHS: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton would read the types
+    total, other, last = 0, 1.0, 0
+    for i in range(n):
+        for part in tl.static_range(DEPTHS):
+            for j in range(i):
+                if part == 1:
+                    other += j
+                while total < n:
+                    total += tl.load(out_ptr + j)
+                    last = part
+        total -= 1
+    tl.store(out_ptr, total + last + other)
+
+
+def test_loops_that_are_visited_once_give_the_same_code() -> None:
+    code, visits = _code_of_loops()
+    same, fewer = _code_of_loops(once=True)
+    assert same == code
+    # The two inner loops are other ones in each part.
+    assert (visits, fewer) == (13, 5)
+
+
+def _code_of_loops(*, once: bool = False) -> tuple[str, int]:
+    """Triton's code of nested loops, and how often their bodies are visited to see what they carry."""
+    from triton._C.libtriton import ir
+    from triton.compiler.code_generator import CodeGenerator
+
+    backend = make_backend(target_of(ARCH))
+    visits = []
+    find = CodeGenerator._find_carries
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        visits.append(args)
+        return find(*args, **kwargs)
+
+    with mock.patch.object(CodeGenerator, "_find_carries", counted):
+        if once:
+            compiling.visit_loops_once()
+        source = ASTSource(_nested_loops, {"out_ptr": "*i32", "n": "i32", "DEPTHS": "constexpr"}, {(2,): 2})
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        options = backend.parse_options({})
+        code = source.make_ir(
+            target_of(ARCH), options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+        )
+        return str(code), len(visits)

@@ -55,6 +55,9 @@ def check(mask: Expr, limits: Limits, along: str, variables: dict[str, Array], t
         kept.append(variables[along] >= evaluate(limits.first, variables, tensors))
     if limits.end is not None:
         kept.append(variables[along] < evaluate(limits.end, variables, tensors))
+    if limits.gap_first is not None and limits.gap_end is not None:
+        ahead = variables[along] < evaluate(limits.gap_first, variables, tensors)
+        kept.append(ahead | (variables[along] >= evaluate(limits.gap_end, variables, tensors)))
     want, *got = np.broadcast_arrays(evaluate(mask, variables, tensors), *kept, np.ones((QUERIES, KEYS)))[:-1]
     np.testing.assert_array_equal(np.logical_and.reduce(got), want)
 
@@ -87,13 +90,26 @@ def test_the_parts_are_the_mask(along: str, text: str, seed: int) -> None:
         ("kv_idx <= q_idx or kv_idx < size", "end"),
         ("kv_idx < place[q_idx] and place[q_idx] > 2", "end"),
         ("min(max(q_idx, 2), size) <= kv_idx", "first"),
+        ("kv_idx <= q_idx or q_idx < size", "end"),
+        ("q_idx - kv_idx < size or place[q_idx] > 2", "first"),
+        ("kv_idx <= q_idx and (q_idx - kv_idx < size or kv_idx < 4)", "end gap_first gap_end"),
+        ("kv_idx <= q_idx and (q_idx - kv_idx < size or kv_idx < 4 or q_idx == 5)", "end gap_first gap_end"),
     ],
 )
 def test_runs_of_keys(text: str, sides: str) -> None:
     limits = split_limits(read(text), "kv_idx")
-    found = {"first": limits.first, "end": limits.end}
+    found = {side: getattr(limits, side) for side in ("first", "end", "gap_first", "gap_end")}
     assert [side for side, limit in found.items() if limit is not None] == sides.split()
     assert limits.rest == expr.TRUE
+    for seed in range(20):
+        check(read(text), limits, "kv_idx", *inputs(seed))
+
+
+def test_split_limits_makes_one_gap() -> None:
+    text = "kv_idx <= q_idx and (q_idx - kv_idx < size or kv_idx < 4) and (kv_idx < 2 or kv_idx > size)"
+    limits = split_limits(read(text), "kv_idx")
+    assert limits.gap_end is not None
+    assert limits.rest == read("kv_idx < 2 or kv_idx > size")
 
 
 def test_split_limits_leaves_what_is_no_run() -> None:

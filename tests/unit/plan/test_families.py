@@ -238,11 +238,22 @@ def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap_or_overlapped() 
     for variant, traits in TRAITS.items():
         narrow = forward(variant, head_dims=(64, 64), length=2 * max(LENGTHS))
         suits = traits.score_is_cheap or traits.score_is_overlapped
-        assert (narrow.family == "hopper") == (suits and traits.keys_start_at_zero), variant
+        has_ranges = traits.keys_start_at_zero or traits.bands_are_bits
+        assert (narrow.family == "hopper") == (suits and has_ranges), variant
     assert TRAITS["causal_dropout"].score_is_overlapped
     assert TRAITS["softcap"].score_is_overlapped
     assert forward("softcap", head_dims=(64, 64), length=1024).family == "portable"
     assert forward("softcap", head_dims=(64, 64), length=2048).family == "hopper"
+
+
+def test_narrow_forwards_of_wide_bands_run_on_hopper() -> None:
+    for variant in ("window", "streaming_llm", "gemma2_local", "band"):
+        assert forward(variant, head_dims=(64, 64), length=LENGTH) == FAMILY.forward_tiles[64], variant
+        assert forward(variant, "packed", head_dims=(64, 64), length=LENGTH).family == "portable"
+    # One sees 128 keys, one reads a tensor for each pair, and the ranges of one come from a table.
+    for variant in ("gpt_oss", "band_mask", "document"):
+        assert not TRAITS[variant].bands_are_bits
+        assert forward(variant, head_dims=(64, 64), length=LENGTH).family == "portable", variant
 
 
 def test_rows_under_a_mask_are_not_alike() -> None:
@@ -354,8 +365,9 @@ def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
         if traits.keys_start_at_zero:
             continue
         for columns in WIDTHS:
-            wide = columns > min(WIDTHS)
-            assert is_faster(variant, "dense", square(columns), LENGTH) == (wide and traits.keys_are_runs), variant
+            suits_narrow = traits.bands_are_bits and (traits.score_is_cheap or traits.score_is_overlapped)
+            expected = traits.keys_are_runs if columns > min(WIDTHS) else suits_narrow
+            assert is_faster(variant, "dense", square(columns), LENGTH) == expected, variant
         # Of pruned rows some heads have long ranges, on which Hopper's kernels were the faster ones.
         assert is_faster(variant, "packed", (128, 128), LENGTH) == traits.keys_are_pruned, variant
         # Where a call asks for it, it runs there all the same.

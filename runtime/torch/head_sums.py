@@ -1,0 +1,21 @@
+"""Sums over all but heads, by a launch: a call that launches kernels alone is replayed."""
+
+from torch import Tensor
+
+from ..core.settings import INTERPRET
+from .launching import active, launch
+
+_BLOCK = 1024
+
+
+def head_sums(parts: Tensor) -> Tensor:
+    """The sums `[Hq]` of `[B, Hq, parts]` in float32, in a fixed order."""
+    batch, num_heads, count = parts.shape
+    runs_kernel = parts.is_cuda or INTERPRET or active.compiles is not None
+    if not runs_kernel or parts.numel() == 0:
+        return parts.sum((0, 2))
+    from ..device.head_sums import head_sums as kernel
+
+    sums = parts.new_empty((num_heads,))
+    launch(kernel, (num_heads,), (parts, sums, num_heads, count, batch * count), BLOCK=_BLOCK)
+    return sums
