@@ -144,6 +144,7 @@ def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
         by_row=source.by_row,
         by_length=source.by_length,
         by_queries=source.by_queries,
+        sized_by_keys=source.sized_by_keys,
         shift_invariant=source.shift_invariant,
         looks_back=source.looks_back,
     )

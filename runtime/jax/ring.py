@@ -345,12 +345,13 @@ class Ring:
             )
         if self.by_offset:
             keywords["q_offset"] = jnp.broadcast_to(begin - first, (batch,)).astype(jnp.int32)
-        ends = jnp.broadcast_to(jnp.minimum(fixed.get("kv_lengths", self.layout.seq), self.layout.seq), (batch,))
+        lengths = jnp.broadcast_to(fixed.get("kv_lengths", self.layout.seq), (batch,)).astype(jnp.int32)
+        ends = jnp.minimum(lengths, self.layout.seq)
         is_cut = self.layout.padded > self.layout.seq or "kv_lengths" in fixed
         if self.work.by_length:
-            keywords["kv_lengths"] = ends.astype(jnp.int32)
+            keywords["kv_lengths"] = lengths
         elif is_cut:
-            keywords["kv_lengths"] = jnp.clip(ends - first, 0, count).astype(jnp.int32)
+            keywords["kv_lengths"] = jnp.clip(ends - first, 0, count)
         for name, x in whole.items():
             keywords[name] = self._moved_own(name, x, step, i, j)
         if "sink" in whole and (step or i != j):
