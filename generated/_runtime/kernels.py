@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: b19e2aad2a3c47c1
+# hash: 7c91142bf534f265
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -431,7 +431,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "paged": {
-            "fwd": "4972fb7190796b32",
+            "fwd": "7d50e159bc82e5c8",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -465,7 +465,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "paged": {
-            "fwd": "ba6a47b39ec9a6c9",
+            "fwd": "764e8db0bee899f1",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -528,7 +528,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "paged": {
-            "fwd": "cc7b7ab7dcdc0aa0",
+            "fwd": "420309276be6026f",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -562,7 +562,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "bf54eae183fa5a1b",
+            "fwd": "98cd002f0cf66acd",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -596,7 +596,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "74b2805dd25f3cb6",
+            "fwd": "cd15c5a3c906fb7d",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -630,7 +630,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "f9e90234c2b04eb7",
+            "fwd": "ba64dbd677b217bc",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -664,7 +664,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "791679fc041807dc",
+            "fwd": "df80de8e18d4839f",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -698,7 +698,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "eda1fda4d1741cbe",
+            "fwd": "cca5ca52f78abd14",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -732,7 +732,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "6bdddb896b112d00",
         },
         "paged": {
-            "fwd": "51ca20080bf8da7c",
+            "fwd": "ee82f750fd25709d",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -766,7 +766,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "009a271df48a99bf",
         },
         "paged": {
-            "fwd": "73500c58db482262",
+            "fwd": "a76558c63917094d",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -800,7 +800,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "eb5541f706d1b120",
         },
         "paged": {
-            "fwd": "3545f494e753198c",
+            "fwd": "fa5d3a20a75b0210",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -834,7 +834,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "445dda72e3276599",
         },
         "paged": {
-            "fwd": "5bee80ccda913555",
+            "fwd": "abe1f4fe3df2bb1f",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -868,7 +868,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "1918bff37f3dcd84",
+            "fwd": "bbf887b00d537297",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -902,7 +902,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "00cab2ebecac734f",
+            "fwd": "1bb904774c651272",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -936,7 +936,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "paged": {
-            "fwd": "8052e3eadc77e251",
+            "fwd": "e1cdd222946b6b83",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -970,7 +970,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "caae692edcff31a9",
+            "fwd": "414557bcbe61eae4",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1004,7 +1004,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "paged": {
-            "fwd": "69aea204006de3e8",
+            "fwd": "c936dfd5de8202bc",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1038,7 +1038,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "paged": {
-            "fwd": "94dc4088fc162638",
+            "fwd": "d7b9d57063c46c7c",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1072,7 +1072,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "paged": {
-            "fwd": "be50e232c7893db8",
+            "fwd": "321d7fec17d2c5f5",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1106,7 +1106,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "786cd56b2dcc3702",
+            "fwd": "2fb6d57d3d863397",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1140,7 +1140,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "51281d40d11d2b9f",
+            "fwd": "de57af594d24a03d",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1174,7 +1174,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "27512207afe0d9e0",
+            "fwd": "7dd07253dc9896f6",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -56,6 +56,8 @@ class Backend(Protocol):
 def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -> int:
     """The number of keys of a sequence by which tiles are chosen: of a packed call what an average key has beside it.
 
+    Of a segmented call, whose segments are not counted, it is a guess, or the longest one's where that is less.
+
     Args:
         tokens: what tells the sequences apart: `cu_seqlens_q` of a packed call, `q_segment_ids` of a segmented one.
         longest: the longest sequence has at least so many keys.
@@ -66,7 +68,9 @@ def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     sequences = max(tokens.shape[0] - 1, 1) if mode == "packed" else SEGMENTS if tokens.stride(1) else 1
     average = max(length // sequences, min(length, 1))
-    if mode != "packed" or longest <= average:
+    if mode == "segmented" and longest:
+        return min(average, longest)
+    if longest <= average:
         return average
     # Pairs of a query and a key make up the work. There are at least as many as if all others were equally long.
     longest = min(longest, length)

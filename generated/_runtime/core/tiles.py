@@ -91,7 +91,6 @@ class HopperFamily:
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
-        packed_backward_from: the same of the backward, which clears and converts its sum of dq whatever the length.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones.
     """
@@ -111,7 +110,6 @@ class HopperFamily:
     narrow_forward_from_if_alike: int
     narrow_forward_from_if_overlapped: int
     packed_forward_from: Mapping[int, int]
-    packed_backward_from: int
     fused_backward_from: Mapping[int, int]
     slow_backward_head_dims: tuple[int, int]
 

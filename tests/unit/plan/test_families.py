@@ -67,7 +67,7 @@ WIDTHS = tuple(FAMILY.forward_tiles)
 BOUNDARIES = {
     *(FAMILY.long_forward_from, FAMILY.long_forward_from_if_alike),
     *(FAMILY.narrow_forward_from, FAMILY.narrow_forward_from_if_alike),
-    *(FAMILY.packed_backward_from, *FAMILY.packed_forward_from.values(), *FAMILY.fused_backward_from.values()),
+    *(*FAMILY.packed_forward_from.values(), *FAMILY.fused_backward_from.values()),
 }
 LENGTHS = sorted({1, LENGTH, 2 * max(BOUNDARIES)} | {n - below for n in BOUNDARIES for below in (0, 1)})
 """Both sides of every length that the table names."""
@@ -157,11 +157,19 @@ def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -
         assert families(variant, family="hopper") == ["hopper", "hopper"]
 
 
-def test_dq_of_short_sequences_has_a_kernel_of_its_own() -> None:
+@pytest.mark.parametrize("mode", ["dense", "packed"])
+def test_dq_of_short_sequences_has_a_kernel_of_its_own(mode: str) -> None:
     for columns, length in FAMILY.fused_backward_from.items():
-        assert families(head_dims=square(columns), length=length) == ["hopper", "hopper"]
-        assert families(head_dims=square(columns), length=length - 1) == ["hopper", "portable"]
-        assert families(head_dims=square(columns), length=length - 1, family="hopper") == ["hopper", "hopper"]
+        assert families(mode=mode, head_dims=square(columns), length=length) == ["hopper", "hopper"]
+        for short in (1, length - 1):
+            assert families(mode=mode, head_dims=square(columns), length=short) == ["hopper", "portable"]
+            assert families(mode=mode, head_dims=square(columns), length=short, family="hopper") == ["hopper", "hopper"]
+
+
+def test_segments_of_any_length_have_one_kernel_for_all_gradients() -> None:
+    for columns in WIDTHS:
+        assert families("causal", "segmented", square(columns), length=1) == ["hopper", "hopper"]
+        assert families("causal", "segmented", square(columns), length=1, deterministic=True) == ["hopper", "portable"]
 
 
 def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
@@ -268,13 +276,10 @@ def test_rows_under_a_mask_are_not_alike() -> None:
 def test_packed_calls_run_on_hopper() -> None:
     assert forward(mode="packed") == FAMILY.forward_tiles[128]
     assert families(mode="packed") == ["hopper", "hopper"]
-    short = FAMILY.packed_backward_from - 1
-    assert forward(mode="packed", length=short) == FAMILY.forward_tiles[128]
-    shortest = FAMILY.packed_forward_from[128] - 1
-    assert forward(mode="packed", length=shortest).family == "portable"
-    assert families(mode="packed", length=shortest) == ["portable", "portable"]
-    assert families(mode="packed", length=short) == ["portable", "portable"]
-    assert forward(mode="packed", length=shortest, family="hopper") == FAMILY.forward_tiles[128]
+    shortest = FAMILY.packed_forward_from[128]
+    assert forward(mode="packed", length=shortest) == FAMILY.forward_tiles[128]
+    assert forward(mode="packed", length=shortest - 1).family == "portable"
+    assert forward(mode="packed", length=shortest - 1, family="hopper") == FAMILY.forward_tiles[128]
     assert forward("window", "packed", family="hopper").family == "hopper"
     assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
     assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]
