@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 7c91142bf534f265
+# hash: b9e7151ac2c7c065
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -429,6 +429,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "cc5c1479cd8d63be",
             "hopper_bwd_wide": "e33a51231f9790f9",
             "hopper_delta": "3bc807cbe66af724",
+            "runs_hopper_fwd": "02e2fdbb0ed978b7",
+            "runs_hopper_bwd": "ee9771ac758f7fd1",
+            "runs_hopper_bwd_wide": "ffe59aba8a8765db",
         },
         "paged": {
             "fwd": "7d50e159bc82e5c8",
@@ -463,6 +466,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "1e3592a07719f673",
             "hopper_bwd_wide": "db33ab16781a67b0",
             "hopper_delta": "73a40e53ad837283",
+            "runs_hopper_fwd": "8f74c0b607dd3d30",
+            "runs_hopper_bwd": "25825c9117611a35",
+            "runs_hopper_bwd_wide": "ade3e5db9320e1a7",
         },
         "paged": {
             "fwd": "764e8db0bee899f1",
@@ -526,6 +532,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "cc29b9f385e1dbe0",
             "hopper_bwd_wide": "9cb4c0c5a1da64ef",
             "hopper_delta": "4f97cbb7d6d7d80d",
+            "runs_hopper_fwd": "4dd9f76495360ffa",
+            "runs_hopper_bwd": "61c47e5fc66e4b69",
+            "runs_hopper_bwd_wide": "f1381f4d8f2889ee",
         },
         "paged": {
             "fwd": "420309276be6026f",
@@ -730,6 +739,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "f97d1dfb0ca64c4a",
             "hopper_bwd_wide": "3744373e214dd9a1",
             "hopper_delta": "6bdddb896b112d00",
+            "runs_hopper_fwd": "97cb23879f39f64f",
+            "runs_hopper_bwd": "1811a30e95dcddf9",
+            "runs_hopper_bwd_wide": "6afab4acb59f30e2",
         },
         "paged": {
             "fwd": "ee82f750fd25709d",
@@ -764,6 +776,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "49ab3883e42a473f",
             "hopper_bwd_wide": "127895935b23a4a6",
             "hopper_delta": "009a271df48a99bf",
+            "runs_hopper_fwd": "98d85522c9d406db",
+            "runs_hopper_bwd": "57dc3bae7a60caa6",
+            "runs_hopper_bwd_wide": "05227b228668ce31",
         },
         "paged": {
             "fwd": "a76558c63917094d",
@@ -798,6 +813,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "8c710456de916f58",
             "hopper_bwd_wide": "c85debbe19706202",
             "hopper_delta": "eb5541f706d1b120",
+            "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
             "fwd": "fa5d3a20a75b0210",
@@ -832,6 +848,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "589a00667946e149",
             "hopper_bwd_wide": "c9de8834960b1e83",
             "hopper_delta": "445dda72e3276599",
+            "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
             "fwd": "abe1f4fe3df2bb1f",
@@ -934,6 +951,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "70b904fe95ebc8f9",
             "hopper_bwd_wide": "3449e588a33af8ed",
             "hopper_delta": "092370f267a0c50d",
+            "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
             "fwd": "e1cdd222946b6b83",
@@ -1002,6 +1020,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "94581f5f05b743af",
             "hopper_bwd_wide": "f96b41b537b7da1f",
             "hopper_delta": "059e2384eed51092",
+            "runs_hopper_fwd": "f90cf9a7fabf7f09",
+            "runs_hopper_bwd": "4e2b0a7e60a01d71",
+            "runs_hopper_bwd_wide": "c7889ecf14eb51c6",
         },
         "paged": {
             "fwd": "c936dfd5de8202bc",
@@ -1036,6 +1057,9 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "63f0f990838331a6",
             "hopper_bwd_wide": "74c52b93c7414780",
             "hopper_delta": "a37a8919ba93c2c2",
+            "runs_hopper_fwd": "1a0899a89d949f58",
+            "runs_hopper_bwd": "729ddd7995538d72",
+            "runs_hopper_bwd_wide": "9827cb26fa86207e",
         },
         "paged": {
             "fwd": "d7b9d57063c46c7c",
@@ -1070,6 +1094,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_bwd": "554205ad9fe54d53",
             "hopper_bwd_wide": "24bd1e87ad97f42c",
             "hopper_delta": "59150a6a4b6029d7",
+            "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
             "fwd": "321d7fec17d2c5f5",

@@ -24,6 +24,9 @@ FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 
 _WIDE_BACKWARD, _DELTA = "hopper_bwd_wide", "hopper_delta"
 
+_RUNS = "runs_"
+"""Prefix of what computes the runs of segmented calls: kernels of packed calls."""
+
 GAIN = 0.99
 """A measurement overrules the rule if it takes less than this part of the rule's time: a smaller difference is
 noise."""
@@ -162,4 +165,4 @@ def contending_kernels(pass_name: str, op: str, mode: str, head_dims: tuple[int,
     is_wide = HOPPER_FAMILY.backward_tiles[_widest(head_dims)].block_n == WIDE_KEYS
     backward = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
     names = ("fwd", FORWARD) if pass_name == "fwd" else backward
-    return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name in names}
+    return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name.removeprefix(_RUNS) in names}
