@@ -117,12 +117,15 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """True if Hopper's dk and dv are the faster ones as a rule, with dq in the same kernel or in one of its own.
 
-    They are with long key ranges, however short the sequences, and in dense and segmented calls with wide bands too.
+    They are with long key ranges, however short the sequences, and in dense and segmented calls with wide bands too; in
+    dense calls of 128 columns also where lists describe the blocks.
     """
     traits, (slow_from, slow_to) = TRAITS[op], HOPPER_FAMILY.slow_backward_head_dims
     has_ranges = _has_long_ranges(op) or (mode != "packed" and traits.keys_are_wide_bands)
     if mode == "segmented":
         has_ranges = has_ranges and traits.segmented_keys_are_runs
+    if mode == "dense" and _widest(head_dims) == 128:
+        has_ranges = has_ranges or not traits.keys_are_runs
     return has_ranges and not slow_from <= max(head_dims) <= slow_to
 
 
@@ -140,8 +143,17 @@ def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool
     return mode == "segmented" or length >= HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
 
 
-def as_a_rule(pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int) -> str:
-    """Whose kernels a forward, `fwd`, or a whole backward, `bwd`, runs as a rule: one of CONTENDERS."""
+def as_a_rule(
+    pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int, band_keys: int | None = None
+) -> str:
+    """Whose kernels a forward, `fwd`, or a whole backward, `bwd`, runs as a rule: one of CONTENDERS.
+
+    `band_keys`: keys of the band that a row sees, where the call gives the width of one; None for the examples'. A row
+    of a causal sequence sees half of its keys on average: so many of a band count as a sequence of twice the length.
+    """
+    band_keys = TRAITS[op].band_keys if band_keys is None else band_keys
+    if mode == "dense" and band_keys is not None:
+        length = min(length, 2 * band_keys)
     if pass_name == "fwd":
         return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
     if not backward_is_faster(op, mode, head_dims):

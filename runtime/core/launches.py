@@ -34,7 +34,9 @@ class Backend(Protocol):
     def begin_alike(self, x: Tensor, y: Tensor) -> bool: ...
     def has_even_rows(self, x: Tensor) -> bool: ...
     def empty_like_layout(self, x: Tensor, last: int, dtype: Any = None) -> Tensor: ...
-    def call_tiles(self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles: ...
+    def call_tiles(
+        self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
+    ) -> Tiles: ...
     def multiprocessors(self, x: Tensor) -> int: ...
     def is_nvidia(self, x: Tensor) -> bool: ...
     def has_tanh_instruction(self, x: Tensor) -> bool: ...
@@ -78,10 +80,20 @@ def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -
 
 
 def tiles_of(
-    backend: Backend, op: str, mode: str, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None
+    backend: Backend,
+    op: str,
+    mode: str,
+    q: Tensor,
+    v: Tensor,
+    options: CallOptions,
+    tokens: Tensor | None = None,
+    band_keys: int | None = None,
 ) -> Tiles:
-    """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`."""
-    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options)
+    """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`.
+
+    `band_keys`: keys of the band that a row sees, where the call gives its width.
+    """
+    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options, band_keys)
 
 
 def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], list[Tensor]]) -> list[Tensor]:

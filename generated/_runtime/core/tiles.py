@@ -132,6 +132,8 @@ class VariantTraits:
             be short.
         bands_are_bits: a row's keys are a wide band that follows from distances alone, which Hopper's forward masks by
             the bits of a word.
+        band_keys: keys of the band that a row sees, with the examples of scalars that it depends on; None if no number
+            of keys limits what a row sees.
         keys_are_pruned: a row attends to all keys before it but those that its log-decay has faded.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
@@ -149,6 +151,7 @@ class VariantTraits:
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
+    band_keys: int | None
     keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
