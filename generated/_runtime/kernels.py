@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: c71d7df660377269
+# hash: c752f58569428ef4
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -457,7 +457,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "ffe59aba8a8765db",
         },
         "paged": {
-            "fwd": "2cc13f5c1cfbc573",
+            "fwd": "dc109cba696ae5b1",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -494,7 +494,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "ade3e5db9320e1a7",
         },
         "paged": {
-            "fwd": "8487f52c0f40aca0",
+            "fwd": "ca16314ac61d299d",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -560,7 +560,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f1381f4d8f2889ee",
         },
         "paged": {
-            "fwd": "8ec3460b669f8d85",
+            "fwd": "1a1452ddbaa681db",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -594,7 +594,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "fb900f41c7ed5e2c",
+            "fwd": "6de7b0d877781ae8",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -628,7 +628,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "786a9f47901f3869",
+            "fwd": "fe5f05b6faf37d75",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -662,7 +662,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "e09320d04bf6949f",
+            "fwd": "5d3c16fd8dc74393",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -696,7 +696,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "f6385d36b278f93c",
+            "fwd": "edb818533cc83804",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -730,7 +730,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "97c2f659fc1d210f",
+            "fwd": "115a84855fffcb8f",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -767,7 +767,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "6afab4acb59f30e2",
         },
         "paged": {
-            "fwd": "834ab57bd9c645d3",
+            "fwd": "0e3c425c7b2ee25e",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -804,7 +804,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "05227b228668ce31",
         },
         "paged": {
-            "fwd": "a36fc949f7a30d64",
+            "fwd": "6ba22c43b7285b46",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -839,7 +839,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "e538200a9c89a42b",
+            "fwd": "2eaa541ed4a0bc6e",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -874,7 +874,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "58d557b9efe65f12",
+            "fwd": "8f2d806976ac0708",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -908,7 +908,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "7a6de9a359fba116",
+            "fwd": "ce9646e4b4e09490",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -942,7 +942,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "f02a77e1b8493c0a",
+            "fwd": "f27940f130b03154",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -977,7 +977,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "e80d80c620dd9747",
+            "fwd": "01ff4f01f68207e2",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -1011,7 +1011,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "b1932bb95bbf1e35",
+            "fwd": "8e798274079b2770",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1048,7 +1048,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c7889ecf14eb51c6",
         },
         "paged": {
-            "fwd": "b50a650129743265",
+            "fwd": "67c18677ebc636b1",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1085,7 +1085,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "9827cb26fa86207e",
         },
         "paged": {
-            "fwd": "6a8906c1bc1b298a",
+            "fwd": "fad3417f76af75b0",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1120,7 +1120,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "72208e06e42a3dba",
+            "fwd": "0b1f5f66a6132f5d",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1154,7 +1154,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "bc50ff114cc425b1",
+            "fwd": "887b2f5359977541",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1188,7 +1188,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "bac94c9b74af5918",
+            "fwd": "6cd9a13b08f17f07",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1222,7 +1222,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "d1fc5bc6b5698421",
+            "fwd": "81907cc27bd7416e",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

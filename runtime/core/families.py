@@ -136,11 +136,12 @@ def _has_long_ranges(op: str) -> bool:
 def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if one kernel for dq, dk and dv is as a rule faster than a portable dq beside Hopper's dk and dv.
 
-    The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. So in
-    dense and packed calls it serves long ones. A segmented call does not know its lengths, and the portable dq visits
-    blocks that the border of two segments cuts, while the fused kernel has blocks that begin where segments do.
+    The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. In a
+    segmented call it serves sequences of half the length: its blocks begin where segments do, while the portable dq
+    visits blocks that the border of two segments cuts.
     """
-    return mode == "segmented" or length >= HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
+    from_length = HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
+    return (2 * length if mode == "segmented" else length) >= from_length
 
 
 def as_a_rule(
