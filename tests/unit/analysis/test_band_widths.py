@@ -16,7 +16,7 @@ SPECS = load(ROOT / "variants.yaml").variants | load(LIBRARY).variants
 
 
 def width(mask: str) -> dict[str, int] | None:
-    scalars = {name: ScalarType.INT for name in ("size", "before", "after")}
+    scalars = dict.fromkeys(("size", "before", "after"), ScalarType.INT)
     found = band_width(analyse(parse(mask, Scope(scalars=scalars), Type.BOOL)))
     return None if found is None else {x.name if isinstance(x, Var) else "1": n for x, n in found.items()}
 
