@@ -6,13 +6,12 @@ import pytest
 
 from codegen.analysis.band_widths import band_width
 from codegen.analysis.schedule import analyse
-from codegen.ir.expr import Type, Var
+from codegen.ir.expr import ScalarType, Type, Var
 from codegen.ir.parse import Scope, parse
 from codegen.load.spec_file import load
-from codegen.spec.model import ScalarType
 from tests.support.paths import LIBRARY, ROOT
 
-SPECS = load(ROOT / "variants.yaml").variants | load(LIBRARY).variants
+SPECS = {**load(ROOT / "variants.yaml").variants, **load(LIBRARY).variants}
 
 
 def width(mask: str) -> dict[str, int] | None:
