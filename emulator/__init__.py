@@ -1,9 +1,9 @@
 """Gluon's kernels for Hopper, run on the CPU: an emulation of the part of the language that they use.
 
 Gluon has no interpreter. Here a kernel's own Python source is executed, each function as it stands, with names of
-`triton` that compute on torch tensors: `values` has scalars, blocks, pointers and layouts, `ptx` what a kernel spells
-out for several numbers of a thread, `device` shared memory, barriers, TMA and wgmma, `partitions` the warps that run
-side by side. Programs run one after the other.
+`triton` that compute on torch tensors: `values` has scalars, blocks, pointers and layouts, `assembly` and `ptx` inline
+PTX, `tiles` shared memory, TMA and wgmma, `barriers` the mbarriers, `partitions` the warps that run side by side, and
+`device` a program, which has all of these. Programs run one after the other.
 
     path = Path("generated/causal/hopper_fwd.py")
     kernel = Kernel(path.read_text(), "causal_hopper_fwd", Timing.LATE_PRODUCTS, device_sources(path))

@@ -1,4 +1,4 @@
-"""What a program of a Hopper kernel has beside its registers: shared memory, mbarriers, TMA and wgmma."""
+"""One program of a Hopper kernel: its shared memory, mbarriers, TMA, wgmma and warps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import linecache
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -16,9 +15,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as real
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier as real_mbarrier
 
-from .errors import EmulationError, check
-from .partitions import Known, Partition, Scheduler, Wait, emulated_place, learn
-from .values import DTYPES, NAMES, Operand, Pointer, Value, inline_asm_elementwise, zeros
+from .assembly import inline_asm_elementwise
+from .barriers import Barrier, Barriers
+from .errors import check
+from .partitions import Partition, Scheduler, Wait, emulated_place, learn
+from .tiles import Addition, BlockType, Copy, Descriptor, Product, Slot, Tile
+from .values import DTYPES, NAMES, Operand, Pointer, Value, zeros
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a program on sm_90."""
@@ -32,239 +34,6 @@ class Timing(Enum):
 
     EARLY_PRODUCTS = "products at their issue, copies when nothing else can go on"
     LATE_PRODUCTS = "copies at their issue, products when they are waited for"
-
-
-class Barrier:
-    """An mbarrier: a phase completes once all have arrived and all bytes expected have come."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.phases = 0  # complete so far
-        self.known: Known = {}  # to those who wait for it
-        self._arriving: Known = {}
-        self._arrivals = self._missing = self._bytes = 0
-
-    def init(self, arrivals: int) -> None:
-        check(self._arrivals == 0 and arrivals > 0, f"{self.name}: init({arrivals}) of a barrier with {self._arrivals}")
-        self._arrivals = self._missing = arrivals
-
-    def arrive(self, arrivals: int, known: Known, more_bytes: int = 0) -> None:
-        self._missing -= arrivals
-        check(self._missing >= 0, f"{self.name}: more than {self._arrivals} arrivals in phase {self.phases}")
-        self._bytes += more_bytes
-        learn(self._arriving, known)
-        self._complete()
-
-    def receive(self, landed: int) -> None:
-        self._bytes -= landed
-        self._complete()
-
-    def _complete(self) -> None:
-        if self._missing == 0 and self._bytes == 0:
-            self.phases += 1
-            self._missing = self._arrivals
-            learn(self.known, self._arriving)
-            self._arriving = {}
-
-    def is_past(self, parity: int) -> bool:
-        """Whether the phase before the present one has this parity."""
-        return self.phases % 2 != parity
-
-    def check_wait(self, parity: int) -> None:
-        check(self._arrivals > 0, f"{self.name} was not initialised")
-        check(parity in (0, 1), f"{self.name}: parity {parity}")
-
-    def __str__(self) -> str:
-        return f"{self.name} (phase {self.phases}, {self._missing} arrivals and {self._bytes} bytes short)"
-
-
-class Barriers:
-    """An allocation of barriers."""
-
-    def __init__(self, barriers: list[Barrier]) -> None:
-        self._barriers = barriers
-
-    def index(self, i: Operand) -> Barrier:
-        place = int(i)
-        check(0 <= place < len(self._barriers), f"barrier {place} of {len(self._barriers)}")
-        return self._barriers[place]
-
-
-@dataclass(eq=False)
-class Store:
-    """What a partition stored: seen by TMA and wgmma once it is fenced, by others once they waited for an arrival."""
-
-    arrival: int  # the partition's, which tells of it
-    is_fenced: bool = False
-
-
-@dataclass
-class Slot:
-    """What is known of one tile's place."""
-
-    name: str
-    copy: Copy | None = None  # that filled it last
-    stores: dict[Partition, Store] = field(default_factory=dict)  # or that did
-    readers: int = 0  # products and additions in flight
-    reads: Known = field(default_factory=dict)  # since that copy: the arrival of each reader that tells of its last
-
-
-class Tile:
-    """A view of shared memory, of a program that runs."""
-
-    def __init__(self, program: Program, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
-        self.program, self.data, self.layout, self._slots = program, data, layout, slots
-        self._places: Tensor | Sequence[Tensor] = data  # of what `index` gives
-
-    @property
-    def shape(self) -> list[int]:
-        return list(self.data.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return NAMES[self.data.dtype]
-
-    @property
-    def slot(self) -> Slot:
-        check(len(self._slots) == 1, "all tiles of an allocation at once")
-        return self._slots[0]
-
-    def index(self, i: Operand) -> Tile:
-        place = int(i)
-        check(0 <= place < len(self._slots), f"tile {place} of {len(self._slots)}")
-        return Tile(self.program, self._places[place], self.layout, [self._slots[place]])
-
-    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
-        """Pieces as the `[tiles, rows, columns]` that they are in memory: a tile has one block of a swizzle's columns
-        after the other. What is known of a piece is known of its tile from then on."""
-        count = shape[0]
-        piece_rows, piece_columns = self.shape[-2:]
-        check(dtype == self.dtype and math.prod(shape) == self.data.numel(), f"{self.shape} as {shape} of {dtype}")
-        check(piece_columns * self.data.element_size() == layout.swizzle_byte_width, f"{piece_columns} columns a piece")
-        tiles = torch.full(shape, float("nan"), dtype=self.data.dtype)
-        blocks = [block for tile in tiles for block in tile.split(piece_columns, 1)]
-        self._places = [piece[(None,) * (len(self.shape) - 3)] for block in blocks for piece in block.split(piece_rows)]
-        slots = [Slot(f"tile {i} of {self._slots[0].name}") for i in range(count)]
-        self._slots = [slots[i * count // len(self._slots)] for i in range(len(self._slots))]
-        return Tile(self.program, tiles, layout, slots)
-
-    def reshape(self, shape: list[int]) -> Tile:
-        return Tile(self.program, self.data.view(shape), self.layout, self._slots)
-
-    def permute(self, order: Sequence[int]) -> Tile:
-        return Tile(self.program, self.data.permute(*order), self.layout, self._slots)
-
-    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
-        check(self.data.dim() == 2, "a slice of what is no tile")
-        check(0 <= start <= self.data.shape[dim] - length, f"{length} from {start} on of {self.shape}")
-        return Tile(self.program, self.data.narrow(dim, start, length), self.layout, self._slots)
-
-    def load(self, layout: Any) -> Value:
-        slot, partition = self.program.readable(self, by_hardware=False), self.program.partition
-        slot.reads[partition] = partition.arrivals
-        return Value(self.data.clone(), layout)
-
-    def store(self, value: Value) -> None:
-        check(value.shape == self.shape and value.dtype == self.dtype, f"{value.shape} stored to {self.shape}")
-        self.program.check_overwrite(self.slot)
-        self.data.copy_(value.data)
-        partition = self.program.partition
-        self.slot.stores[partition] = Store(partition.arrivals)
-
-
-@dataclass(frozen=True)
-class BlockType:
-    element_ty: Any
-    shape: list[int]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * int(self.element_ty.primitive_bitwidth) // 8
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    """A tensor in global memory of which TMA copies tiles: the elements that are there, and how it is said to lie in
-    them. An address wraps around at 2**64: what counts is where the elements inside a tensor's edges are."""
-
-    elements: Tensor
-    sizes: Sequence[int]
-    strides: Sequence[int]  # in elements
-    block_type: BlockType
-    layout: Any
-
-    @property
-    def dtype(self) -> Any:
-        return self.block_type.element_ty
-
-    def places(self, coordinates: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of each element of the tile that begins there: its place, and whether it is inside the tensor's edges."""
-        itemsize, rank = self.elements.element_size(), len(self.sizes)
-        address, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
-        axes = zip(coordinates, self.block_type.shape, self.sizes, self.strides, strict=True)
-        for axis, (first, length, size, stride) in enumerate(axes):
-            check(-(2**31) <= first < 2**31, f"coordinate {first} for TMA")
-            index = torch.arange(first, first + length).view([-1 if each == axis else 1 for each in range(rank)])
-            # In 64 bits, as the hardware computes it.
-            address = address + index * (stride * itemsize)
-            inside = inside & (index >= 0) & (index < size)
-        address, inside = torch.broadcast_tensors(address, inside)
-        outside = inside & ((address < 0) | (address >= len(self.elements) * itemsize))
-        if outside.any():
-            first = int(address[outside][0])
-            bytes_there = len(self.elements) * itemsize
-            raise EmulationError(f"TMA copies byte {first} of a tensor that spans {bytes_there}, from {coordinates} on")
-        return address // itemsize, inside
-
-    def tile_at(self, coordinates: Sequence[int]) -> Tensor:
-        """The tile that begins there, zero beyond the tensor's edges."""
-        places, inside = self.places(coordinates)
-        tile = torch.zeros(places.shape, dtype=self.elements.dtype)
-        tile[inside] = self.elements[places[inside]]
-        return tile
-
-
-@dataclass(eq=False)
-class Copy:
-    """A copy by TMA; its data is there for those who saw phase `phase` of its barrier complete."""
-
-    data: Tensor
-    tile: Tile
-    barrier: Barrier
-    phase: int
-
-    def land(self) -> None:
-        self.tile.data.copy_(self.data)
-        self.barrier.receive(self.data.numel() * self.data.element_size())
-
-
-@dataclass(eq=False)
-class Addition:
-    """A tile that TMA adds to memory."""
-
-    elements: Tensor
-    places: Tensor
-    tile: Tile
-
-    def compute(self) -> None:
-        self.elements[self.places] += self.tile.data
-
-
-@dataclass(eq=False)
-class Product:
-    """A wgmma: `a @ b`, added to the sums so far."""
-
-    compute: Callable[[], Tensor]
-    layout: Any
-    shape: list[int]
-    reads: list[Slot]
-    result: Tensor | None = None
-    is_done: bool = False
-
-    def value(self) -> Value:
-        check(self.is_done and self.result is not None, "the sums of a wgmma that may still run are used")
-        assert self.result is not None
-        return Value(self.result, self.layout)
 
 
 @dataclass

@@ -62,6 +62,36 @@ class Call:
         return {"o": o.detach(), "lse": lse.detach(), **named}
 
 
+@dataclass(frozen=True)
+class Captured:
+    """The passes of a call, each in a CUDA graph: what a step takes whose host has no part in it."""
+
+    forward: Callable[[], None]
+    both: Callable[[], None]
+
+    @classmethod
+    def of(cls, call: Call) -> Captured:
+        """Of a call that was made before, as a capture asks for."""
+        return cls(_captured(call.forward), _captured(call.both))
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], None]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+
+    def replay(_results: Any = kept) -> None:
+        graph.replay()
+
+    return replay
+
+
 def draw(case: ParallelCase, device: str, dtype: torch.dtype) -> Inputs:
     """The arguments of the whole call, the same on every rank; packed if the case has documents."""
     shape = Shape(batch=1, heads=case.heads[0], kv_heads=case.heads[1], seq=case.seq, dim=case.dim)

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.cases.parallel import Job, ParallelCase
+from bench.cases.parallel import ASSUMED_FLOPS, Job, ParallelCase
 from bench.peers.parallel_ours import (
     Call,
+    Captured,
     draw,
     make_plan,
     nodes_of,
@@ -47,6 +48,9 @@ SAME_BITS = ("o", "lse", "dq")
 """Results that have one GPU's bits under the strategies `EXACT`."""
 
 EXACT = ("heads", "gather", "exchange")
+CAPTURED_S = 0.2
+"""Estimated seconds of a step on one GPU up to which the strategy that auto chooses is also timed in a CUDA graph."""
+
 MOST_ERROR = 1.1
 """Errors of dk and dv over one GPU's, at most."""
 
@@ -157,7 +161,7 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
     case = job.case
     assert case is not None
     inputs = draw(case, run.device, run.dtype)
-    calls: dict[str, Call] = {"one GPU": one_gpu(case, inputs)}
+    calls: dict[str, Any] = {"one GPU": one_gpu(case, inputs)}
     run.say(doing=f"{case} on one GPU")
     _, note = ranks.attempt(calls["one GPU"].both)
     if note:
@@ -179,6 +183,14 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
             yield row_of(run, "ours", str(case), strategy, note=note)
         else:
             layouts[strategy], calls[strategy] = built
+    # Of longer steps the host has no part.
+    if run.device == "cuda" and names[0] in calls and case.flops("fwd+bwd") < ASSUMED_FLOPS * CAPTURED_S:
+        run.say(doing=f"{case} by {names[0]}, captured")
+        captured, note = ranks.attempt(lambda: Captured.of(calls[names[0]]))
+        if captured is None:
+            yield row_of(run, "ours", str(case), f"{names[0]}, CUDA graph", note=note)
+        else:
+            layouts[f"{names[0]}, CUDA graph"], calls[f"{names[0]}, CUDA graph"] = layouts[names[0]], captured
     run.say(doing=f"{case}, timing")
     times, note = ranks.attempt(lambda: _both_passes(ranks, calls))
     if times is None:

@@ -17,6 +17,9 @@ from bench.peers.replayed import lone
 from bench.runs.parallel_run import Rows, Run, chosen, row_of
 from bench.timing.ranks import Ranks, once_ms
 
+MOST_COMPARED = 8
+"""Of more ranks only what auto chooses is replayed, and heads inside nodes."""
+
 MEASURED_MS, MOST_CALLS = 200.0, 10
 """Milliseconds that the measured calls of a rank take together, and how many there are at most."""
 
@@ -32,16 +35,17 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
     if one is None:
         yield row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)
         return
-    names, refused = chosen(run, "replay", case, size)
+    names, refused = chosen(run, "replay", case, size, ("auto", "2d") if size > MOST_COMPARED else ())
     for strategy in names:
         run.say(doing=f"{case} by {strategy}, {size} ranks")
         row = row_of(run, "replay", str(case), strategy, ranks=size)
 
         def every(strategy: str = strategy) -> tuple[list[float], float, float, float]:
             times: list[float] = []
-            # By heads every rank does the same.
-            for rank in range(1 if strategy == "heads" else size):
-                nodes = nodes_of(strategy, size, run.machine)
+            nodes = nodes_of(strategy, size, run.machine)
+            # By heads every rank does the same, and so do the ranks of a node that share its rows.
+            alike = size if strategy == "heads" else size // nodes if nodes else 1
+            for rank in range(0, size, alike):
                 layout = make_plan(case, lone(rank, size, nodes, run.device), strategy, run.machine)
                 times.append(_local_ms(ranks, sharded(case, inputs, layout, rank).both))
                 run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")

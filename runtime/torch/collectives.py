@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import fail
+from .launching import is_seen_by_others
 
 
 class Collectives(Protocol):
@@ -44,7 +45,8 @@ class Exchanges(Collectives, Protocol):
 
 
 class GroupCollectives:
-    """The collectives of a process group of torch.distributed, as operators that torch.compile knows."""
+    """The collectives of a process group of torch.distributed. Its own methods cost a CPU a third of what the operators
+    do that torch.compile knows, which are taken where a trace or a mode sees them."""
 
     def __init__(self, group: Any, device_type: str) -> None:
         import torch.distributed as dist
@@ -56,26 +58,46 @@ class GroupCollectives:
         import torch.distributed._functional_collectives  # noqa: F401
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return self._started("all_gather_into_tensor", x, self.size)
+        if is_seen_by_others():
+            return self._operator("all_gather_into_tensor", x, self.size)
+        found = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return _arriving(found, self.group._allgather_base(found, x.contiguous()))
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        return self._started("reduce_scatter_tensor", x, "sum", self.size)
+        if is_seen_by_others():
+            return self._operator("reduce_scatter_tensor", x, "sum", self.size)
+        found = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return _arriving(found, self.group._reduce_scatter_base(found, x.contiguous()))
 
     def all_to_all(self, x: Tensor) -> Tensor:
-        parts = [x.shape[0] // self.size] * self.size
-        return self._started("all_to_all_single", x, parts, parts)
+        if is_seen_by_others():
+            parts = [x.shape[0] // self.size] * self.size
+            return self._operator("all_to_all_single", x, parts, parts)
+        found = x.new_empty(x.shape)
+        return _arriving(found, self.group.alltoall_base(found, x.contiguous(), [], []))
 
     def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
-        return self._started("all_to_all_single", x, list(received), list(sent))
+        received, sent = list(received), list(sent)
+        if is_seen_by_others():
+            return self._operator("all_to_all_single", x, received, sent)
+        found = x.new_empty((sum(received), *x.shape[1:]))
+        return _arriving(found, self.group.alltoall_base(found, x.contiguous(), received, sent))
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return self._started("all_reduce", x, "sum")
+        if is_seen_by_others():
+            return self._operator("all_reduce", x, "sum")
+        found = x.clone(memory_format=torch.contiguous_format)
+        return _arriving(found, self.group.allreduce([found]))
 
     def wait(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.ops._c10d_functional.wait_tensor(x)
-        return found
+        work = x.__dict__.pop("work", None)
+        if work is None:
+            found: Tensor = torch.ops._c10d_functional.wait_tensor(x)
+            return found
+        work.wait()
+        return x
 
-    def _started(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
+    def _operator(self, operator: str, x: Tensor, *arguments: Any) -> Tensor:
         found: Tensor = getattr(torch.ops._c10d_functional, operator)(x.contiguous(), *arguments, self.name)
         return found
 
@@ -85,6 +107,12 @@ class GroupCollectives:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, x, group=self.group)
         return found
+
+
+def _arriving(x: Tensor, work: Any) -> Tensor:
+    """What `GroupCollectives.wait` waits for."""
+    x.__dict__["work"] = work
+    return x
 
 
 class Alone:

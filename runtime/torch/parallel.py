@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +14,18 @@ from ..core.work import VariantWork
 from .agreement import agree, described
 from .collectives import Collectives
 from .dtensors import LocalParts, is_distributed
+from .launching import is_seen_by_others
 from .parallel_autograd import attend as attend_directly
 from .parallel_operators import attend, registered
 from .rank_call import LAYOUT, RankCall
 from .support import autocast_inputs, launches_directly
+from .tape import Notes, Tape
 
 MOST_KINDS = 64
-"""So many kinds of calls are known to be right; then all are forgotten."""
+"""So many kinds of calls are known to be right, and are noted; then all are forgotten."""
+
+_INPUTS = ("q", "k", "v")
+_NEW, _SEEN = object(), object()  # What is known of a kind of call: nothing; that it came once.
 
 
 class ContextParallel:
@@ -43,6 +47,9 @@ class ContextParallel:
         self.check, self.sums_gradients = check, sums_gradients
         self._is_checked = False
         self._checked: set[Any] = set()
+        self._tapes: dict[Any, Tape | object | None] = {}
+        needs = (layout.nodes or layout).needs
+        self._reads_values = any(isinstance(value, str) for each in needs for _, value in each.arguments)
         self._parameters = list(inspect.signature(op).parameters)
         self.__name__ = f"context_parallel({work.op})"
         self.__doc__ = op.__doc__
@@ -107,8 +114,15 @@ class ContextParallel:
 
     def computed(self, given: Mapping[str, Any], *, wants_lse: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """The same of checked arguments, and what `derived` may be given in place of q, k, v, o and lse."""
-        with torch.no_grad(), _without_autocast(given["q"]):
-            return self._call(given).forward(wants_lse=wants_lse)
+
+        def results(op: Any, comm: Collectives) -> list[Tensor | None]:
+            o, lse, kept = self._call(op, comm, given).forward(wants_lse=wants_lse)
+            return [o, lse, *kept]
+
+        tensors = [x for x in given.values() if isinstance(x, Tensor)]
+        others = [(name, repr(x)) for name, x in given.items() if not isinstance(x, Tensor)]
+        o, lse, *kept = self._again((tuple(given), *others, wants_lse), tensors, results)
+        return o, lse, kept
 
     def derived(
         self,
@@ -120,11 +134,49 @@ class ContextParallel:
     ) -> dict[str, Tensor]:
         """The gradients of `wanted`, by name, from o and lse and the gradients with respect to them; or from what was
         kept, of which q, k and v have the shapes alone."""
-        with torch.no_grad(), _without_autocast(given["q"]):
-            return self._call(given).backward(saved, gradients, wanted, kept)
 
-    def _call(self, given: Mapping[str, Any]) -> RankCall:
-        return RankCall(self.op, self.work, self.layout, self.comm, given, sums_gradients=self.sums_gradients)
+        def results(op: Any, comm: Collectives) -> list[Tensor]:
+            found = self._call(op, comm, given).backward(saved, gradients, wanted, kept)
+            return [found[name] for name in wanted]
+
+        own = [x for name, x in given.items() if isinstance(x, Tensor) and (saved or name not in _INPUTS)]
+        tensors = [x for x in (*own, *(saved or ()), *gradients, *kept) if x is not None]
+        others = [(name, repr(x)) for name, x in given.items() if not isinstance(x, Tensor)]
+        shapes = [given[name].shape for name in _INPUTS]
+        looks = (tuple(given), *others, *shapes, tuple(wanted), saved is None, gradients[1] is None)
+        kind = looks if set(wanted) <= set(_INPUTS) else None
+        return dict(zip(wanted, self._again(kind, tensors, results), strict=True))
+
+    def _again(
+        self, kind: Any, tensors: Sequence[Tensor], compute: Callable[[Any, Collectives], list[Any]]
+    ) -> list[Any]:
+        """What `compute` returns of the op and the collectives; where a call of this kind was noted, by its tape.
+
+        Args:
+            kind: all that decides what is computed but what `tensors` look like, which are all that is read; None for a
+                call that is never noted.
+        """
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(tensors[0].device.type):
+            with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+                return self._again(kind, tensors, compute)
+        if kind is None or self._reads_values or is_seen_by_others() or not _is_current(tensors[0]):
+            return compute(self.op, self.comm)
+        key = (kind, *[(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in tensors])
+        tape = self._tapes.get(key, _NEW)
+        if isinstance(tape, Tape):
+            return tape(tensors)
+        if tape is not _SEEN:
+            if len(self._tapes) == MOST_KINDS:
+                self._tapes.clear()
+            self._tapes.setdefault(key, _SEEN)
+            return compute(self.op, self.comm)
+        with Notes(tensors, self.op, self.comm) as notes:
+            results = compute(notes.op, notes.comm)
+        self._tapes[key] = notes.tape(results)
+        return results
+
+    def _call(self, op: Any, comm: Collectives, given: Mapping[str, Any]) -> RankCall:
+        return RankCall(op, self.work, self.layout, comm, given, sums_gradients=self.sums_gradients)
 
     # --------------------------------------------------------------------------------------------------------- checks
 
@@ -191,6 +243,6 @@ def _looks(given: Mapping[str, Any]) -> Any:
     )
 
 
-def _without_autocast(q: Tensor) -> Any:
-    kind = q.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+def _is_current(x: Tensor) -> bool:
+    """Whether a tensor is where the op launches: on the current device."""
+    return not x.is_cuda or x.get_device() == torch.cuda.current_device()

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
 from ..core.checks import fail
 from .functions import kernels_of
+from .replay import replayed
 from .support import FP8_DTYPE
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -36,7 +37,21 @@ class Gradients(NamedTuple):
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
     """Give an op its `backward`. `call(run, ...)` is what the op does, of all its parameters but those of pages."""
-    op.__dict__["backward"] = partial(_backward, op, call)
+
+    def of_inputs(*args: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
+        return _backward(op, call, *args, **keywords)[:3]
+
+    op.__dict__["backward"] = partial(_backward_again, replayed(of_inputs), op, call)
+
+
+def _backward_again(
+    of_inputs: Callable[..., tuple[Tensor, ...]], op: Any, call: Callable[..., Any], *args: Any, **keywords: Any
+) -> Gradients:
+    """`_backward`, replayed as the op is where no gradients of own tensors are wanted."""
+    if keywords.get("wanted") != () or torch.is_grad_enabled():
+        return _backward(op, call, *args, **keywords)
+    dq, dk, dv = of_inputs(*args, **keywords)
+    return Gradients(dq, dk, dv, {})
 
 
 def _backward(

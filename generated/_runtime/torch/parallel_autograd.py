@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .exchange import kept
 from .plans import bare_apply
 from .transforms import refuse_second_derivative
 
@@ -74,9 +75,7 @@ class _Attend(torch.autograd.Function):
         wanted = [name for name, is_wanted in zip(names, needs, strict=True) if is_wanted]
         results, kept = None, ()
         if ctx.keeps:
-            # Of q, k and v shapes alone are read.
-            nothing = torch.empty((), dtype=ctx.dtype, device=ctx.device)
-            given = {name: nothing.expand(shape) for name, shape in ctx.shapes.items()}
+            given = {name: _nothing(parallel, shape, ctx.dtype, ctx.device) for name, shape in ctx.shapes.items()}
             own = [name for name in names if name not in given]
             given |= dict(zip(own, saved[: len(own)], strict=True))
             kept = saved[len(own) :]
@@ -90,6 +89,13 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = dict(zip(wanted, _Refused.apply(edge, *(found[name] for name in wanted)), strict=True))
         return None, None, None, None, *(found.get(name) for name in names), None
+
+
+def _nothing(parallel: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What stands for q, k or v, of which the shape alone is read."""
+    key = ("nothing", shape, dtype, device)
+    found: Tensor = kept(parallel.layout, key, lambda: torch.empty((), dtype=dtype, device=device).expand(shape))
+    return found
 
 
 class _Refused(torch.autograd.Function):

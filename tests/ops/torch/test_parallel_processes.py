@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils.checkpoint import checkpoint
 
 from codegen.testing import calls
+from generated._runtime.torch.tape import Tape
 from generated.torch_parallel import context_parallel, plan
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")
@@ -152,6 +153,21 @@ def grids_of_processes() -> None:
         training_step(init_device_mesh("cpu", sizes, mesh_dim_names=("node", "gpu")), "alibi", "2d")
 
 
+def noted_steps(mesh: Any, strategy: str) -> None:
+    """Calls that are noted, and done again with other values, send through the group what the first one sent."""
+    op = calls.load_op("causal")
+    call = context_parallel(op, layout := plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy=strategy))
+    for number in range(3):
+        torch.manual_seed(number)
+        q, k, v = (torch.randn(1, heads, SEQ, DIM) for heads in (HEADS[0], *[HEADS[1]] * 2))
+        rows = [layout.shard(x, 2).requires_grad_() for x in (q, k, v)]
+        found = torch.autograd.grad(call(*rows).square().sum(), rows)
+        whole = [x.requires_grad_() for x in (q, k, v)]
+        for got, want in zip(found, torch.autograd.grad(op(*whole).square().sum(), whole), strict=True):
+            assert torch.allclose(layout.unshard(got, 2), want, atol=1e-5), f"{strategy}, call {number}"
+    assert all(isinstance(tape, Tape) for tape in call._tapes.values())
+
+
 def raises_on_every_rank(mesh: Any) -> None:
     op = calls.load_op("causal")
     layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
@@ -192,6 +208,8 @@ def one_process(rank: int, folder: str) -> None:
         training_step(mesh["cp"].get_group(), "forgetting", "gather", checkpointed=True)
         training_step(mesh["cp"], "causal", "heads", checkpointed=True)
         training_step(mesh["cp"], "gpt_oss", "ring", checkpointed=True)
+        for strategy in ("heads", "gather", "exchange", "ring"):
+            noted_steps(mesh["cp"], strategy)
         grids_of_processes()
         dropped_heads()
         compiled(mesh["cp"])

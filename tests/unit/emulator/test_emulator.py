@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from emulator import DeadlockError, EmulationError, Kernel, Timing, ptx
-from emulator.device import BlockType, Descriptor
+from emulator.tiles import BlockType, Descriptor
 
 HEADER = """
 from triton.experimental import gluon
