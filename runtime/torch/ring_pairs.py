@@ -91,7 +91,7 @@ class PackedPair:
 
 
 def takes_documents(work: VariantWork) -> bool:
-    """Whether packed calls of some keys of each document are right: they read nothing by row, nor how many keys it has."""
+    """Whether packed calls of some keys of each document are right: they read neither rows nor the number of keys."""
     return not (work.by_length or any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors))
 
 

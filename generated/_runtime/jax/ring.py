@@ -360,10 +360,10 @@ class Ring:
         if self.drops:
             batch_row, head, all_heads = fixed["dropout_origin"]
             keywords["dropout_origin"] = batch_row, head, all_heads, first if self.by_offset else begin, first
-        of_keys = self._aheads(step, i, j)[1]
-        if of_keys.room or (self.work.by_length and is_cut):
+        ahead = self._aheads(step, i, j)[1]
+        if ahead.room or (self.work.by_length and is_cut):
             places = jnp.arange(count)
-            is_key = (places >= of_keys.count) & (places < of_keys.count + self.lengths[j])
+            is_key = (places >= ahead.count) & (places < ahead.count + self.lengths[j])
             self._hide_keys(keywords, is_key & (first + places < ends[:, None]), (batch, length, count))
         return keywords
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_a_plan_does_not_know_the_keys_of_batch_rows(package: str, strategy: str
 
 
 def test_what_no_part_of_a_call_can_compute_is_refused(package: str) -> None:
-    sizes = {"seq": 64, "heads": (8, 2), "head_dim": 16}
+    sizes: dict[str, Any] = {"seq": 64, "heads": (8, 2), "head_dim": 16}
     why = "'ring' with sized, which reads a tensor whose size follows from the number of keys"
     with pytest.raises(ValueError, match=f"plan: strategy: expected 'gather', 'exchange' or 'auto', got {why}"):
         plan(calls.load_op("sized", package), 2, strategy="ring", **sizes)
