@@ -361,7 +361,7 @@ class Ring:
             keywords["dropout_origin"] = batch_row, head, all_heads, first if self.by_offset else begin, first
         ahead = self._aheads(step, i, j)[1]
         if ahead.room or (self.work.by_length and is_cut):
-            places = jnp.arange(count)
+            places = jnp.arange(count)[None]
             is_key = (places >= ahead.count) & (places < ahead.count + self.lengths[j])
             self._hide_keys(keywords, is_key & (first + places < ends[:, None]), (batch, length, count))
         return keywords
