@@ -87,6 +87,11 @@ class PackedRows:
     length: int
 
     @property
+    def max_seqlen(self) -> int:
+        """The length of the longest sequence."""
+        return max(self.lengths)
+
+    @property
     def fill(self) -> float:
         """How much of the rows is no padding, from 0 to 1."""
         return sum(self.lengths) / (len(self.rows) * self.length)

@@ -14,7 +14,8 @@ from codegen.spec.model import ScalarSpec
 _MOST_SCALARS = 2
 """A count of more scalars, of up to `affine.MOST_POSITION` each, may not fit 32 bits."""
 
-_ONE = const(1)
+ONE = const(1)
+"""The term of a sum that stands for its constant."""
 _POSITIONS = {int_var("q_idx"), int_var("kv_idx")}
 
 
@@ -43,7 +44,7 @@ class RangedMask:
     @property
     def band_scalars(self) -> Mapping[Expr, int] | None:
         """The same of a band whose width the call gives: the sum of its scalars, as factors, and of the constant 1."""
-        return next((_terms(count, 1) for count in self._counts if not isinstance(count, Const)), None)
+        return next((sum_of(count, 1) for count in self._counts if not isinstance(count, Const)), None)
 
     @property
     def _counts(self) -> list[Expr]:
@@ -101,29 +102,30 @@ def _at_least_zero(atom: Expr) -> _Sum | None:
     if not (isinstance(atom, Op) and atom.op in ("lt", "le", "gt", "ge") and atom.args[0].type is Type.INT):
         return None
     low, high = atom.args if atom.op in ("lt", "le") else reversed(atom.args)
-    total = _terms(high, 1)
-    total.update(_terms(low, -1))
-    total[_ONE] -= atom.op in ("lt", "gt")
+    total = sum_of(high, 1)
+    total.update(sum_of(low, -1))
+    total[ONE] -= atom.op in ("lt", "gt")
     return total
 
 
-def _terms(e: Expr, factor: int) -> Counter[Expr]:
+def sum_of(e: Expr, factor: int) -> Counter[Expr]:
+    """An integer expression times a factor, as a sum: factor by term, that of the constant 1 included."""
     if isinstance(e, Const):
-        return Counter({_ONE: factor * int(e.value)})
+        return Counter({ONE: factor * int(e.value)})
     if isinstance(e, Op) and e.op in ("add", "sub"):
-        total = _terms(e.args[0], factor)
-        total.update(_terms(e.args[1], factor if e.op == "add" else -factor))
+        total = sum_of(e.args[0], factor)
+        total.update(sum_of(e.args[1], factor if e.op == "add" else -factor))
         return total
     if isinstance(e, Op) and e.op == "neg":
-        return _terms(e.args[0], -factor)
+        return sum_of(e.args[0], -factor)
     if isinstance(e, Op) and e.op == "mul" and isinstance(e.args[0], Const):
-        return _terms(e.args[1], factor * int(e.args[0].value))
+        return sum_of(e.args[1], factor * int(e.args[0].value))
     return Counter({e: factor})
 
 
 def _reads(distance: Expr) -> set[Expr]:
     """What a distance is a sum of that is not uniform."""
-    return {term for term in _terms(distance, 1) if level(term) is not Level.UNIFORM}
+    return {term for term in sum_of(distance, 1) if level(term) is not Level.UNIFORM}
 
 
 def _range(bounds: Sequence[_Sum], scalars: Mapping[str, ScalarSpec]) -> DistanceRange | None:
@@ -134,7 +136,7 @@ def _range(bounds: Sequence[_Sum], scalars: Mapping[str, ScalarSpec]) -> Distanc
             continue
         total = Counter(bound)
         total.update(other)
-        total[_ONE] += 1
+        total[ONE] += 1
         count = {term: factor for term, factor in total.items() if factor != 0}
         if _is_count(count, scalars):
             return DistanceRange(distance=distance, count=_code(count))
@@ -156,8 +158,8 @@ def _distance(terms: _Sum) -> Expr | None:
 
 def _is_count(terms: _Sum, scalars: Mapping[str, ScalarSpec]) -> bool:
     """True if a sum is the same for all pairs, at least 0 and fits 32 bits."""
-    least = terms.get(_ONE, 0)
-    named = {term: factor for term, factor in terms.items() if term != _ONE}
+    least = terms.get(ONE, 0)
+    named = {term: factor for term, factor in terms.items() if term != ONE}
     for term, factor in named.items():
         spec = scalars.get(term.name) if isinstance(term, expr.Var) else None
         if spec is None or spec.minimum is None or factor < 0:
@@ -170,6 +172,6 @@ def _code(terms: _Sum) -> Expr:
     """The expression of a sum, its literal last."""
     total: Expr = const(0)
     for term, factor in terms.items():
-        if term != _ONE:
+        if term != ONE:
             total = expr.add(total, expr.mul(const(factor), term))
-    return expr.add(total, const(terms.get(_ONE, 0)))
+    return expr.add(total, const(terms.get(ONE, 0)))

@@ -13,7 +13,8 @@ from codegen.spec.model import Variant
 
 
 def is_shift_invariant(variant: Variant) -> bool:
-    """True if mask and score stay the same when all positions, and the elements of tensors of tokens, move alike."""
+    """True if mask and score stay the same when all positions, and the elements of tensors of tokens, move alike, and
+    the numbers of queries and keys do not change."""
     roots = [e for e in (variant.mask, variant.score) if e is not None]
     return all(_change(e, variant.tensors) == 0 for e in roots)
 
@@ -42,7 +43,7 @@ def _change(e: Expr, tensors: Mapping[str, TensorSpec]) -> int | None:
     if isinstance(e, Const):
         return 0
     if isinstance(e, Var):
-        return 1 if e.name in POSITIONAL else None if e.name in expr.LENGTH_NAMES else 0
+        return int(e.name in POSITIONAL)
     if isinstance(e, Load):
         dims = tensors[e.tensor].dims
         moves = all(

@@ -52,7 +52,6 @@ class HopperFamily:
         narrow_forward_from_if_alike: the same if all rows attend to the same keys.
         narrow_forward_from_if_overlapped: the same if the score is costly, and computed beside the exponentials.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
-        packed_backward_from: the same of the backward, which clears and converts its sum of dq whatever the length.
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
             Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones,
@@ -73,7 +72,6 @@ class HopperFamily:
     narrow_forward_from_if_alike: int
     narrow_forward_from_if_overlapped: int
     packed_forward_from: Mapping[int, int]
-    packed_backward_from: int
     fused_backward_from: Mapping[int, int]
     slow_backward_head_dims: tuple[int, int]
 
@@ -103,9 +101,8 @@ FAMILY = HopperFamily(
     narrow_forward_from=1024,
     narrow_forward_from_if_alike=512,
     narrow_forward_from_if_overlapped=2048,
-    packed_forward_from={64: 1024, 128: 96, 256: 1024},
-    packed_backward_from=1024,
-    fused_backward_from={64: 2048, 128: 1024, 256: 1024},
+    packed_forward_from={64: 768, 128: 96, 256: 64},
+    fused_backward_from={64: 1536, 128: 1024, 256: 1024},
     slow_backward_head_dims=(129, 192),
 )
 

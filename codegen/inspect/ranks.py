@@ -143,6 +143,8 @@ def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
         by_batch=source.by_batch,
         by_row=source.by_row,
         by_length=source.by_length,
+        by_queries=source.by_queries,
+        sized_by_keys=source.sized_by_keys,
         shift_invariant=source.shift_invariant,
         looks_back=source.looks_back,
     )

@@ -80,6 +80,16 @@ def joined(separator: str, parts: Iterable[HostCode | str]) -> HostCode:
     return host(separator.join("{}" for _ in found), *found)
 
 
+def sum_of_scalars(factors: Mapping[str, int], number: int = 0) -> HostCode:
+    """A number plus scalars times their factors.
+
+    >>> sum_of_scalars({"before": 1, "after": 2}, 1).text
+    'before + 2 * after + 1'
+    """
+    terms = [host("{}", name) if factor == 1 else host(f"{factor} * {{}}", name) for name, factor in factors.items()]
+    return joined(" + ", [*terms, *([HostCode(str(number))] if number or not terms else [])])
+
+
 def names_of(parts: Iterable[HostCode]) -> frozenset[str]:
     """The names that pieces of source read."""
     return frozenset().union(*(part.names for part in parts))

@@ -38,6 +38,16 @@ def measured_kernels(planned: VariantPlan) -> dict[str, tuple[str, list[str]]]:
     }
 
 
+RUNS = "runs_"
+"""Prefix of what computes runs, among the hashes of segmented calls: kernels of packed calls."""
+
+
+def kernels_of_runs(planned: VariantPlan) -> list[str]:
+    """Names of the packed kernels that compute the segmented calls of this plan whose segments are runs of tokens."""
+    backward = [BACKWARD, WIDE_BACKWARD] if planned.hopper_bwd.leaves_runs else []
+    return [FORWARD, *backward] if planned.hopper_fwd.leaves_runs else []
+
+
 PAGED = "paged"
 """The folder of kernels on paged caches, and the mode of their hashes and of tuned rows."""
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from codegen.analysis.band_widths import band_width
 from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, QUERY_IDS, Mode, packed_dims
 from codegen.analysis.gradients import atomic_modes
+from codegen.analysis.mask_ranges import ONE
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
+from codegen.ir.expr import Var
 from codegen.plan import kernel_files, op_gradients
 from codegen.plan.arguments import Argument, mask_arguments, own_arguments
 from codegen.plan.block_table_launches import OFFSETS, ListsOp, lists_op
 from codegen.plan.frameworks import Framework
-from codegen.plan.host_code import HostCode, names_of
+from codegen.plan.host_code import HostCode, host, listed, names_of, sum_of_scalars
 from codegen.plan.launch_arguments import LaunchGroup, launch_groups
 from codegen.plan.op_gradients import Buffer, Grid
 from codegen.plan.parameters import Parameter, names, tensor
@@ -60,6 +63,7 @@ class OpPlan(InMode):
     mask_only: Sequence[str]  # tensors without a gradient, as only the mask reads them
     has_offset: bool
     loadable: Sequence[str]  # numbers that the kernels also take by pointer
+    band_keys: HostCode | None  # keys of the band that a row sees, where the call gives its width
     uses_tanh: bool
     reads_pairs: bool
     decay: bool
@@ -306,6 +310,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         mask_only=[name for name in variant.tensors if name not in _read_by_score(variant)],
         has_offset=reads_query_position(variant, planned.mode),
         loadable=planned.fwd.loadable,
+        band_keys=_band_keys(planned),
         uses_tanh=uses_tanh(variant),
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
@@ -320,3 +325,13 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         splits_batch=not computes_with(variant, "b"),
         splits_heads=not computes_with(variant, "h") and not computes_with(variant, "hkv"),
     )
+
+
+def _band_keys(planned: VariantPlan) -> HostCode | None:
+    """The keys of the band that a row of a dense call sees, if the call gives its width; None in memory."""
+    width = band_width(planned.analysis) if planned.mode is Mode.DENSE else None
+    factors = {term.name: factor for term, factor in (width or {}).items() if isinstance(term, Var)}
+    if not factors:
+        return None
+    keys = sum_of_scalars(factors, (width or {}).get(ONE, 0))
+    return host("None if backend.is_loaded({}) else {}", listed(factors), keys)

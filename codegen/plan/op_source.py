@@ -81,7 +81,8 @@ class OpSource(OpPlan):
     @property
     def tiles_call(self) -> str:
         """The call for the tiles of each pass."""
-        arguments = ["backend", f'"{self.name}"', f'"{self.mode}"', "q", "v", "options", self.tiles_tokens]
+        band = "" if self.band_keys is None else f"band_keys={self.band_keys.text}"
+        arguments = ["backend", f'"{self.name}"', f'"{self.mode}"', "q", "v", "options", self.tiles_tokens, band]
         return f"tiles_of({', '.join(filter(None, arguments))})"
 
     @property

@@ -13,7 +13,7 @@ from codegen.analysis.schedule import BlockAnalysis, Schedule, Union
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Var
 from codegen.plan.far_blocks import SUMS, far_blocks, limits, sums
-from codegen.plan.host_code import HostCode, host, joined, listed
+from codegen.plan.host_code import HostCode, host, listed, sum_of_scalars
 from codegen.plan.kernel import KernelPlan
 from codegen.plan.kernel_assembly import key_kernel, query_kernel
 from codegen.plan.kernel_builder import KernelBuilder
@@ -130,5 +130,5 @@ def _is_narrow(scalars: Mapping[Expr, int]) -> HostCode:
     """Whether a band is narrow; no for one whose width is in memory."""
     named = {term.name: factor for term, factor in scalars.items() if isinstance(term, Var)}
     rest = sum(factor for term, factor in scalars.items() if not isinstance(term, Var))
-    width = joined(" + ", [name if factor == 1 else host(f"{factor} * {{}}", name) for name, factor in named.items()])
+    width = sum_of_scalars(named)
     return host(f"not backend.is_loaded({{}}) and {{}} <= {_ONE_LOOP_UP_TO - rest}", listed(named), width)

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen.analysis.affine import linear
+from codegen.analysis.band_widths import band_width
 from codegen.analysis.call_modes import Mode
+from codegen.analysis.mask_ranges import ONE
 from codegen.analysis.pruning import FIRST_KEY
 from codegen.analysis.schedule import Schedule
 from codegen.arch.hopper import FAMILY, WIDE_BAND
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir import expr
-from codegen.ir.expr import Const, Level, Load, Op
+from codegen.ir.expr import Const, Level, Load, Op, Var
 from codegen.plan.code import Literal
 from codegen.plan.hopper_tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
@@ -36,6 +38,7 @@ class VariantTraits:
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
+    band_keys: int | None
     keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
@@ -57,6 +60,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
         keys_are_wide_bands=_keys_are_wide_bands(dense),
         bands_are_bits=_bands_are_bits(dense),
+        band_keys=_band_keys(dense),
         keys_are_pruned=variant.decay and FIRST_KEY in variant.tensors,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
@@ -138,6 +142,22 @@ def _bands_are_bits(planned: VariantPlan) -> bool:
     partial = planned.hopper_fwd.partial
     by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and _keys_are_wide_bands(planned)
     return by_distance and partial is not None and partial.run is not None and partial.keep is None
+
+
+def _band_keys(planned: VariantPlan) -> int | None:
+    """The width of a row's band, with the examples of scalars that it depends on."""
+    width = band_width(planned.analysis)
+    if width is None:
+        return None
+    examples = {name: spec.example for name, spec in planned.variant.scalars.items()}
+    total = width.get(ONE, 0)
+    for scalar, factor in width.items():
+        if isinstance(scalar, Var):
+            example = examples[scalar.name]
+            if example is None:
+                return None
+            total += factor * int(example)
+    return total
 
 
 # ------------------------------------------------------------------------------------------ tiles of Hopper's family

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from codegen.analysis.schedule import Range, Schedule
-from codegen.analysis.shifts import computes_with_lengths, is_shift_invariant, looks_back
+from codegen.analysis.shifts import is_shift_invariant, looks_back
 from codegen.analysis.token_order import by_row
 from codegen.ir.expr import Expr, Load, Op, Var, loads, names, walk
 from codegen.ir.printers import jnp_printer
 from codegen.ir.printers.array import ArrayPrinter
 from codegen.plan.references import computes_with
 from codegen.plan.variant import VariantPlan
+from codegen.spec.dims import names_of
 
 _UNKNOWN_TO_NUMPY = frozenset({"sigmoid", "erf", "relu"})
 
@@ -40,6 +41,8 @@ class WorkSource:
     by_batch: bool = False
     by_row: bool = False
     by_length: bool = False
+    by_queries: bool = False
+    sized_by_keys: bool = False
     shift_invariant: bool = False
     looks_back: bool = False
 
@@ -60,13 +63,16 @@ def work_source(planned: VariantPlan) -> WorkSource:
         tensors["sink"] = ("h",)
     if variant.decay:
         tensors["g"] = ("b", "kv_idx", "h")
+    sizes = names_of(tuple(variant.tensors.values()))
     base = WorkSource(
         tensors=tensors,
         dropout=variant.dropout,
         by_heads=not (computes_with(variant, "h") or computes_with(variant, "hkv")),
         by_batch=computes_with(variant, "b"),
         by_row=by_row(replace(planned.written, dropout=False)) is not None,
-        by_length=computes_with_lengths(planned.written),
+        by_length=computes_with(variant, "kv_len"),
+        by_queries=computes_with(variant, "q_len") or "q_len" in sizes,
+        sized_by_keys="kv_len" in sizes,
         shift_invariant=is_shift_invariant(planned.written),
         looks_back=looks_back(planned.written),
     )

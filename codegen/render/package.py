@@ -115,7 +115,7 @@ def render(spec: Spec) -> dict[str, str]:
     files["py.typed"] = ""
     formatted = format_files(files)
     hashes = {
-        name: {mode.value: _kernel_hashes(formatted, own[mode], deltas[name][mode]) for mode in own}
+        name: {mode.value: _kernel_hashes(formatted, own, mode, deltas[name][mode]) for mode in own}
         for name, own in plans.items()
     }
     for name, own in plans.items():
@@ -319,15 +319,20 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
     return files
 
 
-def _kernel_hashes(files: Mapping[str, str], planned: VariantPlan, delta: VariantPlan) -> dict[str, str]:
-    """Pass -> hash of its kernel's code and of what it uses, for the kernels of one mode."""
+def _kernel_hashes(
+    files: Mapping[str, str], plans: Mapping[Mode, VariantPlan], mode: Mode, delta: VariantPlan
+) -> dict[str, str]:
+    """Pass -> hash of its kernel's code and of what it uses, for the kernels that calls of one mode run."""
 
     def hashed(name: str, owner: VariantPlan) -> str:
         stem, kernels = kernel_files.measured_kernels(owner)[name]
         return kernel_hash(f"{_mode_folder(owner.variant.name, owner.mode)}/{stem}.py", kernels, files)
 
-    names = kernel_files.measured_kernels(planned)
-    return {name: hashed(name, delta if name == kernel_files.DELTA else planned) for name in names}
+    planned = plans[mode]
+    own = kernel_files.measured_kernels(planned)
+    found = {name: hashed(name, delta if name == kernel_files.DELTA else planned) for name in own}
+    runs = kernel_files.kernels_of_runs(planned)
+    return found | {f"{kernel_files.RUNS}{name}": hashed(name, plans[Mode.PACKED]) for name in runs}
 
 
 def _paged_hashes(files: Mapping[str, str], name: str, planned: PagedPlan) -> dict[str, str]:

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: d61bbae9dbfb756e
+# hash: 46e62e8741e67f96
 """The launches of `band_bias`, for every framework: which kernels run, and with what."""
 
 from .. import band_bias as kernels
@@ -42,7 +42,15 @@ def forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(backend, "band_bias", "dense", q, v, options)["fwd"]
+    tile = tiles_of(
+        backend,
+        "band_bias",
+        "dense",
+        q,
+        v,
+        options,
+        band_keys=None if backend.is_loaded(after, before) else after + before + 1,
+    )["fwd"]
     o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
@@ -122,7 +130,15 @@ def backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(backend, "band_bias", "dense", q, v, options)
+    tiles = tiles_of(
+        backend,
+        "band_bias",
+        "dense",
+        q,
+        v,
+        options,
+        band_keys=None if backend.is_loaded(after, before) else after + before + 1,
+    )
     tile = tiles["dkdv"]
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: ef65ef566a2116f0
+# hash: cd2c0085f179e91a
 """The launches of `band_mask`, for every framework: which kernels run, and with what."""
 
 from .. import band_mask as kernels
@@ -43,7 +43,15 @@ def forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(backend, "band_mask", "dense", q, v, options)["fwd"]
+    tile = tiles_of(
+        backend,
+        "band_mask",
+        "dense",
+        q,
+        v,
+        options,
+        band_keys=None if backend.is_loaded(after, before) else after + before + 1,
+    )["fwd"]
     o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
@@ -118,7 +126,15 @@ def backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(backend, "band_mask", "dense", q, v, options)
+    tiles = tiles_of(
+        backend,
+        "band_mask",
+        "dense",
+        q,
+        v,
+        options,
+        band_keys=None if backend.is_loaded(after, before) else after + before + 1,
+    )
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)

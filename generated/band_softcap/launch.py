@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 08c6b011b75b5e21
+# hash: dc9ebc51088bbce7
 """The launches of `band_softcap`, for every framework: which kernels run, and with what."""
 
 from .. import band_softcap as kernels
@@ -42,7 +42,15 @@ def forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(backend, "band_softcap", "dense", q, v, options)["fwd"]
+    tile = tiles_of(
+        backend,
+        "band_softcap",
+        "dense",
+        q,
+        v,
+        options,
+        band_keys=None if backend.is_loaded(after, before) else after + before + 1,
+    )["fwd"]
     o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
@@ -119,7 +127,15 @@ def backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(backend, "band_softcap", "dense", q, v, options)
+    tiles = tiles_of(
+        backend,
+        "band_softcap",
+        "dense",
+        q,
+        v,
+        options,
+        band_keys=None if backend.is_loaded(after, before) else after + before + 1,
+    )
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)

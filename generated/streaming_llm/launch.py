@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 2abfd1665450e99c
+# hash: 52b2b351aca7c09a
 """The launches of `streaming_llm`, for every framework: which kernels run, and with what."""
 
 from .. import streaming_llm as kernels
@@ -41,7 +41,9 @@ def forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(backend, "streaming_llm", "dense", q, v, options)["fwd"]
+    tile = tiles_of(
+        backend, "streaming_llm", "dense", q, v, options, band_keys=None if backend.is_loaded(size) else size
+    )["fwd"]
     o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
@@ -111,7 +113,9 @@ def backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(backend, "streaming_llm", "dense", q, v, options)
+    tiles = tiles_of(
+        backend, "streaming_llm", "dense", q, v, options, band_keys=None if backend.is_loaded(size) else size
+    )
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)

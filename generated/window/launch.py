@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 70c0c16d45773944
+# hash: e805c7bc4fe4bd43
 """The launches of `window`, for every framework: which kernels run, and with what."""
 
 from .. import window as kernels
@@ -39,7 +39,9 @@ def forward(
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
-    tile = tiles_of(backend, "window", "dense", q, v, options)["fwd"]
+    tile = tiles_of(backend, "window", "dense", q, v, options, band_keys=None if backend.is_loaded(size) else size)[
+        "fwd"
+    ]
     o = backend.empty_like_layout(q, head_dim_v, output_dtype(backend, scales))
     lse = q.new_empty((batch, num_heads, q_len), dtype=backend.FP32)
     if o.numel() == 0:
@@ -110,7 +112,7 @@ def backward(
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
-    tiles = tiles_of(backend, "window", "dense", q, v, options)
+    tiles = tiles_of(backend, "window", "dense", q, v, options, band_keys=None if backend.is_loaded(size) else size)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
     delta = lse.new_empty(lse.shape)

@@ -23,6 +23,9 @@ FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 
 _WIDE_BACKWARD, _DELTA = "hopper_bwd_wide", "hopper_delta"
 
+_RUNS = "runs_"
+"""Prefix of what computes the runs of segmented calls: kernels of packed calls."""
+
 GAIN = 0.99
 """A measurement overrules the rule if it takes less than this part of the rule's time: a smaller difference is
 noise."""
@@ -103,47 +106,60 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
         return traits.keys_are_runs
     narrow_from = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
     has_wide_bands = mode == "dense" and traits.bands_are_bits
-    packed_from = family.packed_forward_from[_widest(head_dims)]
-    has_ranges = has_wide_bands or _has_long_ranges(op, mode, length, packed_from)
+    is_long = mode != "packed" or length >= family.packed_forward_from[_widest(head_dims)]
+    has_ranges = has_wide_bands or (_has_long_ranges(op) and is_long)
     suits_narrow = (traits.score_is_cheap and length >= narrow_from) or (
         traits.score_is_overlapped and length >= family.narrow_forward_from_if_overlapped
     )
     return has_ranges and (not is_narrow or suits_narrow)
 
 
-def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
+def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """True if Hopper's dk and dv are the faster ones as a rule, with dq in the same kernel or in one of its own.
 
-    They are with long key ranges, and in dense and segmented calls with wide bands too.
+    They are with long key ranges, however short the sequences, and in dense and segmented calls with wide bands too; in
+    dense calls of 128 columns also where lists describe the blocks.
     """
     traits, (slow_from, slow_to) = TRAITS[op], HOPPER_FAMILY.slow_backward_head_dims
-    packed_from = HOPPER_FAMILY.packed_backward_from
-    has_ranges = _has_long_ranges(op, mode, length, packed_from) or (mode != "packed" and traits.keys_are_wide_bands)
+    has_ranges = _has_long_ranges(op) or (mode != "packed" and traits.keys_are_wide_bands)
     if mode == "segmented":
         has_ranges = has_ranges and traits.segmented_keys_are_runs
+    if mode == "dense" and _widest(head_dims) == 128:
+        has_ranges = has_ranges or not traits.keys_are_runs
     return has_ranges and not slow_from <= max(head_dims) <= slow_to
 
 
-def _has_long_ranges(op: str, mode: str, length: int, packed_from: int) -> bool:
-    traits = TRAITS[op]
-    return (traits.keys_start_at_zero or traits.keys_are_pruned) and (mode != "packed" or length >= packed_from)
+def _has_long_ranges(op: str) -> bool:
+    return TRAITS[op].keys_start_at_zero or TRAITS[op].keys_are_pruned
 
 
-def fusing_is_faster(head_dims: tuple[int, int], length: int) -> bool:
+def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if one kernel for dq, dk and dv is as a rule faster than a portable dq beside Hopper's dk and dv.
 
-    The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones.
+    The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. In a
+    segmented call it serves sequences of half the length: its blocks begin where segments do, while the portable dq
+    visits blocks that the border of two segments cuts.
     """
-    return length >= HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
+    from_length = HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
+    return (2 * length if mode == "segmented" else length) >= from_length
 
 
-def as_a_rule(pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int) -> str:
-    """Whose kernels a forward, `fwd`, or a whole backward, `bwd`, runs as a rule: one of CONTENDERS."""
+def as_a_rule(
+    pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int, band_keys: int | None = None
+) -> str:
+    """Whose kernels a forward, `fwd`, or a whole backward, `bwd`, runs as a rule: one of CONTENDERS.
+
+    `band_keys`: keys of the band that a row sees, where the call gives the width of one; None for the examples'. A row
+    of a causal sequence sees half of its keys on average: so many of a band count as a sequence of twice the length.
+    """
+    band_keys = TRAITS[op].band_keys if band_keys is None else band_keys
+    if mode == "dense" and band_keys is not None:
+        length = min(length, 2 * band_keys)
     if pass_name == "fwd":
         return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
-    if not backward_is_faster(op, mode, head_dims, length):
+    if not backward_is_faster(op, mode, head_dims):
         return PORTABLE
-    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(head_dims, length) else HOPPER_DKDV
+    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, length) else HOPPER_DKDV
 
 
 def fastest(times: Mapping[str, float], ruled: str) -> str:
@@ -161,4 +177,4 @@ def contending_kernels(pass_name: str, op: str, mode: str, head_dims: tuple[int,
     is_wide = HOPPER_FAMILY.backward_tiles[_widest(head_dims)].block_n == WIDE_KEYS
     backward = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
     names = ("fwd", FORWARD) if pass_name == "fwd" else backward
-    return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name in names}
+    return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name.removeprefix(_RUNS) in names}

@@ -34,7 +34,9 @@ class Backend(Protocol):
     def begin_alike(self, x: Tensor, y: Tensor) -> bool: ...
     def has_even_rows(self, x: Tensor) -> bool: ...
     def empty_like_layout(self, x: Tensor, last: int, dtype: Any = None) -> Tensor: ...
-    def call_tiles(self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles: ...
+    def call_tiles(
+        self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
+    ) -> Tiles: ...
     def multiprocessors(self, x: Tensor) -> int: ...
     def is_nvidia(self, x: Tensor) -> bool: ...
     def has_tanh_instruction(self, x: Tensor) -> bool: ...
@@ -55,6 +57,8 @@ class Backend(Protocol):
 def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -> int:
     """The number of keys of a sequence by which tiles are chosen: of a packed call what an average key has beside it.
 
+    Of a segmented call, whose segments are not counted, it is a guess, or the longest one's where that is less.
+
     Args:
         tokens: what tells the sequences apart: `cu_seqlens_q` of a packed call, `q_segment_ids` of a segmented one.
         longest: the longest sequence has at least so many keys.
@@ -65,7 +69,9 @@ def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -
     # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
     sequences = max(tokens.shape[0] - 1, 1) if mode == "packed" else SEGMENTS if tokens.stride(1) else 1
     average = max(length // sequences, min(length, 1))
-    if mode != "packed" or longest <= average:
+    if mode == "segmented" and longest:
+        return min(average, longest)
+    if longest <= average:
         return average
     # Pairs of a query and a key make up the work. There are at least as many as if all others were equally long.
     longest = min(longest, length)
@@ -74,10 +80,20 @@ def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -
 
 
 def tiles_of(
-    backend: Backend, op: str, mode: str, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None
+    backend: Backend,
+    op: str,
+    mode: str,
+    q: Tensor,
+    v: Tensor,
+    options: CallOptions,
+    tokens: Tensor | None = None,
+    band_keys: int | None = None,
 ) -> Tiles:
-    """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`."""
-    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options)
+    """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`.
+
+    `band_keys`: keys of the band that a row sees, where the call gives its width.
+    """
+    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options, band_keys)
 
 
 def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], list[Tensor]]) -> list[Tensor]:

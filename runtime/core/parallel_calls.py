@@ -82,6 +82,9 @@ def check_call(
     if sharing > 1 and not (work.by_heads and repeats_of_keys(heads, sharing)):
         why = f"{heads[0]} query and {heads[1]} key heads" if work.by_heads else "a mask or score that counts heads"
         fail(op, "q", f"heads that split over {sharing} ranks, or a layout with strategy='gather'", why)
+    if work.by_queries and layout.ranks > 1 and layout.strategy != "heads":
+        got = f"strategy={layout.strategy!r} with {op}, which computes with the number of queries of the whole call"
+        fail(op, "layout", "strategy='heads'", got)
     if layout.strategy == "ring":
         check_ring(work, is_packed=form == PACKED, one_by_one=one_by_one)
     if given.get("prune") is not None and layout.ranks > 1:

@@ -90,7 +90,6 @@ class HopperFamily:
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
-        packed_backward_from: the same of the backward, which clears and converts its sum of dq whatever the length.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones.
     """
@@ -110,7 +109,6 @@ class HopperFamily:
     narrow_forward_from_if_alike: int
     narrow_forward_from_if_overlapped: int
     packed_forward_from: Mapping[int, int]
-    packed_backward_from: int
     fused_backward_from: Mapping[int, int]
     slow_backward_head_dims: tuple[int, int]
 
@@ -133,6 +131,8 @@ class VariantTraits:
             be short.
         bands_are_bits: a row's keys are a wide band that follows from distances alone, which Hopper's forward masks by
             the bits of a word.
+        band_keys: keys of the band that a row sees, with the examples of scalars that it depends on; None if no number
+            of keys limits what a row sees.
         keys_are_pruned: a row attends to all keys before it but those that its log-decay has faded.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
@@ -150,6 +150,7 @@ class VariantTraits:
     segmented_keys_are_runs: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
+    band_keys: int | None
     keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]

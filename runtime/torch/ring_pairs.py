@@ -91,8 +91,8 @@ class PackedPair:
 
 
 def takes_documents(work: VariantWork) -> bool:
-    """Whether packed calls of some keys of each document are right: nothing is read by row."""
-    return not any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
+    """Whether packed calls of some keys of each document are right: they read neither rows nor the number of keys."""
+    return not (work.by_length or any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors))
 
 
 def dense_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drops: bool) -> Iterator[Pair]:

@@ -325,10 +325,14 @@ def call_options(
     return checked_options(op, config, family, deterministic, mode, lengths)
 
 
-def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
+def call_tiles(
+    op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
+) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options)
+    return tiles_for(
+        op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options, band_keys
+    )
 
 
 def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:

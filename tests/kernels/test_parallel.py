@@ -63,14 +63,22 @@ def test_o_and_lse_have_the_bits_of_one_call(variant: str, strategy: str) -> Non
     ("variant", "ranks"), [("gpt_oss", 2), ("chunked", 2), ("forgetting", 2), ("causal_dropout", 2)]
 )
 def test_a_ring_merges_the_parts_of_kernels(variant: str, ranks: int) -> None:
+    merges_parts(variant, ranks, SEQ)
+
+
+def test_a_ring_merges_parts_that_compute_with_the_number_of_keys(library: str) -> None:
+    merges_parts("log_n", 2, 100, library)
+
+
+def merges_parts(variant: str, ranks: int, seq: int, package: str = "generated") -> None:
     """o, lse and all gradients as of one call: parts are rounded to float16 once each, and dk and dv at their end."""
-    shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)
-    inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.float16, device=DEVICE)
-    op, scalars = load_op(variant), dict[str, Any](inputs.scalars)
+    shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=seq, dim=16)
+    inputs = draw_inputs(load_manifest(package)[variant], shape, dtype=torch.float16, device=DEVICE)
+    op, scalars = load_op(variant, package), dict[str, Any](inputs.scalars)
     want = evaluate(op, inputs)
 
     def of_rank(comm: ThreadRank) -> dict[str, torch.Tensor]:
-        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=16, strategy="ring", balance="zigzag", **scalars)
+        layout = plan(op, comm, seq=seq, heads=HEADS, head_dim=16, strategy="ring", balance="zigzag", **scalars)
         parts = {name: layout.shard(getattr(inputs, name).detach(), 2).requires_grad_() for name in ("q", "k", "v")}
         own = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in inputs.tensors.items()}
         o, lse = context_parallel(op, layout)(**parts, **own, **scalars, return_lse=True)

@@ -158,19 +158,25 @@ class Decision(NamedTuple):
 
 
 def decision(
-    pass_name: str, op: str, gpu: str, problem: Problem, head_dims: tuple[int, int], in_order: bool = False
+    pass_name: str,
+    op: str,
+    gpu: str,
+    problem: Problem,
+    head_dims: tuple[int, int],
+    in_order: bool = False,
+    band_keys: int | None = None,
 ) -> Decision:
     """The kernels of a forward (`fwd`) or a backward (`bwd`) on a chip with Hopper's family.
 
     If the rule was right for the nearest measurement, the rule decides, for it knows more lengths than were measured.
     Otherwise the fastest kernels of that measurement run. Kernels that gave wrong results never do. `in_order`:
-    gradients are added up in a fixed order.
+    gradients are added up in a fixed order. `band_keys`: as `as_a_rule` takes them; measured calls had the examples'.
     """
 
     def possible(kernels: str) -> str:
         return HOPPER_DKDV if in_order and pass_name == "bwd" and kernels == HOPPER else kernels
 
-    ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq))
+    ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq, band_keys))
     verdict = nearest(tuned_entries(gpu, op).verdicts, pass_name, problem)
     times = {} if verdict is None else {name: ms for name, ms in verdict.ms.items() if possible(name) == name}
     if verdict is None or not times:
@@ -193,6 +199,7 @@ def tiles_for(
     heads: tuple[int, int],
     length: int,
     options: CallOptions = NO_OPTIONS,
+    band_keys: int | None = None,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -202,13 +209,14 @@ def tiles_for(
         head_dims: of q and of v. heads: of q and of k.
         length: number of keys of a sequence, the average in a packed call.
         options: what the call asks for.
+        band_keys: keys of the band that a row sees, where the call gives its width.
     """
     if dtype == FP8:
         return dict.fromkeys(PASSES, fp8_tile(op, arch, head_dims, options))
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
     tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, options).items()}
-    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, options)
-    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, options)
+    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, options, band_keys)
+    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, options, band_keys)
     widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
     if arch == HOPPER_FAMILY.arch and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 miscompiles tiles of different widths (of k and v, or of a split head_dim) without a pipeline.
@@ -217,7 +225,13 @@ def tiles_for(
 
 
 def _forward_on_hopper(
-    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], options: CallOptions
+    op: str,
+    arch: str,
+    gpu: str,
+    problem: Problem,
+    head_dims: tuple[int, int],
+    options: CallOptions,
+    band_keys: int | None,
 ) -> dict[str, HopperTile]:
     """The tile of a forward in Hopper's family; empty if that family cannot run it or the call asks for another."""
     family, own = options.family, options.tile("fwd")
@@ -229,8 +243,8 @@ def _forward_on_hopper(
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return {}
     if own is None:
-        asked = family == HOPPER or decision("fwd", op, gpu, problem, head_dims).kernels == HOPPER
-        return {"fwd": found} if asked else {}
+        chosen = HOPPER if family == HOPPER else decision("fwd", op, gpu, problem, head_dims, False, band_keys).kernels
+        return {"fwd": found} if chosen == HOPPER else {}
     if (own.block_m, own.num_warps) != (128, 8):
         wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
@@ -238,7 +252,13 @@ def _forward_on_hopper(
 
 
 def _backward_on_hopper(
-    op: str, arch: str, gpu: str, problem: Problem, head_dims: tuple[int, int], options: CallOptions
+    op: str,
+    arch: str,
+    gpu: str,
+    problem: Problem,
+    head_dims: tuple[int, int],
+    options: CallOptions,
+    band_keys: int | None,
 ) -> dict[str, HopperTile]:
     """The tiles of a backward in Hopper's family; empty if that family cannot run it or the call asks for another.
 
@@ -251,10 +271,11 @@ def _backward_on_hopper(
     found = backward_tiles(op, problem.mode, arch, problem.dtype, head_dims, problem.seq)
     if not found:
         return {}
-    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, options.fixed_order).kernels
+    in_order = options.fixed_order
+    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order, band_keys).kernels
     if kernels == PORTABLE:
         return {}
-    if options.fixed_order or kernels == HOPPER_DKDV:
+    if in_order or kernels == HOPPER_DKDV:
         found.pop("dq", None)
     if "dkdv" in own:
         tile = found["dkdv"]

@@ -105,6 +105,8 @@ def planned_needs(
     """
     if any(given.get(name) is not None for name in _POSITIONS):
         return None
+    if work.by_length and given.get("kv_lengths") is not None:
+        return None
     if layout.segment_ids is not None and any(given.get(name) is not None for name in _IDS):
         return None
     for needs in layout.needs:

@@ -59,8 +59,10 @@ def keeps_rows_apart(work: VariantWork) -> bool:
 
 
 def reads_sequences(work: VariantWork) -> bool:
-    """Whether a packed call reads a number of each sequence from a tensor of the variant."""
-    return any(work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
+    """Whether a packed call reads a number of each sequence: how many keys it has, or an element of a tensor."""
+    return work.by_length or any(
+        work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors
+    )
 
 
 def why_no_ring(work: VariantWork, *, is_packed: bool, one_by_one: bool) -> str:
@@ -69,10 +71,11 @@ def why_no_ring(work: VariantWork, *, is_packed: bool, one_by_one: bool) -> str:
     Args:
         one_by_one: packed sequences may be computed in calls of their own.
     """
-    if work.by_length:
-        return "which computes with the number of keys of the whole call"
+    if work.sized_by_keys:
+        return "which reads a tensor whose size follows from the number of keys"
     if work.by_row and not keeps_rows_apart(work):
-        return "which reads a tensor at rows of queries and of keys, and attends to keys behind a query"
+        why = "attends to keys behind a query" if work.shift_invariant else "computes with positions themselves"
+        return f"which reads a tensor at rows of queries and of keys, and {why}"
     if is_packed and (work.by_batch or (reads_sequences(work) and not one_by_one)):
         return "which reads a number of each packed sequence"
     return ""

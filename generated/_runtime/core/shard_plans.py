@@ -86,6 +86,8 @@ def make_layout(
     if not calls:
         fail("plan", "masks", "at least one (op, arguments)", masks)
     works = [work_of(each) for each, _ in calls]
+    if row_ranks * inner > 1:
+        strategy = _of_query_counts(works, strategy, has_nodes=isinstance(ranks, tuple))
 
     rows = Rows.of(seq, row_ranks, begins, in_table=any(work.may_visit is not None for work in works))
     if balance == "work":
@@ -193,7 +195,8 @@ class _Planned:
         why_not_ring = next((f"{op}, {why}" for op, why in no_ring.items()), "")
         ring = None if no_ring or by_rows else ring_cost(replace(gather, runs=runs), *sizes)
         if strategy == "heads" and by_heads is None:
-            fail("plan", "strategy", "'gather' or 'auto', as heads cannot be split", f"'heads' with {why_not_heads}")
+            others = "fewer ranks" if any(work.by_queries for work in self.works) else "'gather' or 'auto'"
+            fail("plan", "strategy", f"{others}, as heads cannot be split", f"'heads' with {why_not_heads}")
         if strategy == "ring" and ring is None:
             fail("plan", "strategy", "'gather', 'exchange' or 'auto'", f"'ring' with {why_not_ring}")
         needs, shares = self._needs(strategy, balance)
@@ -260,6 +263,18 @@ def _check_ranks(ranks: Any, strategy: str, machine: Machine) -> tuple[int, int]
         expected = "a mesh of two dims, or (nodes, ranks of a node), beside strategy='2d'"
         fail("plan", "mesh", expected, f"{ranks} ranks; nodes have {machine.node}")
     return ranks, 1
+
+
+def _of_query_counts(works: Sequence[VariantWork], strategy: str, *, has_nodes: bool) -> str:
+    """The strategy that was asked for; "heads" if a variant computes with the number of queries of the whole call."""
+    op = next((work.op for work in works if work.by_queries), "")
+    if not op:
+        return strategy
+    if has_nodes or strategy not in ("auto", "heads"):
+        got = "'2d'" if has_nodes else repr(strategy)
+        why = f"{op}, which computes with the number of queries of the whole call"
+        fail("plan", "strategy", "'heads', on a mesh of one dim", f"{got} with {why}")
+    return "heads"
 
 
 def _check_heads(heads: Any) -> tuple[int, int]:

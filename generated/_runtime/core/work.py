@@ -38,7 +38,8 @@ class VariantWork:
         by_batch: the same is not true of a batch row's number.
         by_row: it reads a tensor by row, so that positions in any order are not enough to make a call right. Nor are
             they where probabilities are dropped.
-        by_length: it computes with the number of queries or keys.
+        by_length, by_queries: it computes with the number of keys, or of queries.
+        sized_by_keys: a tensor's size follows from the number of keys.
         shift_invariant: mask and score are the same if all positions move by a number.
         looks_back: the mask keeps no key behind its query.
     """
@@ -55,6 +56,8 @@ class VariantWork:
     by_batch: bool = False
     by_row: bool = False
     by_length: bool = False
+    by_queries: bool = False
+    sized_by_keys: bool = False
     shift_invariant: bool = False
     looks_back: bool = False
 

@@ -89,12 +89,14 @@ def _device_gpu(arch: str) -> str:
     return gpu_key(device.device_kind) if _capability(device) == arch else ""
 
 
-def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions) -> Tiles:
+def call_tiles(
+    op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
+) -> Tiles:
     """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
     arch = arch_of(q)
     gpu = "" if arch == INTERPRETER else _device_gpu(arch)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, options)
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, options, band_keys)
 
 
 def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:

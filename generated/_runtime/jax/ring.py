@@ -346,9 +346,13 @@ class Ring:
             )
         if self.by_offset:
             keywords["q_offset"] = jnp.broadcast_to(begin - first, (batch,)).astype(jnp.int32)
-        if self.layout.padded > self.layout.seq or "kv_lengths" in fixed:
-            ends = jnp.minimum(fixed.get("kv_lengths", self.layout.seq), self.layout.seq)
-            keywords["kv_lengths"] = jnp.broadcast_to(jnp.clip(ends - first, 0, count), (batch,)).astype(jnp.int32)
+        lengths = jnp.broadcast_to(fixed.get("kv_lengths", self.layout.seq), (batch,)).astype(jnp.int32)
+        ends = jnp.minimum(lengths, self.layout.seq)
+        is_cut = self.layout.padded > self.layout.seq or "kv_lengths" in fixed
+        if self.work.by_length:
+            keywords["kv_lengths"] = lengths
+        elif is_cut:
+            keywords["kv_lengths"] = jnp.clip(ends - first, 0, count)
         for name, x in whole.items():
             keywords[name] = self._moved_own(name, x, step, i, j)
         if "sink" in whole and (step or i != j):
@@ -356,20 +360,20 @@ class Ring:
         if self.drops:
             batch_row, head, all_heads = fixed["dropout_origin"]
             keywords["dropout_origin"] = batch_row, head, all_heads, first if self.by_offset else begin, first
-        return self._with_keys_hidden(keywords, step, i, j, batch)
-
-    def _with_keys_hidden(self, keywords: dict[str, Any], step: int, i: int, j: int, batch: int) -> dict[str, Any]:
-        """Let no query attend to zeros ahead of keys and behind them, by segment ids."""
-        of_rows, of_keys = self._aheads(step, i, j)
-        if not of_keys.room:
-            return keywords
-        (length, count), padding = self._lengths(i, j), keywords.get("padding_id", -1)
-        shown = jnp.full((batch, length + of_rows.room), 0 if padding else 1, jnp.int32)
-        ids = keywords.setdefault("q_segment_ids", shown)
-        ids = keywords.get("kv_segment_ids", jnp.full((batch, count + of_keys.room), 0 if padding else 1, jnp.int32))
-        place = jnp.arange(count + of_keys.room) - of_keys.count
-        keywords["kv_segment_ids"] = jnp.where((place >= 0) & (place < count), ids, padding)
+        ahead = self._aheads(step, i, j)[1]
+        if ahead.room or (self.work.by_length and is_cut):
+            places = jnp.arange(count)[None]
+            is_key = (places >= ahead.count) & (places < ahead.count + self.lengths[j])
+            self._hide_keys(keywords, is_key & (first + places < ends[:, None]), (batch, length, count))
         return keywords
+
+    def _hide_keys(self, keywords: dict[str, Any], is_key: jax.Array, sizes: tuple[int, int, int]) -> None:
+        """Let no query attend to what is no key, `[B, keys]`, by segment ids. sizes: batch rows, queries and keys."""
+        padding, (batch, length, count) = keywords.get("padding_id", -1), sizes
+        shown = 0 if padding else 1
+        keywords.setdefault("q_segment_ids", jnp.full((batch, length), shown, jnp.int32))
+        ids = keywords.get("kv_segment_ids", jnp.full((batch, count), shown, jnp.int32))
+        keywords["kv_segment_ids"] = jnp.where(is_key, ids, padding)
 
     def _moved_own(self, name: str, x: jax.Array, step: int, i: int, j: int) -> jax.Array:
         """One of the variant's own tensors, the axes of rows beginning where the call's rows do."""

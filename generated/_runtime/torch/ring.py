@@ -160,28 +160,39 @@ class RingRows:
         for name, x in self.tokens.items():
             part = keys if name.startswith("kv") else queries
             keywords[name] = x.narrow(1, pair.start + part.begin, part.length)
-        if "kv_lengths" in keywords:
-            keywords["kv_lengths"] = (keywords["kv_lengths"] - keys.begin).clamp(0, keys.length)
+        lengths = keywords.get("kv_lengths")
+        if self.call.work.by_length:
+            keywords["kv_lengths"] = self._all_keys(pair) if lengths is None else lengths
+        elif lengths is not None:
+            keywords["kv_lengths"], lengths = (lengths - keys.begin).clamp(0, keys.length), None
         for name, x in own.items():
             keywords[name] = self._moved_own(name, x, pair) if isinstance(x, Tensor) else x
-        if keys.ahead:
-            self._hide_keys_ahead(keywords, pair)
+        if keys.ahead or lengths is not None:
+            self._hide_keys(keywords, pair, lengths)
         if self.drops:
             batch_row, head, all_heads = own["dropout_origin"]
             first_row = keys.begin if self.by_offset else queries.begin
             keywords["dropout_origin"] = batch_row + pair.document, head, all_heads, first_row, keys.begin
         return self._with_sink(keywords, own, pair)
 
-    def _hide_keys_ahead(self, keywords: dict[str, Any], pair: Pair) -> None:
-        """Let no query attend to keys of zeros, by segment ids."""
+    def _all_keys(self, pair: Pair) -> Tensor:
+        """How many keys the whole call has, or the document of a pair."""
+        ends = self.layout.cu_seqlens
+        count = self.layout.seq if ends is None else ends[pair.document + 1] - ends[pair.document]
+        return self.call.numbers((count,)).expand(self.q.shape[1])
+
+    def _hide_keys(self, keywords: dict[str, Any], pair: Pair, lengths: Tensor | None) -> None:
+        """Let no query attend to keys of zeros, nor to keys from `lengths` of each batch row on, by segment ids."""
         batch, padding = self.q.shape[1], keywords.get("padding_id", -1)
         if "q_segment_ids" not in keywords:
-            zeros = self.call.numbers((0 if padding else 1,))
-            keywords["q_segment_ids"] = zeros.expand(batch, pair.queries.length)
-            keywords["kv_segment_ids"] = zeros.expand(batch, pair.keys.length)
-        ids = keywords["kv_segment_ids"]
-        ahead = self.call.numbers((padding,)).expand(batch, pair.keys.ahead)
-        keywords["kv_segment_ids"] = torch.cat([ahead, ids[:, pair.keys.ahead :]], 1)
+            shown = self.call.numbers((0 if padding else 1,))
+            keywords["q_segment_ids"] = shown.expand(batch, pair.queries.length)
+            keywords["kv_segment_ids"] = shown.expand(batch, pair.keys.length)
+        places = torch.arange(pair.keys.length, device=self.q.device)
+        hidden = places < pair.keys.ahead
+        if lengths is not None:
+            hidden = hidden | (places + pair.keys.begin >= lengths[:, None])
+        keywords["kv_segment_ids"] = torch.where(hidden, padding, keywords["kv_segment_ids"])
 
     def _with_sink(self, keywords: dict[str, Any], own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
         """A row's sink counts beside its own keys alone."""

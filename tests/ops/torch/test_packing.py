@@ -71,6 +71,7 @@ def check_rows(rows: PackedRows, given_: list[Any], padding_value: float = 0, pa
         np.testing.assert_array_equal(np.asarray(rows.data[b][len(ids) :]), padding_value)
     assert str(rows.segment_ids.dtype).endswith("int32")
     assert str(rows.positions.dtype).endswith("int32")
+    assert rows.max_seqlen == max(map(len, given_))
     assert rows.fill == pytest.approx(sum(map(len, given_)) / (len(rows.rows) * rows.length))
     assert_same(rows.unpack(rows.data), given_)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from codegen.testing import calls
+from generated.torch_parallel import plan
 from tests.ops.torch.test_parallel import PACKED_ROWS, ROWS, check, draw
 from tests.support.rendering import importable
 
@@ -26,6 +28,12 @@ variants:
     mask: kv_idx < length[b]
     tensors: {length: {dims: [b], dtype: int32, example: 30 - 4 * b}}
     dropout: true
+  log_n: {score: score * log(kv_len), dropout: true}
+  share: {mask: abs(q_idx - kv_idx) < kv_len // 3}
+  tail: {mask: kv_idx >= kv_len - 16, sink: true}
+  log_decay: {mask: causal, score: score * log(kv_len), decay: true, dropout: true}
+  sized: {score: "score + lag[h, q_idx - kv_idx + kv_len]", tensors: {lag: {dims: [h, 2 * kv_len]}}}
+  aligned: {mask: q_idx + kv_len - q_len >= kv_idx}
 """
 
 
@@ -36,7 +44,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield package.name
 
 
-VARIANTS = ("key_bias", "fading", "thirds", "padded")
+WITH_KEYS = ("log_n", "share", "tail", "log_decay")
+"""Variants that compute with the number of keys."""
+
+VARIANTS = ("key_bias", "fading", "thirds", "padded", *WITH_KEYS)
 
 
 @pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
@@ -52,8 +63,61 @@ def test_a_ring_drops_beside_what_else_a_variant_has(package: str, variant: str,
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_of_packed_sequences(package: str, variant: str, dropout_p: float) -> None:
     inputs = calls.packed(calls.load_manifest(package)[variant], draw(variant, seq=45, batch=3, package=package))
-    inputs.scalars["dropout_p"] = dropout_p
+    if "dropout_p" in inputs.scalars:
+        inputs.scalars["dropout_p"] = dropout_p
     ends = torch.arange(0, 136, 45, dtype=torch.int32)
     options = {"strategy": "ring", "cu_seqlens": ends}
     given = {"cu_seqlens_q": ends}
     check(variant, inputs, PACKED_ROWS, ranks=2, plan_options=options, of_reference=given, packed=True, package=package)
+
+
+def check_lengths(package: str, variant: str, seq: int, lengths: list[int], plan_options: dict[str, str]) -> None:
+    """Compare a call with the keys of each batch row: those behind have the id of padding in the reference."""
+    inputs, ends = draw(variant, seq=seq, package=package), torch.tensor(lengths, dtype=torch.int32)
+    ids = torch.where(torch.arange(seq) < ends[:, None], 0, -1).to(torch.int32)
+    check(
+        variant,
+        inputs,
+        ROWS,
+        ranks=2,
+        plan_options=plan_options,
+        options={"kv_lengths": ends},
+        of_reference={"q_segment_ids": torch.zeros_like(ids), "kv_segment_ids": ids},
+        package=package,
+    )
+
+
+@pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("variant", ["log_n", "share", "tail"])
+def test_batch_rows_have_keys_of_their_own_number(package: str, variant: str, balance: str) -> None:
+    check_lengths(package, variant, 70, [70, 31], {"strategy": "ring", "balance": balance})
+
+
+@pytest.mark.parametrize("strategy", ["exchange", "ring"])
+def test_a_plan_does_not_know_the_keys_of_batch_rows(package: str, strategy: str) -> None:
+    """The last 16 of all keys are on the second rank, and those of the rows on the first one."""
+    check_lengths(package, "tail", 600, [180, 150], {"strategy": strategy, "balance": "contiguous"})
+
+
+def test_what_no_part_of_a_call_can_compute_is_refused(package: str) -> None:
+    sizes: dict[str, Any] = {"seq": 64, "heads": (8, 2), "head_dim": 16}
+    why = "'ring' with sized, which reads a tensor whose size follows from the number of keys"
+    with pytest.raises(ValueError, match=f"plan: strategy: expected 'gather', 'exchange' or 'auto', got {why}"):
+        plan(calls.load_op("sized", package), 2, strategy="ring", **sizes)
+    op, why = (
+        calls.load_op("aligned", package),
+        "with aligned, which computes with the number of queries of the whole call",
+    )
+    for strategy in ("gather", "exchange", "ring"):
+        with pytest.raises(ValueError, match=f"plan: strategy: expected 'heads', .*, got '{strategy}' {why}"):
+            plan(op, 2, strategy=strategy, **sizes)
+    with pytest.raises(ValueError, match=f"plan: strategy: expected 'heads', on a mesh of one dim, got '2d' {why}"):
+        plan(op, (2, 2), **sizes)
+    with pytest.raises(ValueError, match="plan: strategy: expected fewer ranks, as heads cannot be split, got 'heads'"):
+        plan(op, 3, **sizes)
+    assert plan(op, 2, **sizes).strategy == "heads"
+    assert plan(op, 1, strategy="gather", **sizes).strategy == "gather"
+
+
+def test_heads_compute_with_the_number_of_queries(package: str) -> None:
+    check("aligned", draw("aligned", seq=70, package=package), ROWS, ranks=2, plan_options={}, package=package)

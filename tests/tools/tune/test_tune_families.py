@@ -214,6 +214,14 @@ def test_packed_calls_are_compiled_for_their_heads(folder: Path) -> None:
         assert [compared.contenders(of, workload)[0].heads for workload in workloads] == heads
 
 
+def test_verdicts_of_segmented_calls_hold_for_the_kernels_of_their_runs(folder: Path) -> None:
+    for pass_, name in (("fwd", "hopper_fwd"), ("bwd", "hopper_bwd")):
+        of = Comparison(variant="causal", mode="segmented", dtype="bfloat16", head_dim=128, pass_=pass_)
+        found = families_of(folder).kernels(of)
+        assert found[f"runs_{name}"] == kernels.KERNEL_HASHES["causal"]["packed"][name] != found[name]
+        assert "runs_hopper_bwd_wide" not in found
+
+
 def test_family_tuner_compiles_each_contender(folder: Path, made_up: type[MadeUpBench]) -> None:
     judge(folder, comparison("bwd"), workloads=[LONG])
     assert made_up.checked

@@ -36,9 +36,10 @@ def forward(
     length: int = LENGTH,
     config: object = None,
     family: str | None = None,
+    band_keys: int | None = None,
 ) -> Tile:
     options = checked_options(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, options)["fwd"]
+    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, options, band_keys)["fwd"]
 
 
 def backward(
@@ -49,10 +50,11 @@ def backward(
     config: object = None,
     family: str | None = None,
     deterministic: bool | None = None,
+    band_keys: int | None = None,
 ) -> tuple[Tile, Tile]:
     """The tiles of dkdv and dq."""
     options = checked_options(variant, config, family, deterministic)
-    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, options)
+    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, options, band_keys)
     return tiles["dkdv"], tiles["dq"]
 
 
@@ -67,7 +69,7 @@ WIDTHS = tuple(FAMILY.forward_tiles)
 BOUNDARIES = {
     *(FAMILY.long_forward_from, FAMILY.long_forward_from_if_alike),
     *(FAMILY.narrow_forward_from, FAMILY.narrow_forward_from_if_alike),
-    *(FAMILY.packed_backward_from, *FAMILY.packed_forward_from.values(), *FAMILY.fused_backward_from.values()),
+    *(*FAMILY.packed_forward_from.values(), *FAMILY.fused_backward_from.values()),
 }
 LENGTHS = sorted({1, LENGTH, 2 * max(BOUNDARIES)} | {n - below for n in BOUNDARIES for below in (0, 1)})
 """Both sides of every length that the table names."""
@@ -146,22 +148,45 @@ def test_backward_of_long_key_ranges_is_one_kernel() -> None:
 def test_backwards_of_bands_and_ranges_run_on_hopper() -> None:
     for variant in ("window", "streaming_llm", "gemma2_local", "document"):
         for head_dims in ((64, 64), (128, 128), (256, 256)):
-            assert families(variant, head_dims=head_dims) == ["hopper", "hopper"], variant
+            assert families(variant, head_dims=head_dims, band_keys=4096) == ["hopper", "hopper"], variant
         assert families(variant, mode="packed") == ["portable", "portable"]
+
+
+def test_keys_of_a_band_count_as_a_causal_sequence_of_twice_the_length() -> None:
+    """The width that a call gives counts, or that of the examples; and no sequence is longer than it is."""
+    for columns, fused_from in FAMILY.fused_backward_from.items():
+        for keys, kernels in ((fused_from // 2, "hopper"), (fused_from // 2 - 1, "portable")):
+            for variant in ("window", "streaming_llm"):
+                assert families(variant, head_dims=square(columns), band_keys=keys) == ["hopper", kernels]
+            assert families("causal", head_dims=square(columns), length=2 * keys) == ["hopper", kernels]
+        of_example = families("window", head_dims=square(columns))
+        assert of_example == families("window", head_dims=square(columns), band_keys=TRAITS["window"].band_keys)
+        short = families("window", head_dims=square(columns), length=fused_from - 1, band_keys=4096)
+        assert short == ["hopper", "portable"]
+    assert (TRAITS["gpt_oss"].band_keys, TRAITS["gemma2_local"].band_keys) == (128, 4096)
+    assert TRAITS["causal"].band_keys is TRAITS["document"].band_keys is TRAITS["prefix_lm"].band_keys is None
+    narrow = FAMILY.narrow_forward_from // 2
+    for keys, family in ((narrow, "hopper"), (narrow - 1, "portable")):
+        assert forward("window", head_dims=(64, 64), band_keys=keys).family == family
 
 
 def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -> None:
     # gpt_oss sees 128 keys.
-    for variant in ("gpt_oss", "natten"):
-        assert families(variant) == ["portable", "portable"]
-        assert families(variant, family="hopper") == ["hopper", "hopper"]
+    for variant, head_dims in (("gpt_oss", (128, 128)), ("natten", (64, 64))):
+        assert families(variant, head_dims=head_dims) == ["portable", "portable"]
+        assert families(variant, head_dims=head_dims, family="hopper") == ["hopper", "hopper"]
+    assert families("natten", head_dims=(128, 128)) == ["hopper", "hopper"]
 
 
-def test_dq_of_short_sequences_has_a_kernel_of_its_own() -> None:
-    for columns, length in FAMILY.fused_backward_from.items():
-        assert families(head_dims=square(columns), length=length) == ["hopper", "hopper"]
-        assert families(head_dims=square(columns), length=length - 1) == ["hopper", "portable"]
-        assert families(head_dims=square(columns), length=length - 1, family="hopper") == ["hopper", "hopper"]
+@with_modes
+def test_dq_of_short_sequences_has_a_kernel_of_its_own(mode: str) -> None:
+    """Segments count twice: the portable dq visits blocks that their borders cut."""
+    for columns, of_table in FAMILY.fused_backward_from.items():
+        length = of_table // 2 if mode == "segmented" else of_table
+        assert families(mode=mode, head_dims=square(columns), length=length) == ["hopper", "hopper"]
+        for short in (1, length - 1):
+            assert families(mode=mode, head_dims=square(columns), length=short) == ["hopper", "portable"]
+            assert families(mode=mode, head_dims=square(columns), length=short, family="hopper") == ["hopper", "hopper"]
 
 
 def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
@@ -236,7 +261,7 @@ def test_wide_forwards_run_on_hopper() -> None:
 
 def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap_or_overlapped() -> None:
     for variant, traits in TRAITS.items():
-        narrow = forward(variant, head_dims=(64, 64), length=2 * max(LENGTHS))
+        narrow = forward(variant, head_dims=(64, 64), length=2 * max(LENGTHS), band_keys=max(LENGTHS))
         suits = traits.score_is_cheap or traits.score_is_overlapped
         has_ranges = traits.keys_start_at_zero or traits.bands_are_bits
         assert (narrow.family == "hopper") == (suits and has_ranges), variant
@@ -248,8 +273,8 @@ def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap_or_overlapped() 
 
 def test_narrow_forwards_of_wide_bands_run_on_hopper() -> None:
     for variant in ("window", "streaming_llm", "gemma2_local", "band"):
-        assert forward(variant, head_dims=(64, 64), length=LENGTH) == FAMILY.forward_tiles[64], variant
-        assert forward(variant, "packed", head_dims=(64, 64), length=LENGTH).family == "portable"
+        assert forward(variant, head_dims=(64, 64), band_keys=1024) == FAMILY.forward_tiles[64], variant
+        assert forward(variant, "packed", head_dims=(64, 64)).family == "portable"
     # One sees 128 keys, one reads a tensor for each pair, and the ranges of one come from a table.
     for variant in ("gpt_oss", "band_mask", "document"):
         assert not TRAITS[variant].bands_are_bits
@@ -268,13 +293,10 @@ def test_rows_under_a_mask_are_not_alike() -> None:
 def test_packed_calls_run_on_hopper() -> None:
     assert forward(mode="packed") == FAMILY.forward_tiles[128]
     assert families(mode="packed") == ["hopper", "hopper"]
-    short = FAMILY.packed_backward_from - 1
-    assert forward(mode="packed", length=short) == FAMILY.forward_tiles[128]
-    shortest = FAMILY.packed_forward_from[128] - 1
-    assert forward(mode="packed", length=shortest).family == "portable"
-    assert families(mode="packed", length=shortest) == ["portable", "portable"]
-    assert families(mode="packed", length=short) == ["portable", "portable"]
-    assert forward(mode="packed", length=shortest, family="hopper") == FAMILY.forward_tiles[128]
+    shortest = FAMILY.packed_forward_from[128]
+    assert forward(mode="packed", length=shortest) == FAMILY.forward_tiles[128]
+    assert forward(mode="packed", length=shortest - 1).family == "portable"
+    assert forward(mode="packed", length=shortest - 1, family="hopper") == FAMILY.forward_tiles[128]
     assert forward("window", "packed", family="hopper").family == "hopper"
     assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
     assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]

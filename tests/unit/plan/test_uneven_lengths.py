@@ -44,11 +44,18 @@ def test_one_long_sequence_among_short_ones_takes_the_kernels_of_long_ones() -> 
         tiles = tiles_for("causal", "packed", "sm_90", "", "bfloat16", (128, 128), (32, 8), length)
         return [tiles[name].family for name in ("fwd", "dkdv", "dq")]
 
-    assert families(length_of(lengths, None)) == ["hopper", "portable", "portable"]
+    assert families(length_of(lengths, None)) == ["hopper", "hopper", "portable"]
     assert families(length_of(lengths, max(lengths))) == ["hopper"] * 3
     assert length_of(lengths, max(lengths)) == (65536**2 + 65536**2 // 1024) // 131072
     # Beside one of 512, those of 64 are still nearly all of the work.
-    assert families(length_of([512, *[64] * 1024], 512)) == ["portable"] * 3
+    assert families(length_of([512, *[64] * 1024], 512)) == ["portable", "hopper", "portable"]
+
+
+def test_segments_are_no_longer_than_the_longest() -> None:
+    """How many there are in a row nobody knows: eight are guessed."""
+    values, ids = torch.empty(2, 1, 8192, 0), torch.empty(2, 8192)
+    for longest, length in ((0, 1024), (512, 512), (4096, 1024)):
+        assert call_length("segmented", values, ids, longest) == length
 
 
 def test_even_lengths_are_their_own_length() -> None:
