@@ -32,7 +32,7 @@ _WORDS = """
 
     added bands bands_of call_mode common distance_tile ds_distances first_band first_block is_factor is_kept lag_axis
     lag_origin least line most num_bands num_lags num_parts own_band part_blocks store_diagonals RATIO
-    ds_far far_before far_behind far_index far_parts is_before is_behind is_far lag_grid lag_sums lags near own_offset
+    ds_far far_behind far_parts is_before is_behind is_far lag_grid lag_sums lags near own_offset
     own_part side square SUMS_FAR
 
     check_dropout_p drop dropout dropout_mask dropout_seed keep_numbers keep_scale p_dropped probs threshold

@@ -373,7 +373,7 @@ def test_tuned_files_are_sound(path: Path) -> None:
     name, entries, verdicts, _ = tuned.read(path)
     assert tuned.gpu_key(name) == path.parent.name
     assert path.stem in SPEC.variants
-    assert entries
+    assert entries or verdicts
     for entry in entries:
         assert entry.pass_name in configs.PASSES
         assert entry.default_ms is None or entry.ms <= entry.default_ms

@@ -47,11 +47,12 @@ def _defined_in(folder: Path, variant: str) -> set[str]:
 
 def own(names: set[str]) -> set[str]:
     """Without what a mode shares: the sums of a log-decay with dense calls, the table of packed blocks with all packed
-    ones, the mark of disorder with all that have positions, the columns of values with all of 8 bits.
+    ones, the mark of disorder with all that have positions, the columns of values with all of 8 bits, the sums of a
+    bias's gradient with all biases by distance.
 
     Nor what head_dims of these tests do not run, Hopper's backward for more than 128.
     """
-    shared = {"packed_blocks", "mark_disorder", "value_columns"}
+    shared = {"packed_blocks", "mark_disorder", "value_columns", "distance_sums"}
     return {name for name in names - shared if "decay" not in name and not name.endswith("_wide")}
 
 
