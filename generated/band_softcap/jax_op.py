@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/jax_op.py.jinja
-# hash: 7cdfca72f01cbb26
+# hash: 51027a2ac19d4c26
 """`band_softcap` for JAX. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -14,7 +14,7 @@ from .._runtime.core.options import checked_options
 from .._runtime.core.paged_calls import check_beside_pages, check_without_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.jax.backward import Run, give_backward
-from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.call import Arguments, Kernels, scaled_run, schedule_of
 from .._runtime.jax.paged import (
     CacheArguments,
     PageArguments,
@@ -207,6 +207,7 @@ def band_softcap(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     splits: int | str | None = None,
+    q_scale: float | Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
     values_in_keys: int | None = None,
@@ -256,8 +257,12 @@ def band_softcap(
         max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
             lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
         max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
         v_scale: the same of values.
         values_in_keys: how many of the first columns of k are the values, in a call on paged caches without v: one load
             then serves both products, as latent attention wants it.
@@ -288,7 +293,15 @@ def band_softcap(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, family=family
+            NAME,
+            cu_seqlens_k,
+            max_seqlen_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            family=family,
+            q_scale=q_scale,
         )
         pages = PageArguments(
             q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
@@ -303,10 +316,11 @@ def band_softcap(
 
         o, lse = paged_attention(PAGED, cached, schedule)
         return (o, lse) if return_lse else o
-    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
+    run = scaled_run(NAME, q, q_scale, k_scale, v_scale)
     o, lse = _call(
-        attention,
+        run,
         q,
         k,
         v,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 3de9b149e87392c4
+# hash: 8f3eb49b97401faa
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -14,7 +14,7 @@ from .._runtime.core.paged_calls import check_without_pages, refuse_pages
 from .._runtime.core.schedules import Schedule, scheduled
 from .._runtime.core.sequences import ByRow
 from .._runtime.jax.backward import Run, give_backward
-from .._runtime.jax.call import Arguments, Kernels, attention, schedule_of
+from .._runtime.jax.call import Arguments, Kernels, scaled_run, schedule_of
 from .._runtime.jax.paged import check_page_layout
 from .._runtime.jax.sequences import SequenceArguments
 from .._runtime.jax.support import dropout_seed, host_number
@@ -179,6 +179,7 @@ def causal_dropout(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     splits: int | str | None = None,
+    q_scale: float | Array | None = None,
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
     values_in_keys: int | None = None,
@@ -235,8 +236,12 @@ def causal_dropout(
         max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
             lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
         max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
+        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
+            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
+            is bfloat16.
         k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
             `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
+            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
         v_scale: the same of values.
         values_in_keys: how many of the first columns of k are the values, in a call on paged caches without v: one load
             then serves both products, as latent attention wants it.
@@ -265,10 +270,11 @@ def causal_dropout(
     """
     if page_table is not None:
         refuse_pages(NAME, "dropout")
-    check_without_pages(NAME, page_starts, splits, k_scale, v_scale, values_in_keys)
+    check_without_pages(NAME, page_starts, splits, values_in_keys)
     check_page_layout(NAME, page_layout, has_table=False)
+    run = scaled_run(NAME, q, q_scale, k_scale, v_scale)
     o, lse = _call(
-        attention,
+        run,
         q,
         k,
         v,

@@ -19,18 +19,9 @@ def refuse_pages(op: str, what: str) -> NoReturn:
     fail(op, "page_table", f"None: a variant with {what} has no kernels on paged caches", "a table")
 
 
-def check_without_pages(
-    op: str,
-    page_starts: object,
-    splits: object,
-    k_scale: object = None,
-    v_scale: object = None,
-    values_in_keys: object = None,
-) -> None:
+def check_without_pages(op: str, page_starts: object, splits: object, values_in_keys: object = None) -> None:
     """Refuse arguments that only a call on paged caches reads."""
-    given = {"page_starts": page_starts, "splits": splits}
-    given |= {"k_scale": k_scale, "v_scale": v_scale, "values_in_keys": values_in_keys}
-    for name, x in given.items():
+    for name, x in (("page_starts", page_starts), ("splits", splits), ("values_in_keys", values_in_keys)):
         if x is not None:
             fail(op, name, "None without page_table", type(x).__name__)
 

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 
 from ..core.checks import PACKED
 from ..core.configs import PASSES, Tiles
+from ..core.fp8 import SCALES
 from ..core.launches import gradient_sizes, tiles_of
 from ..core.sequences import ByRow
 from . import backend
 from .tensor import FP32, Tensor
 
+_OF_SCALES = dict(zip(SCALES, ("bh", "bk", "bk"), strict=True))
 # The axes of q, k, v and o by layout: batch, heads, key heads, rows of queries and of keys, D and Dv.
 _AXES = {
     "bhsd": {"q": "bhsd", "k": "bktd", "v": "bkte", "o": "bhse", "lse": "bhs", "decay": "bh."},
@@ -108,7 +110,7 @@ class Kernels:
 
     def axes(self, name: str, call: Call) -> str:
         """A letter for each axis of an operand; a point for one that nothing else shares."""
-        own = _AXES[call.layout]
+        own = _AXES[call.layout] | _OF_SCALES
         if name in own:
             return own[name]
         if name in ("do", "dlse"):

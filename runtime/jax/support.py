@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.checks import Size, check_layout, check_scale, check_shapes, check_sizes, fail, sizes_text
+from ..core.fp8 import FP8
 from ..core.settings import DEBUG
 
 _INPUT_DTYPES = ("float16", "bfloat16", "float32")
@@ -49,7 +50,8 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tu
 
 def check_dtypes(op: str, q: jax.Array, k: jax.Array, v: jax.Array) -> None:
     """Check the dtypes of q, k and v."""
-    check_input_dtype(op, q)
+    if q.dtype.name != FP8:
+        check_input_dtype(op, q)
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             fail(op, name, f"dtype {q.dtype.name}, that of q", x.dtype.name)

@@ -1,5 +1,7 @@
 """Tensors of float8_e4m3fn for forward calls on Hopper GPUs, with their scales, and a rotation that spreads outliers.
 
+Both functions work on torch tensors and JAX arrays. Importing this module imports neither.
+
 >>> import torch
 >>> x = torch.tensor([[[[1.0, -2.0], [0.5, 0.25]]]])  # [B, H, S, D]
 >>> x8, scale = quantize(x)
@@ -9,35 +11,35 @@
 True
 """
 
-import torch
-from torch import Tensor
+import sys
+from typing import Any
 
 from ._runtime.core.checks import LAYOUTS, check_int, fail
 
 __all__ = ["hadamard", "quantize"]
 
-_DTYPE = torch.float8_e4m3fn
-_LARGEST = 448.0
-_LEAST_SCALE = 1e-12
+_DIMS = {"bhsd": "[B, H, S, D]", "bshd": "[B, S, H, D]"}
+_ARRAY = "torch.Tensor or jax.Array"
 
 
-def quantize(x: Tensor, *, cu_seqlens: Tensor | None = None, layout: str = "bhsd") -> tuple[Tensor, Tensor]:
+def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tuple[Any, Any]:
     """Return x in float8_e4m3fn and the scales that restore it: `x` is about `x8 * scale`.
 
     Every head of every batch row or packed sequence has a scale, its largest absolute value over 448. Nothing waits
-    for the GPU, and the results have no gradient.
+    for the GPU, and the results have no gradient. Torch tensors and JAX arrays of equal values give equal results.
 
     Args:
         x: floating-point `[B, H, S, D]`, in the layout "bshd" `[B, S, H, D]`, of packed sequences `[total, H, D]`.
         cu_seqlens: int32 or int64 `[n + 1]`, where the packed sequences of x begin and end. None without packing.
-        layout: "bhsd" or "bshd", that of the call; ignored for packed sequences.
+        layout: "bhsd" or "bshd", that of the call, by default that of the framework's ops: the first in torch, the
+            second in JAX; ignored for packed sequences.
 
     Returns:
         float8_e4m3fn in the shape of x, and float32 `[B, H]`, or `[n, H]` of packed sequences.
 
     Raises:
-        ArgumentError: x is no floating-point tensor or has another shape; the layout is unknown; cu_seqlens is no
-            int32 or int64 `[n + 1]` on the device of x.
+        ArgumentError: x is no floating-point array or has another shape; the layout is unknown; cu_seqlens is no
+            int32 or int64 `[n + 1]` of the framework and on the device of x.
 
     A head of zeros has a tiny scale, so that nothing divides by 0.
 
@@ -45,42 +47,28 @@ def quantize(x: Tensor, *, cu_seqlens: Tensor | None = None, layout: str = "bhsd
     >>> quantize(sequences, cu_seqlens=torch.tensor([0, 2, 3]))[1].flatten().tolist()
     [0.01785714365541935, 1.0]
     """
+    framework = _framework(x)
+    layout = layout or ("bshd" if framework == "jax" else "bhsd")
     if layout not in LAYOUTS:
         fail("quantize", "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
-    expected = "floating-point [B, H, S, D]" if cu_seqlens is None else "floating-point [total, H, D] with cu_seqlens"
-    if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+    dims = _DIMS[layout] if cu_seqlens is None else "[total, H, D] with cu_seqlens"
+    expected = f"a floating-point {_ARRAY} {dims}"
+    if not framework or not _dtype_name(x).startswith(("float", "bfloat")):
         fail("quantize", "x", expected, getattr(x, "dtype", type(x).__name__))
-    if x.dim() != (4 if cu_seqlens is None else 3):
+    if x.ndim != (4 if cu_seqlens is None else 3):
         fail("quantize", "x", expected, list(x.shape))
-    with torch.no_grad():
-        if cu_seqlens is None:
-            axis = 1 if layout == "bhsd" else 2
-            rows = x.transpose(1, axis)
-            # A maximum of no token is an error in torch: the column of zeros stands for it.
-            largest = torch.nn.functional.pad(rows.float().abs().amax(3), (0, 1)).amax(2)
-            scale = _scale_of(largest)
-            return _divided(rows, scale[:, :, None, None]).transpose(1, axis), scale
-        if cu_seqlens.dim() != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.device != x.device:
-            got = f"{cu_seqlens.dtype} {list(cu_seqlens.shape)} on {cu_seqlens.device}"
-            fail("quantize", "cu_seqlens", f"int32 or int64 [n + 1] on {x.device}", got)
-        lengths = cu_seqlens.diff()
-        largest = torch.segment_reduce(x.float().abs().amax(2), "max", lengths=lengths.long(), initial=0.0, unsafe=True)
-        scale = _scale_of(largest)
-        each = scale.repeat_interleave(lengths, 0, output_size=x.shape[0])
-        return _divided(x, each[:, :, None]), scale
+    if cu_seqlens is not None:
+        _check_begins(framework, x, cu_seqlens)
+    if framework == "torch":
+        from ._runtime.torch.float8 import quantize as torch_quantize
+
+        return torch_quantize(x, cu_seqlens, layout)
+    from ._runtime.jax.float8 import quantize as jax_quantize
+
+    return jax_quantize(x, cu_seqlens, layout)
 
 
-def _scale_of(largest: Tensor) -> Tensor:
-    return (largest.float() / _LARGEST).clamp(min=_LEAST_SCALE)
-
-
-def _divided(x: Tensor, scale: Tensor) -> Tensor:
-    return (x.float() / scale).clamp(-_LARGEST, _LARGEST).to(_DTYPE)
-
-
-def hadamard(
-    columns: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
-) -> Tensor:
+def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None, device: Any = None) -> Any:
     """Return an orthogonal matrix `[columns, columns]` that spreads an outlier of a row over all columns.
 
     It is a Hadamard matrix whose rows have random signs. Multiply q and k by the same matrix before `quantize`: their
@@ -89,10 +77,13 @@ def hadamard(
 
     Args:
         columns: the head dim of q and k, a power of two.
-        seed: of the signs. dtype, device: of the matrix.
+        seed: of the signs, from 0 on; equal seeds give equal matrices in both frameworks.
+        like: a torch tensor or a JAX array, such as q: the matrix is one of its framework and dtype, in torch on its
+            device. By default it is a float32 tensor of torch.
+        dtype, device: of the matrix, in the place of those of `like`.
 
     Raises:
-        ArgumentError: columns is not a power of two.
+        ArgumentError: columns is not a power of two, seed is negative, or `like` is no array.
 
     >>> turn = hadamard(64)
     >>> torch.allclose(turn @ turn.mT, torch.eye(64), atol=1e-6)
@@ -104,9 +95,38 @@ def hadamard(
     check_int("hadamard", "columns", columns, 1)
     if columns & (columns - 1):
         fail("hadamard", "columns", "a power of two", columns)
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < columns:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
-    signs = torch.randint(0, 2, (columns, 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    turn: Tensor = (matrix * signs / columns**0.5).to(device=device, dtype=dtype)
-    return turn
+    check_int("hadamard", "seed", seed, 0)
+    framework = "torch" if like is None else _framework(like)
+    if not framework:
+        fail("hadamard", "like", f"None or a {_ARRAY}", type(like).__name__)
+    if framework == "torch":
+        from ._runtime.torch.float8 import hadamard as torch_hadamard
+
+        return torch_hadamard(columns, seed, like, dtype, device)
+    from ._runtime.jax.float8 import hadamard as jax_hadamard
+
+    return jax_hadamard(columns, seed, like, dtype, device)
+
+
+def _framework(x: Any) -> str:
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch"
+    if jax is not None and isinstance(x, jax.Array):
+        return "jax"
+    return ""
+
+
+def _dtype_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _check_begins(framework: str, x: Any, cu_seqlens: Any) -> None:
+    in_torch = framework == "torch"
+    expected = f"int32 or int64 [n + 1] on {x.device}" if in_torch else "an int32 or int64 jax.Array [n + 1]"
+    if _framework(cu_seqlens) != framework:
+        fail("quantize", "cu_seqlens", expected, type(cu_seqlens).__name__)
+    fits = cu_seqlens.ndim == 1 and cu_seqlens.shape[0] > 0 and _dtype_name(cu_seqlens) in ("int32", "int64")
+    if not fits or (in_torch and cu_seqlens.device != x.device):
+        where = f" on {cu_seqlens.device}" if in_torch else ""
+        fail("quantize", "cu_seqlens", expected, f"{cu_seqlens.dtype} {list(cu_seqlens.shape)}{where}")

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..core.configs import PASSES, Tiles
+from ..core.fp8 import SCALES
 from ..core.launches import empty_gradients, gradient_sizes, tiles_of
 from ..core.options import CallOptions
 from ..kernels import TRAITS
 from . import backend
 from .ahead import Ahead, wait_for_backward
-from .functions import KERNELS, SCALES, autograd_functions, signature_of
+from .functions import KERNELS, autograd_functions, signature_of
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
 from .replay import replayed

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_float, fail, host_number
-from ..core.fp8 import FP8, check_no_scales, check_takes_fp8
+from ..core.fp8 import FP8, check_no_scales, check_takes_fp8, scale_text
 from .backward import Run
 from .replay import apply
 from .support import FP8_DTYPE
@@ -38,7 +38,7 @@ def scaled_run(
 
 def _scale(op: str, name: str, scale: Any, rows: int, heads: int, x: Tensor) -> Tensor:
     """A scale as float32 `[rows, heads]`, checked."""
-    expected = f"a number, floats [{heads}] or [{rows}, {heads}] on {x.device}, as q is {FP8}"
+    expected = scale_text(rows, heads, f" on {x.device}")
     if isinstance(scale, Tensor) and scale.dim() == 0 and scale.device == x.device:
         scale = scale.expand(heads)
     if not isinstance(scale, Tensor):

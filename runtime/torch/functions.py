@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import fail
+from ..core.fp8 import SCALES
 from .ahead import compile_backward
 from .plans import Step
 from .replay import apply
@@ -17,10 +18,6 @@ from .transforms import batched, differentiates_backward, refuse_gradient_of, re
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """What runs kernels: their launches, or the custom operator that stands for these."""
-
-
-SCALES = ("q_scale", "k_scale", "v_scale")
-"""What q, k and v of 8 bits are times: float32 `[B, H]`, of packed sequences `[n, H]`."""
 
 
 class _Registry:

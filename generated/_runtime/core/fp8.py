@@ -13,6 +13,15 @@ from .tiles import PORTABLE, HopperTile
 
 FP8 = "float8_e4m3fn"
 
+SCALES = ("q_scale", "k_scale", "v_scale")
+"""What q, k and v of 8 bits are times: float32 `[B, H]`, of packed sequences `[n, H]`."""
+
+LARGEST = 448.0
+"""The largest number of float8_e4m3fn."""
+
+LEAST_SCALE = 1e-12
+"""That of a head of zeros, so that nothing is divided by 0."""
+
 _TILES = {
     64: HopperTile(128, 128, 8, 3),
     128: HopperTile(128, 128, 8, 2),
@@ -35,10 +44,21 @@ def check_no_scales(op: str, dtype: str, **scales: Any) -> None:
             )
 
 
+def scale_text(rows: int, heads: int, where: str = "") -> str:
+    """What a scale must be, as messages say it. `where`: its device."""
+    return f"a number, floats [{heads}] or [{rows}, {heads}]{where}, as q is {FP8}"
+
+
 def check_takes_fp8(op: str) -> None:
     """Refuse a call of an op that has no such kernel."""
     if not TRAITS[op].takes_fp8:
         fail(op, "q", "dtype float16, bfloat16 or float32, as the op has dropout", FP8)
+
+
+def check_unpruned(op: str, prune: object, dtype: object) -> None:
+    """Refuse to prune a call of 8 bits: how large its scores are depends on its scales."""
+    if str(dtype).endswith(FP8):
+        fail(op, "prune", f"None where q, k and v are {FP8}", prune)
 
 
 def check_kernel(op: str, arch: str) -> None:

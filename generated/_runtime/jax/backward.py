@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
+from ..core.checks import fail
+from ..core.fp8 import FP8
 from ..core.schedules import Schedule
 from .call import Arguments, is_empty, prepared
 from .passes import Backward, Kernels
@@ -71,6 +73,8 @@ def _backward(
     Raises:
         ArgumentError: a bad argument.
     """
+    if str(getattr(q, "dtype", "")) == FP8:
+        fail(op.__name__, "q", f"a dtype with gradients: calls of {FP8} have none", q.dtype)
     run = _Run(op, do, o, lse, dlse, wanted, wide_dq=wide_dq)
     call(run, **call_arguments(op, call, keywords), q=q, k=k, v=v)
     return run.gradients()

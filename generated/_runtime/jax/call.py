@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call of a JAX op: its arguments, checked, on their way to the primitives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,9 +12,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..core.checks import PACKED, ArgumentError
 from ..core.configs import INTERPRETER, PASSES
+from ..core.fp8 import FP8, check_no_scales, check_takes_fp8
 from ..core.options import CallOptions
 from ..core.schedules import Schedule, schedule_tables
 from ..core.sequences import check_alone
+from .fp8 import ScaledForward, attend_scaled, checked_scales
 from .kernels import INTERPRET, compiling_for
 from .passes import Call, Forward, Kernels
 from .primitive import attend
@@ -30,15 +32,17 @@ from .support import (
     positive_scale,
     query_offset,
 )
+from .tensor import BF16
 
-__all__ = ["Arguments", "Kernels", "attention", "prepared", "schedule_of"]
+__all__ = ["Arguments", "Kernels", "attention", "prepared", "scaled_run", "schedule_of"]
 
 
 @dataclass(kw_only=True)
 class Arguments:
     """What a call gives. `q` and `k` are shapes, `[B, H, S, D]` whatever the layout, or packed `[total, H, D]`.
 
-    `by_length`: of its tokens it says nothing but lengths. A variant adds its own `tensors` and `scalars`.
+    `by_length`: of its tokens it says nothing but lengths. A variant adds its own `tensors` and `scalars`. `scales`:
+    what q, k and v of 8 bits are times, by name.
     """
 
     op: str
@@ -58,6 +62,7 @@ class Arguments:
     tensors: Mapping[str, jax.Array] = field(default_factory=dict)
     scalars: Mapping[str, Any] = field(default_factory=dict)
     dropout_p: float | None = None
+    scales: Mapping[str, jax.Array] = field(default_factory=dict)
 
     @classmethod
     def checked(
@@ -187,17 +192,45 @@ def is_empty(arguments: Arguments) -> bool:
 def attention(
     dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
 ) -> tuple[jax.Array, jax.Array]:
-    """o and lse of a call, in the layout and dtype of q."""
-    dtype = arguments.q.dtype
+    """o and lse of a call, in the layout of q, and in its dtype or, of 8 bits, in bfloat16."""
+    dtype, forward, run = arguments.q.dtype, Forward, attend
     kernels, call, arrays = prepared(dense, packed, segmented, arguments, schedule)
+    if arguments.scales:
+        dtype, forward, run = BF16, ScaledForward, attend_scaled
+        call = replace(call, operands=(*call.operands, *arguments.scales))
+        arrays += arguments.scales.values()
     if is_empty(arguments):
-        o, lse, *_ = Forward(kernels).plain(call, arrays)
+        o, lse, *_ = forward(kernels).plain(call, arrays)
         return o.astype(dtype), lse
     order = _order(kernels, arguments)
-    o, lse = attend(kernels, call, arrays)
+    o, lse = run(kernels, call, arrays)
     if order is not None:
         o, lse = o * order.reshape(-1, 1, 1, 1).astype(o.dtype), lse * order.reshape(-1, 1, 1).astype(lse.dtype)
     return o.astype(dtype), lse
+
+
+def scaled_run(op: str, q: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Callable[..., Any]:
+    """What computes a call without pages: `attention`, where q is float8_e4m3fn with the scales, checked."""
+    dtype = str(getattr(q, "dtype", type(q).__name__))
+    if dtype != FP8:
+        check_no_scales(op, dtype, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+        return attention
+    check_takes_fp8(op)
+    return partial(_scaled_attention, (q_scale, k_scale, v_scale))
+
+
+def _scaled_attention(
+    scales: Sequence[Any],
+    dense: Kernels,
+    packed: Kernels,
+    segmented: Kernels,
+    arguments: Arguments,
+    schedule: Schedule | None,
+) -> tuple[jax.Array, jax.Array]:
+    rows = arguments.cu_seqlens_q.shape[0] - 1 if arguments.packed else arguments.q.shape[0]
+    heads = (arguments.q.shape[1], arguments.k.shape[1])
+    arguments.scales = checked_scales(arguments.op, scales, rows, heads)
+    return attention(dense, packed, segmented, arguments, schedule)
 
 
 def _order(kernels: Kernels, arguments: Arguments) -> jax.Array | None:

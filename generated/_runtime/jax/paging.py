@@ -9,6 +9,7 @@ from jax import Array
 from ..core.checks import check_float, fail
 from ..core.paged import check_token_scale
 from ..core.paged_calls import PAGE_LAYOUTS
+from .float8 import quotient
 
 _OP = "append"
 
@@ -28,24 +29,18 @@ def append(
             check_token_scale(
                 name, scale.shape, tuple(cache.shape[axis] for axis in axes), jnp.dtype(cache.dtype).itemsize
             )
-            own = _divided(jnp.abs(x.astype(jnp.float32)).max(-1), float(jnp.finfo(cache.dtype).max))
+            own = quotient(jnp.abs(x.astype(jnp.float32)).max(-1), float(jnp.finfo(cache.dtype).max))
             own = jnp.where(own == 0.0, 1.0, own)
             written.append(scale.at[page, place].set(own.astype(scale.dtype), mode="drop"))
-            values = _divided(x.astype(jnp.float32), own[..., None])
+            values = quotient(x.astype(jnp.float32), own[..., None])
         elif scale is not None:
-            values = _divided(x.astype(jnp.float32), _by_head(name, scale, x.shape[1]))
+            values = quotient(x.astype(jnp.float32), _by_head(name, scale, x.shape[1]))
         if jnp.dtype(cache.dtype).itemsize == 1:
             most = float(jnp.finfo(cache.dtype).max)
             values = jnp.clip(values.astype(jnp.float32), -most, most)
         written_slots = cache.at[page, place] if page_layout == "pshd" else cache.at[page, :, place]
         found.append(written_slots.set(values.astype(cache.dtype), mode="drop"))
     return *found, *written
-
-
-def _divided(x: Array, divisor: Any) -> Array:
-    """A quotient, rounded once, as in torch."""
-    # XLA multiplies by the reciprocal of a divisor that it sees to be broadcast.
-    return x / jnp.where(jnp.isnan(x), x, divisor)
 
 
 def _by_head(name: str, scale: Any, heads: int) -> Any:

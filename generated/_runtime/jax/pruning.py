@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.checks import FLOAT_DTYPES, at_least, check_prune
+from ..core.fp8 import check_unpruned
 from ..core.options import checked_options
 from ..core.pruning import GROUP, PRODUCT_ERROR
 from .call import Arguments
@@ -41,6 +42,7 @@ def first_keys(
         ArgumentError: an argument of the wrong shape, dtype or value.
     """
     log_share = math.log(check_prune(op, prune))
+    check_unpruned(op, prune, getattr(q, "dtype", ""))
     options = checked_options(op, None, None, None)
     call = Arguments.checked(op, q, k, v, sequences, options, layout=layout, scale=scale)
     heads = call.q.shape[1]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import FLOAT_DTYPES, at_least, check_prune
+from ..core.fp8 import check_unpruned
 from ..core.pruning import GROUP, PRODUCT_ERROR
 from ..core.sequences import check_alone
 from .sequences import check_packed, check_tokens, packed_offset
@@ -42,6 +43,7 @@ def first_keys(
         ArgumentError: an argument of the wrong shape, dtype, device or value.
     """
     log_share = math.log(check_prune(op, prune))
+    check_unpruned(op, prune, getattr(q, "dtype", ""))
     with torch.no_grad():
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)

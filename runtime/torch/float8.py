@@ -1,0 +1,46 @@
+"""`generated.float8` for PyTorch: tensors of 8 bits with their scales, and rotations."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.fp8 import LARGEST, LEAST_SCALE
+from .support import FP8_DTYPE
+
+
+def quantize(x: Tensor, cu_seqlens: Tensor | None, layout: str) -> tuple[Tensor, Tensor]:
+    """x, checked, in 8 bits, and its scales."""
+    with torch.no_grad():
+        if cu_seqlens is None:
+            axis = 1 if layout == "bhsd" else 2
+            rows = x.transpose(1, axis)
+            # A maximum of no token is an error in torch: the column of zeros stands for it.
+            largest = torch.nn.functional.pad(rows.float().abs().amax(3), (0, 1)).amax(2)
+            scale = _scale_of(largest)
+            return _divided(rows, scale[:, :, None, None]).transpose(1, axis), scale
+        lengths = cu_seqlens.diff()
+        largest = torch.segment_reduce(x.float().abs().amax(2), "max", lengths=lengths.long(), initial=0.0, unsafe=True)
+        scale = _scale_of(largest)
+        each = scale.repeat_interleave(lengths, 0, output_size=x.shape[0])
+        return _divided(x, each[:, :, None]), scale
+
+
+def _scale_of(largest: Tensor) -> Tensor:
+    return (largest.float() / LARGEST).clamp(min=LEAST_SCALE)
+
+
+def _divided(x: Tensor, scale: Tensor) -> Tensor:
+    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FP8_DTYPE)
+
+
+def hadamard(columns: int, seed: int, like: Tensor | None, dtype: Any, device: Any) -> Tensor:
+    """A Hadamard matrix with random signs, whose arguments are checked."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < columns:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
+    signs = torch.randint(0, 2, (columns, 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    if like is not None:
+        dtype, device = dtype or like.dtype, like.device if device is None else device
+    turn: Tensor = (matrix * signs / columns**0.5).to(device=device, dtype=dtype or torch.float32)
+    return turn
