@@ -45,6 +45,6 @@ def hadamard(columns: int, seed: int, like: Array, dtype: Any, device: Any) -> A
     while len(matrix) < columns:
         matrix = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), matrix)
     # The bits of torch's generator, which is the same Mersenne Twister.
-    drawn = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, (columns, 1), dtype=np.uint32)
+    drawn = np.random.RandomState(seed).randint(0, 2**32, (columns, 1), dtype=np.uint32)
     turn = matrix * np.where(drawn & 1, 1.0, -1.0) / columns**0.5
     return jnp.asarray(turn, dtype or like.dtype, device=device)

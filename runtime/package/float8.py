@@ -77,13 +77,13 @@ def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None
 
     Args:
         columns: the head dim of q and k, a power of two.
-        seed: of the signs, from 0 on; equal seeds give equal matrices in both frameworks.
+        seed: of the signs, from 0 to 2**30; equal seeds give equal matrices in both frameworks.
         like: a torch tensor or a JAX array, such as q: the matrix is one of its framework and dtype, in torch on its
             device. By default it is a float32 tensor of torch.
         dtype, device: of the matrix, in the place of those of `like`.
 
     Raises:
-        ArgumentError: columns is not a power of two, seed is negative, or `like` is no array.
+        ArgumentError: columns is not a power of two, seed is out of range, or `like` is no array.
 
     >>> turn = hadamard(64)
     >>> torch.allclose(turn @ turn.mT, torch.eye(64), atol=1e-6)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from codegen.testing.golden_jax import array, tensor
 from generated._runtime.core.checks import ArgumentError
 from generated.float8 import hadamard, quantize
 from generated.torch import full
@@ -86,12 +90,38 @@ def test_a_rotation_makes_outliers_cost_less() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: quantize(LIST), "quantize: x: expected floating-point [B, H, S, D], got list"),
+        (
+            lambda: quantize(LIST),
+            "quantize: x: expected a floating-point torch.Tensor or jax.Array [B, H, S, D], got list",
+        ),
         (
             lambda: quantize(torch.ones(2, 2, 2, 2).int()),
-            "quantize: x: expected floating-point [B, H, S, D], got torch.int32",
+            "quantize: x: expected a floating-point torch.Tensor or jax.Array [B, H, S, D], got torch.int32",
         ),
-        (lambda: quantize(torch.ones(2, 2, 2)), "quantize: x: expected floating-point [B, H, S, D], got [2, 2, 2]"),
+        (
+            lambda: quantize(torch.ones(2, 2, 2)),
+            "quantize: x: expected a floating-point torch.Tensor or jax.Array [B, H, S, D], got [2, 2, 2]",
+        ),
+        (
+            lambda: quantize(np.ones((1, 1, 1, 1))),
+            "quantize: x: expected a floating-point torch.Tensor or jax.Array [B, H, S, D], got float64",
+        ),
+        (
+            lambda: quantize(jnp.ones((2, 2, 2))),
+            "quantize: x: expected a floating-point torch.Tensor or jax.Array [B, S, H, D], got [2, 2, 2]",
+        ),
+        (
+            lambda: quantize(jnp.ones((2, 2, 2), jnp.int8)),
+            "quantize: x: expected a floating-point torch.Tensor or jax.Array [B, S, H, D], got int8",
+        ),
+        (
+            lambda: quantize(jnp.ones((4, 1, 1)), cu_seqlens=torch.tensor([0, 4])),
+            "quantize: cu_seqlens: expected an int32 or int64 jax.Array [n + 1], got Tensor",
+        ),
+        (
+            lambda: quantize(jnp.ones((4, 1, 1)), cu_seqlens=jnp.asarray([[0, 4]])),
+            "quantize: cu_seqlens: expected an int32 or int64 jax.Array [n + 1], got int32 [1, 2]",
+        ),
         (
             lambda: quantize(torch.ones(1, 1, 1, 1), layout="sbhd"),
             "quantize: layout: expected 'bhsd' or 'bshd', got 'sbhd'",
@@ -102,10 +132,58 @@ def test_a_rotation_makes_outliers_cost_less() -> None:
         ),
         (lambda: hadamard(48), "hadamard: columns: expected a power of two, got 48"),
         (lambda: hadamard(0), "hadamard: columns: expected"),
+        (lambda: hadamard(8, seed=-1), "hadamard: seed: expected an int of at least 0, got -1"),
+        (lambda: hadamard(8, like=8), "hadamard: like: expected None or a torch.Tensor or jax.Array, got int"),
     ],
-    ids=["list", "integers", "dims", "layout", "cu_seqlens", "48", "0"],
 )
 def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ArgumentError) as raised:
         call()
     assert message in str(raised.value)
+
+
+# --------------------------------------------------------------------------------------------------------- JAX
+
+
+def assert_equal(found: tuple[jax.Array, jax.Array], wanted: tuple[Tensor, Tensor]) -> None:
+    """Of 8 bits, and of scales."""
+    assert found[0].dtype == jnp.float8_e4m3fn
+    assert torch.equal(tensor(found[0]).view(torch.uint8), wanted[0].contiguous().view(torch.uint8))
+    assert torch.equal(tensor(found[1]), wanted[1])
+
+
+def spread(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers of many magnitudes, whose quotients are rounded in every way, and a head of zeros."""
+    torch.manual_seed(0)
+    x = torch.randn(shape) * torch.exp(3 * torch.randn(shape))
+    x[..., 0, :] = 0.0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_arrays_become_what_tensors_do(dtype: torch.dtype, jitted: bool) -> None:
+    quantized = jax.jit(quantize, static_argnames="layout") if jitted else quantize
+    x = spread(2, 300, 3, 16, dtype=dtype)
+    assert_equal(quantized(array(x)), quantize(x, layout="bshd"))
+    rows = x.transpose(1, 2).contiguous()
+    assert_equal(quantized(array(rows), layout="bhsd"), quantize(rows))
+    begins, empty = torch.tensor([0, 100, 100, 300], dtype=torch.int32), torch.zeros(1, 0, 3, 16)
+    assert_equal(quantized(array(x[0]), cu_seqlens=array(begins)), quantize(x[0], cu_seqlens=begins))
+    assert_equal(quantized(array(empty)), quantize(empty, layout="bshd"))
+
+
+def test_arrays_have_no_gradient() -> None:
+    x = jnp.ones((1, 4, 1, 8))
+    gradient = jax.grad(lambda x: quantize(x)[1].sum() + quantize(x)[0].astype(jnp.float32).sum())(x)
+    np.testing.assert_array_equal(gradient, 0 * x)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**30])
+def test_rotations_are_those_of_torch(seed: int) -> None:
+    turn = hadamard(64, seed=seed)
+    assert torch.equal(tensor(hadamard(64, seed=seed, like=jnp.ones(1))), turn)
+    half = hadamard(64, seed=seed, like=jnp.ones(1, jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    assert torch.equal(tensor(half), turn.bfloat16())
+    assert torch.equal(hadamard(64, seed=seed, like=torch.ones(1, dtype=torch.bfloat16)), turn.bfloat16())

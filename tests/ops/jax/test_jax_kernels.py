@@ -264,7 +264,8 @@ def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.Mon
 
 def code(ptx: str) -> list[str]:
     """The instructions, without what tells where they came from."""
-    lines = (line.strip() for line in ptx.splitlines())
+    instructions, _, _ = ptx.partition("\n\t.section\t.debug")
+    lines = (line.strip() for line in instructions.splitlines())
     return [line for line in lines if line and not line.startswith(("//", ".loc", ".file", "$L__tmp", "$L__func"))]
 
 

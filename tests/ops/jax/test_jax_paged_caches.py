@@ -114,7 +114,7 @@ def test_append_to_caches_with_heads_before_slots() -> None:
         ({"v_scale": jnp.ones(3)}, r"v_scale: expected a number, floats \[2\] or \[6, 4, 2\], got float32 \[3\]"),
         ({"v_scale": jnp.ones(2, int)}, r"v_scale: expected a number, floats .*, got int32 \[2\]"),
         ({"k": jnp.ones((6, 4, 2, 16), jnp.int8)}, "k: expected dtype float32, that of q, or float8_e4m3fn or"),
-        ({"page_table": None}, "k_scale: expected None without page_table, got float"),
+        ({"page_table": None}, "k_scale: expected None without page_table or q, k and v of float8_e4m3fn, got float"),
     ],
 )
 def test_bad_scales(change: dict[str, Any], expected: str) -> None:
