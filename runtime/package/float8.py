@@ -43,6 +43,7 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
 
     A head of zeros has a tiny scale, so that nothing divides by 0.
 
+    >>> import torch
     >>> sequences = torch.tensor([4.0, 8.0, 448.0]).reshape(3, 1, 1)
     >>> quantize(sequences, cu_seqlens=torch.tensor([0, 2, 3]))[1].flatten().tolist()
     [0.01785714365541935, 1.0]
@@ -85,6 +86,7 @@ def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None
     Raises:
         ArgumentError: columns is not a power of two, seed is out of range, or `like` is no array.
 
+    >>> import torch
     >>> turn = hadamard(64)
     >>> torch.allclose(turn @ turn.mT, torch.eye(64), atol=1e-6)
     True
