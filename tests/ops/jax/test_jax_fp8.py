@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from torch import Tensor
 
 from codegen.compile.offline import compile_launches
@@ -143,6 +145,26 @@ def test_mapped_packed_calls_have_scales_of_their_sequences() -> None:
     mapped = (*arrays, given["q_scale"])
     want = jnp.stack([one(*(x[i] for x in mapped)) for i in range(BATCH)])
     np.testing.assert_allclose(jax.vmap(one)(*mapped), want, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 devices")
+@pytest.mark.parametrize("in_shard_map", [False, True], ids=["jit", "shard_map"])
+def test_sharded_calls(in_shard_map: bool) -> None:
+    """Batch rows and heads stay on their devices, with their scales."""
+    arrays, given = given_to(*drawn())
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    rows, of_rows = P("data", None, "model"), P("data", "model")
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, given: Any) -> Any:
+        return load_op("causal")(q, k, v, **given, return_lse=True)
+
+    placed = [jax.device_put(x, NamedSharding(mesh, rows)) for x in arrays]
+    scales = {name: jax.device_put(x, NamedSharding(mesh, of_rows)) for name, x in given.items()}
+    local = jax.shard_map(call, mesh=mesh, in_specs=(rows, rows, rows, of_rows), out_specs=(rows, P("data", "model")))
+    found = jax.jit(local if in_shard_map else call)(*placed, scales)
+    for got, want in zip(found, call(*arrays, given), strict=True):
+        assert {x.data.shape[0] for x in got.addressable_shards} == {1}
+        np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-8, atol=1e-6)
 
 
 def test_no_query_is_no_error() -> None:
