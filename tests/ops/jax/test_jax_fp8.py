@@ -114,6 +114,14 @@ def test_scales_in_every_form() -> None:
     np.testing.assert_array_equal(jitted(q, 0.5), want)
 
 
+def assert_is_one_call(function: Any, *mapped: jax.Array) -> None:
+    """Under vmap, where what cannot be folded would be a loop of calls."""
+    text = str(jax.make_jaxpr(jax.vmap(function))(*mapped))
+    assert "causal" in text or "softcap" in text
+    assert "scan" not in text
+    assert "while" not in text
+
+
 @pytest.mark.parametrize("variant", ["causal", "softcap"])
 def test_mapped_calls_are_one_after_the_other(variant: str) -> None:
     qkv, scales = drawn()
@@ -125,6 +133,7 @@ def test_mapped_calls_are_one_after_the_other(variant: str) -> None:
         return [x[0] for x in found]
 
     mapped = (*arrays, given["q_scale"], given["v_scale"])
+    assert_is_one_call(one, *mapped)
     want = [one(*(x[i] for x in mapped)) for i in range(BATCH)]
     for got, *alone in zip(jax.vmap(one)(*mapped), *want, strict=True):
         np.testing.assert_allclose(got.astype(jnp.float32), jnp.stack(alone).astype(jnp.float32), rtol=2**-8, atol=1e-6)
@@ -143,6 +152,7 @@ def test_mapped_packed_calls_have_scales_of_their_sequences() -> None:
         return o.astype(jnp.float32)
 
     mapped = (*arrays, given["q_scale"])
+    assert_is_one_call(one, *mapped)
     want = jnp.stack([one(*(x[i] for x in mapped)) for i in range(BATCH)])
     np.testing.assert_allclose(jax.vmap(one)(*mapped), want, rtol=2**-8, atol=1e-6)
 
