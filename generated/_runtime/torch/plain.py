@@ -70,8 +70,8 @@ def of_part(
     """The gradients of o and lse of some keys, in their dtype, from those of o and lse of all keys, `whole`.
 
     The probabilities of the part are to be less by the factor `exp(lse - whole's lse)`, and what a row takes from ds,
-    `sum(o * do) - dlse`, is to be that of the whole, times the same factor. o of the part is rounded as that of the whole
-    is, so that where these are all keys nothing is left of the rounding.
+    `sum(o * do) - dlse`, is to be that of the whole, times the same factor. o of the part is rounded as that of the
+    whole is, so that where these are all keys nothing is left of the rounding.
     """
     whole_o, whole_lse = whole
     # In a packed call lse is [H, total], o [total, H, D].
