@@ -234,17 +234,20 @@ class Backward:
         names = ("q", "k", "v", *call.wanted)
         do, dlse = operands.pop("do"), operands.pop("dlse", None)
         wide = _wide_names(call)
-        q_dtype = operands["q"].dtype
-        operands |= {name: operands[name].astype(_wide(operands[name])) for name in wide}
+        dtypes = {name: operands[name].dtype for name in names if name not in wide}
+        # o has the dtype of q: neither that of some keys nor its gradient is rounded to 16 bits.
+        widened = {"q", *wide} if wide else ()
+        operands |= {name: operands[name].astype(_wide(operands[name])) for name in widened}
 
         def outputs(*trained: jax.Array) -> Any:
             o, lse = _reference(self.kernels, call, operands | dict(zip(names, trained, strict=True)))
-            return o.astype(q_dtype), lse.astype(FP32)
+            return o.astype(operands["q"].dtype), lse.astype(FP32)
 
         (o, lse), pullback = jax.vjp(outputs, *(operands[name] for name in names))
         if wide:
             do, dlse = _of_part(do, dlse, (operands["o"], operands["lse"]), o, lse, call)
-        return list(pullback((do, jnp.zeros_like(lse) if dlse is None else dlse)))
+        found = pullback((do, jnp.zeros_like(lse) if dlse is None else dlse))
+        return [x.astype(dtypes.get(name, x.dtype)) for name, x in zip(names, found, strict=True)]
 
 
 def _wide_names(call: Call) -> tuple[str, ...]:
@@ -272,10 +275,9 @@ def _of_part(
     def by_row(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x, -1, -2) if rows < heads else x
 
-    wide = do.astype(lse.dtype)
-    less = by_row(((o.astype(lse.dtype) - whole_o) * wide).sum(-1))
+    less = by_row(((o.astype(whole_o.dtype).astype(o.dtype) - whole_o) * do).sum(-1))
     dlse = less if dlse is None else less + dlse
-    return (wide * by_row(share)[..., None]).astype(do.dtype), share * dlse
+    return do * by_row(share)[..., None], share * dlse
 
 
 def _batch_heads_rows(q: Any, call: Call) -> tuple[int, int, int]:

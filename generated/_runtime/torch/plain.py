@@ -37,11 +37,16 @@ def plain_backward(
     if do.is_meta:
         return results
     with recording_gradients():
-        wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
-        leaves = {place: arguments[place].detach().to(dtype).requires_grad_() for place, dtype in wide.items()}
-        o, lse = reference(*(leaves.get(place, x) for place, x in enumerate(arguments)))
-        o = o.to(do.dtype)
         if whole is not None:
+            # o has the dtype of q: neither that of these keys nor its gradient is rounded to 16 bits.
+            q, *others = arguments
+            arguments = (q.to(torch.promote_types(q.dtype, torch.float32)), *others)
+        wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
+        leaves = {place: _leaf(arguments[place], dtype) for place, dtype in wide.items()}
+        o, lse = reference(*(leaves.get(place, x) for place, x in enumerate(arguments)))
+        if whole is None:
+            o = o.to(do.dtype)
+        else:
             do, dlse = of_part(do, dlse, whole, o.detach(), lse.detach())
         outputs, gradients = ([o], [do]) if dlse is None else ([o, lse], [do, dlse])
         found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
@@ -54,22 +59,27 @@ def plain_backward(
     return results
 
 
+def _leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in whichever of both dtypes is wider, to be differentiated by."""
+    return x.detach().to(torch.promote_types(x.dtype, dtype)).requires_grad_()
+
+
 def of_part(
     do: Tensor, dlse: Tensor | None, whole: tuple[Tensor, Tensor], o: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of o and lse of some keys, from those of o and lse of all keys, `whole`.
+    """The gradients of o and lse of some keys, in their dtype, from those of o and lse of all keys, `whole`.
 
     The probabilities of the part are to be less by the factor `exp(lse - whole's lse)`, and what a row takes from ds,
-    `sum(o * do) - dlse`, is to be that of the whole, times the same factor.
+    `sum(o * do) - dlse`, is to be that of the whole, times the same factor. o of the part is rounded as that of the
+    whole is, so that where these are all keys nothing is left of the rounding.
     """
     whole_o, whole_lse = whole
     # In a packed call lse is [H, total], o [total, H, D].
     per_row = (lambda x: x.t()) if o.dim() == 3 else (lambda x: x)
     share = torch.where(lse == float("-inf"), 0.0, torch.exp(lse - whole_lse))
-    wide = do.to(lse.dtype)
-    less = per_row(((o.to(lse.dtype) - whole_o) * wide).sum(-1))
+    less = per_row(((o.to(whole_o.dtype).to(o.dtype) - whole_o) * do).sum(-1))
     dlse = less if dlse is None else less + dlse
-    return (wide * per_row(share).unsqueeze(-1)).to(do.dtype), share * dlse
+    return do * per_row(share).unsqueeze(-1), share * dlse
 
 
 @contextmanager

@@ -60,10 +60,12 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-# Not those of a ring: the reference knows o of all keys as it was rounded, unlike in one call. tests/kernels has them.
-@pytest.mark.parametrize("strategy", ["gather", "exchange", "heads"])
+@pytest.mark.parametrize("strategy", ["gather", "exchange", "heads", "ring"])
 def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) -> None:
-    """The error in bfloat16 is at most 1.1 times that of one call: parts are added up in float32."""
+    """The error in bfloat16 is at most 1.1 times that of one call: parts are added up in float32.
+
+    Of a ring dv alone: its dk follows from o as it was rounded, as in kernels, which autograd does not round.
+    """
     inputs = drawn("causal", 256, torch.bfloat16)
     op = calls.load_op("causal")
     want = calls.evaluate(op, inputs)
@@ -79,5 +81,8 @@ def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) 
         found = torch.autograd.grad((o, lse), leaves, given)
         return {f"d{name}": layout.unshard(x, 2) for name, x in zip("qkv", found, strict=True)}
 
-    for name, error in errors(run_ranks(ranks, of_rank)[0], exact).items():
+    found = errors(run_ranks(ranks, of_rank)[0], exact)
+    if strategy == "ring":
+        del found["dk"]
+    for name, error in found.items():
         assert error <= 1.1 * one[name], f"{name}: {error / one[name]:.2f} times"
