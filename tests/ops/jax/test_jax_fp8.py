@@ -170,9 +170,13 @@ def test_sharded_calls(in_shard_map: bool) -> None:
 
     placed = [jax.device_put(x, NamedSharding(mesh, rows)) for x in arrays]
     scales = {name: jax.device_put(x, NamedSharding(mesh, of_rows)) for name, x in given.items()}
-    local = jax.shard_map(call, mesh=mesh, in_specs=(rows, rows, rows, of_rows), out_specs=(rows, P("data", "model")))
-    found = jax.jit(local if in_shard_map else call)(*placed, scales)
-    for got, want in zip(found, call(*arrays, given), strict=True):
+    local: Any = jax.shard_map(
+        call, mesh=mesh, in_specs=(rows, rows, rows, of_rows), out_specs=(rows, P("data", "model"))
+    )
+    run: Any = jax.jit(local if in_shard_map else call)
+    found = run(*placed, scales)
+    q, k, v = arrays
+    for got, want in zip(found, call(q, k, v, given), strict=True):
         assert {x.data.shape[0] for x in got.addressable_shards} == {1}
         np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=2**-8, atol=1e-6)
 
@@ -222,7 +226,7 @@ def test_ops_that_take_none() -> None:
 
 def test_derivatives_are_refused() -> None:
     (q, k, v), given = given_to(*drawn(q_len=KV_LEN))
-    op = load_op("causal")
+    op: Any = load_op("causal")
 
     def total(q: jax.Array, q_scale: jax.Array) -> jax.Array:
         return jnp.sum(op(q, k, v, **{**given, "q_scale": q_scale}).astype(jnp.float32))
@@ -240,7 +244,7 @@ def test_derivatives_are_refused() -> None:
         jax.grad(lambda g: load_op("forgetting")(q, k, v, **given, g=g).astype(jnp.float32).sum())(g)
     o, lse = op(q, k, v, **given, return_lse=True)
     with pytest.raises(ArgumentError, match="q: expected a dtype with gradients: calls of float8_e4m3fn have none"):
-        load_op("causal").backward(o, q, k, v, o, lse)
+        op.backward(o, q, k, v, o, lse)
 
 
 # -------------------------------------------------------------------------------------------------------- launches
