@@ -269,6 +269,9 @@ def test_calls_that_cannot_prune() -> None:
     q, k, g = drawn(14)
     with pytest.raises(ArgumentError, match="schedule: expected None beside prune"):
         forgetting(q, k, k, g=g, prune=0.1, schedule=forgetting.schedule(q, k, k))
+    small = [x.to(torch.float8_e4m3fn) for x in (q, k, k)]
+    with pytest.raises(ArgumentError, match="prune: expected None where q, k and v are float8_e4m3fn, got"):
+        forgetting(*small, g=g, prune=0.1, q_scale=1.0, k_scale=1.0, v_scale=1.0)
     with pytest.raises(ArgumentError, match="prune: expected None beside page_table"):
         forgetting(q, k, k, g=g, prune=0.1, page_table=torch.zeros(1, 1, dtype=torch.int32))
     with pytest.raises(ArgumentError, match="forgetting: g: expected"):
