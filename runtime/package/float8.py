@@ -26,7 +26,7 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
     """Return x in float8_e4m3fn and the scales that restore it: `x` is about `x8 * scale`.
 
     Every head of every batch row or packed sequence has a scale, its largest absolute value over 448. Nothing waits
-    for the GPU, and the results have no gradient. Torch tensors and JAX arrays of equal values give equal results.
+    for the GPU, and the results have no gradient. On the CPU tensors and JAX arrays of equal values give equal results.
 
     Args:
         x: floating-point `[B, H, S, D]`, in the layout "bshd" `[B, S, H, D]`, of packed sequences `[total, H, D]`.
