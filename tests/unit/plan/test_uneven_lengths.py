@@ -104,7 +104,7 @@ def test_jax_calls_and_schedules_name_the_longest_sequence(monkeypatch: pytest.M
         asked.append(given[3].options)
         return None, None
 
-    monkeypatch.setattr(jax_op, "attention", note)
+    monkeypatch.setattr(jax_op, "scaled_run", lambda *_scales: note)
     monkeypatch.setattr(jax_op, "schedule_of", note)
     q, begins = jnp.asarray(batch.data.numpy()), jnp.asarray(batch.cu_seqlens.numpy())
     for function in (jax_op.causal, jax_op.causal.schedule):
