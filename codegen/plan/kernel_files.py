@@ -44,7 +44,7 @@ RUNS = "runs_"
 
 def kernels_of_runs(planned: VariantPlan) -> list[str]:
     """Names of the packed kernels that compute the segmented calls of this plan whose segments are runs of tokens."""
-    backward = [BACKWARD, WIDE_BACKWARD] if planned.hopper_bwd.leaves_runs else []
+    backward = ["dq", BACKWARD, WIDE_BACKWARD] if planned.hopper_bwd.leaves_runs else []
     return [FORWARD, *backward] if planned.hopper_fwd.leaves_runs else []
 
 

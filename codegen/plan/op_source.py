@@ -141,6 +141,12 @@ class OpSource(OpPlan):
         return ", ".join(given)
 
     @property
+    def query_gradients_of_runs(self) -> str:
+        """The arguments of the packed dq where it computes the runs of a segmented call."""
+        given = ["o", "do", "dlse", "q", "k", "v", "lse", "runs.query_rows", "delta", "dq"]
+        return ", ".join([*given, *self.runs_parameters, "scale", 'tiles["dq"]'])
+
+    @property
     def forward_type(self) -> str:
         return f"tuple[{', '.join(['Tensor'] * (3 if self.decay else 2))}]"
 

@@ -36,6 +36,7 @@ class VariantTraits:
     rows_are_alike: bool
     keys_are_runs: bool
     segmented_keys_are_runs: bool
+    runs_are_packed: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
     band_keys: int | None
@@ -58,6 +59,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         rows_are_alike=rows_are_alike(dense),
         keys_are_runs=_keys_are_runs(dense),
         segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
+        runs_are_packed=plans[Mode.SEGMENTED].dq.leaves_runs,
         keys_are_wide_bands=_keys_are_wide_bands(dense),
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),

@@ -19,7 +19,7 @@ from codegen.plan.block_tables import ListsPlan, lists_plan
 from codegen.plan.far_blocks import host_limits
 from codegen.plan.hopper_fp8 import fp8_kernel
 from codegen.plan.host_code import HostCode
-from codegen.plan.kernel import KernelPlan
+from codegen.plan.kernel import KernelPlan, pointers
 from codegen.plan.signature import TABLES, Signatures
 from codegen.plan.token_layout import InMode
 from codegen.spec.model import Variant
@@ -77,7 +77,9 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     hopper_fwd = hopper_kernels.forward(variant, analysis, sign)
     if mode is Mode.SEGMENTED and computes_runs_alone(written):
         hopper_fwd = replace(hopper_fwd, leaves_runs=True)
-        hopper_bwd = replace(hopper_bwd, leaves_runs=_differentiates_runs(written, terms, hopper_delta))
+        if _differentiates_runs(written, terms, hopper_delta):
+            hopper_bwd = replace(hopper_bwd, leaves_runs=True)
+            dq = replace(dq, leaves_runs=True, args=[*dq.args, pointers("run_rows")])
     hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)
     kernels = [fwd, dq, dkdv, *([] if distances is None else [distances])]
     return VariantPlan(

@@ -133,15 +133,16 @@ def _has_long_ranges(op: str) -> bool:
     return TRAITS[op].keys_start_at_zero or TRAITS[op].keys_are_pruned
 
 
-def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool:
+def fusing_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if one kernel for dq, dk and dv is as a rule faster than a portable dq beside Hopper's dk and dv.
 
     The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. In a
-    segmented call it serves sequences of half the length: its blocks begin where segments do, while the portable dq
-    visits blocks that the border of two segments cuts.
+    segmented call whose portable dq is not the packed one it serves sequences of half the length: that dq visits blocks
+    that the border of two segments cuts.
     """
     from_length = HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
-    return (2 * length if mode == "segmented" else length) >= from_length
+    cuts_blocks = mode == "segmented" and not TRAITS[op].runs_are_packed
+    return (2 * length if cuts_blocks else length) >= from_length
 
 
 def as_a_rule(
@@ -159,7 +160,7 @@ def as_a_rule(
         return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
     if not backward_is_faster(op, mode, head_dims):
         return PORTABLE
-    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, length) else HOPPER_DKDV
+    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(op, mode, head_dims, length) else HOPPER_DKDV
 
 
 def fastest(times: Mapping[str, float], ruled: str) -> str:

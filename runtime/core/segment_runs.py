@@ -15,11 +15,11 @@ from .options import CallOptions
 from .tiles import HOPPER
 
 LEAST_TOKENS = 64
-"""Calls of fewer tokens in a segment, on average over a batch row, take the segmented forward."""
+"""Calls of fewer tokens in a segment, on average over a batch row, take the segmented kernels."""
 
 LEAST_BLOCKS = 4
-"""Calls of fewer blocks of rows in a segment take the segmented backward: each segment has whole blocks of the sums of
-dq, whose memory and time grow."""
+"""Calls of fewer blocks of rows in a segment take the segmented backward if one kernel computes all gradients: each
+segment has whole blocks of the sums of dq, whose memory and time grow."""
 
 LEAST_ITEMS = 8
 """Blocks of rows for each multiprocessor from which on what two launches more take is no more than noise."""
@@ -117,11 +117,12 @@ class BackwardRuns:
     """What the packed backward computes the runs of a segmented call from.
 
     Attributes:
-        rows, keys: tables of the blocks of rows and of keys. lse, delta: of the rows of runs, in whole blocks
-            `[Hq, row_blocks * block_m]`.
+        rows, keys: tables of the blocks of rows and of keys. query_rows: of the blocks of rows of a portable dq.
+        lse, delta: of the rows of runs, in whole blocks `[Hq, row_blocks * block_m]`.
     """
 
     rows: Tensor
+    query_rows: Tensor
     keys: Tensor
     lse: Tensor
     delta: Tensor
@@ -144,22 +145,29 @@ def backward_runs(
     positions: Tensor | None,
     row_offsets: Tensor | None,
     tile: Tile,
+    query_tile: Tile,
 ) -> BackwardRuns | None:
     """The tables of a backward, and room for its rows; None where the call's layout or size rules the packed one out.
 
-    `others`: do, dq, dk and dv, which must lie as q and k do.
+    Args:
+        others: o, do, dq, dk and dv, which must lie as q and k do.
+        tile: of dk and dv. query_tile: of dq, the same where one kernel computes all.
     """
-    wanted = [batch_rows(x) for x in (q, q, k, k)]
+    wanted = [batch_rows(x) for x in (q, q, q, k, k)]
     if row_offsets is not None or [batch_rows(x) for x in others] != wanted:
         return None
     lay_out = _find_runs(backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, positions)
     if lay_out is None:
         return None
-    most_runs = cdiv(q.shape[2], LEAST_BLOCKS * tile.block_m)
+    fused = query_tile.family == HOPPER
+    most_runs = cdiv(q.shape[2], LEAST_BLOCKS * tile.block_m if fused else LEAST_TOKENS)
     rows = lay_out(tile.block_m, most_runs)
+    query_rows = rows if query_tile.block_m == tile.block_m else lay_out(query_tile.block_m, most_runs)
     keys = lay_out(tile.block_n, most_runs, row_block=tile.block_m, by_keys=True)
     lse = q.new_empty((q.shape[1], rows.shape[0] * tile.block_m), dtype=backend.FP32)
-    return BackwardRuns(rows=rows, keys=keys, lse=lse, delta=q.new_empty(lse.shape, dtype=backend.FP32))
+    return BackwardRuns(
+        rows=rows, query_rows=query_rows, keys=keys, lse=lse, delta=q.new_empty(lse.shape, dtype=backend.FP32)
+    )
 
 
 def pad_rows(

@@ -127,6 +127,7 @@ class VariantTraits:
         rows_are_alike: all rows attend to the same keys, so the mask cuts no tile.
         keys_are_runs: a row attends to contiguous key ranges, which no list of blocks describes.
         segmented_keys_are_runs: the same in a segmented call.
+        runs_are_packed: packed kernels compute the backward of a segmented call whose segments are runs of tokens.
         keys_are_wide_bands: a row attends to a key range from a table, or to keys up to a distance that is not known to
             be short.
         bands_are_bits: a row's keys are a wide band that follows from distances alone, which Hopper's forward masks by
@@ -148,6 +149,7 @@ class VariantTraits:
     rows_are_alike: bool
     keys_are_runs: bool
     segmented_keys_are_runs: bool
+    runs_are_packed: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
     band_keys: int | None

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: a5949153799200ce
+# hash: 1ce13546ddf5b54c
 """The launches of `band`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -235,6 +235,43 @@ def backward(
     return dq, dk, dv
 
 
+def query_gradients_of_runs(
+    backend: Backend,
+    o: Tensor,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    block_seqs: Tensor,
+    delta: Tensor,
+    dq: Tensor,
+    before: int,
+    after: int,
+    row_offset: int,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Launch dq of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; it finds delta, too."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    group_size, head_dim_v = num_heads // k.shape[1], v.shape[3]
+    q_offset, row_offsets = row_offset, None
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
+    backend.launch(
+        kernels.portable.band_packed_bwd_dq,
+        (block_seqs.shape[0] * num_heads,),
+        (o, dlse, q, k, v, do, lse, block_seqs, q_offset, before, after, delta, dq),
+        (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
+        (q_len, num_heads, group_size, scale),
+        HAS_DLSE=dlse is not None,
+        PTX=backend.is_nvidia(q),
+        NARROW=not backend.is_loaded(after, before) and after + before <= 255,
+        **constants,
+        **tile_constants(tile, head_dim, head_dim_v),
+    )
+
+
 def gradients_of_runs(
     backend: Backend,
     do: Tensor,
@@ -251,7 +288,8 @@ def gradients_of_runs(
     scale: float,
     tile: Tile,
 ) -> None:
-    """Launch the backward of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows."""
+    """Launch dk and dv of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; dq, too, if it has
+    sums."""
     (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
     group_size = num_heads // k.shape[1]
     row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
@@ -267,7 +305,7 @@ def gradients_of_runs(
         (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
         (q_len, num_heads, group_size, scale),
         (dq_sums, runs.row_blocks, backend.work_counter(q)),
-        WITH_DQ=True,
+        WITH_DQ=dq_sums.numel() > 0,
         **constants,
         **tile_constants(tile, head_dim, head_dim_v),
     )

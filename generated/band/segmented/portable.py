@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: cf184aff87d5b4ea
+# hash: e12f765343bb3ffc
 """Triton kernels of `band`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -22,6 +22,8 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
+                compute them
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """
@@ -275,6 +277,7 @@ def band_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    run_rows_ptr,
     PTX: tl.constexpr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
@@ -296,6 +299,10 @@ def band_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
+    # Where there are blocks of runs, the packed kernel has computed them.
+    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    if num_run_blocks > 0:
+        return
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

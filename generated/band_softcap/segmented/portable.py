@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: cef07fad6407df6d
+# hash: b980ad2f64b53935
 """Triton kernels of `band_softcap`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -23,6 +23,8 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
+                compute them
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """
@@ -286,6 +288,7 @@ def band_softcap_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    run_rows_ptr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
@@ -308,6 +311,10 @@ def band_softcap_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
+    # Where there are blocks of runs, the packed kernel has computed them.
+    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    if num_run_blocks > 0:
+        return
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/portable.py.jinja
-# hash: 1931be0357e24358
+# hash: d754f3c705a91a5d
 """Triton kernels of `causal`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -21,6 +21,8 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
+                compute them
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """
@@ -263,6 +265,7 @@ def causal_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    run_rows_ptr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -280,6 +283,10 @@ def causal_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
+    # Where there are blocks of runs, the packed kernel has computed them.
+    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    if num_run_blocks > 0:
+        return
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 5f221a9c4d9901dc
+# hash: 96722e466865ab02
 """The launches of `full`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -210,6 +210,35 @@ def backward(
     return dq, dk, dv
 
 
+def query_gradients_of_runs(
+    backend: Backend,
+    o: Tensor,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    block_seqs: Tensor,
+    delta: Tensor,
+    dq: Tensor,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Launch dq of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; it finds delta, too."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    group_size, head_dim_v = num_heads // k.shape[1], v.shape[3]
+    backend.launch(
+        kernels.portable.full_packed_bwd_dq,
+        (block_seqs.shape[0] * num_heads,),
+        (o, dlse, q, k, v, do, lse, block_seqs, delta, dq),
+        (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
+        (q_len, num_heads, group_size, scale),
+        HAS_DLSE=dlse is not None,
+        **tile_constants(tile, head_dim, head_dim_v),
+    )
+
+
 def gradients_of_runs(
     backend: Backend,
     do: Tensor,
@@ -223,7 +252,8 @@ def gradients_of_runs(
     scale: float,
     tile: Tile,
 ) -> None:
-    """Launch the backward of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows."""
+    """Launch dk and dv of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; dq, too, if it has
+    sums."""
     (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
     group_size = num_heads // k.shape[1]
     row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
@@ -237,6 +267,6 @@ def gradients_of_runs(
         (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
         (q_len, num_heads, group_size, scale),
         (dq_sums, runs.row_blocks, backend.work_counter(q)),
-        WITH_DQ=True,
+        WITH_DQ=dq_sums.numel() > 0,
         **tile_constants(tile, head_dim, head_dim_v),
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: ab2e56a0ef693a89
+# hash: 59d458e5f4cab7c5
 """Triton kernels of `gemma2_local`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -22,6 +22,8 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
+                compute them
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """
@@ -269,6 +271,7 @@ def gemma2_local_segmented_bwd_dq(
     group_size,
     scale,
     padding_id,
+    run_rows_ptr,
     HAS_DLSE: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -287,6 +290,10 @@ def gemma2_local_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
+    # Where there are blocks of runs, the packed kernel has computed them.
+    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    if num_run_blocks > 0:
+        return
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 03a757c0cd1c32b7
+# hash: 482dbb7c2ee9d460
 """The launches of `softcap`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -224,6 +224,39 @@ def backward(
     return dq, dk, dv
 
 
+def query_gradients_of_runs(
+    backend: Backend,
+    o: Tensor,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    block_seqs: Tensor,
+    delta: Tensor,
+    dq: Tensor,
+    row_offset: int,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Launch dq of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; it finds delta, too."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    group_size, head_dim_v = num_heads // k.shape[1], v.shape[3]
+    q_offset, row_offsets = row_offset, None
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
+    backend.launch(
+        kernels.portable.softcap_packed_bwd_dq,
+        (block_seqs.shape[0] * num_heads,),
+        (o, dlse, q, k, v, do, lse, block_seqs, q_offset, delta, dq),
+        (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
+        (q_len, num_heads, group_size, scale),
+        HAS_DLSE=dlse is not None,
+        **constants,
+        **tile_constants(tile, head_dim, head_dim_v),
+    )
+
+
 def gradients_of_runs(
     backend: Backend,
     do: Tensor,
@@ -238,7 +271,8 @@ def gradients_of_runs(
     scale: float,
     tile: Tile,
 ) -> None:
-    """Launch the backward of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows."""
+    """Launch dk and dv of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; dq, too, if it has
+    sums."""
     (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
     group_size = num_heads // k.shape[1]
     row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
@@ -254,7 +288,7 @@ def gradients_of_runs(
         (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
         (q_len, num_heads, group_size, scale),
         (dq_sums, runs.row_blocks, backend.work_counter(q)),
-        WITH_DQ=True,
+        WITH_DQ=dq_sums.numel() > 0,
         **constants,
         **tile_constants(tile, head_dim, head_dim_v),
     )

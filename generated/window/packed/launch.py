@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: dd3e1a9811616a4c
+# hash: 1455680aa1c9f0a8
 """The launches of `window`, packed sequences, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -232,6 +232,42 @@ def backward(
     return dq, dk, dv
 
 
+def query_gradients_of_runs(
+    backend: Backend,
+    o: Tensor,
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    block_seqs: Tensor,
+    delta: Tensor,
+    dq: Tensor,
+    size: int,
+    row_offset: int,
+    scale: float,
+    tile: Tile,
+) -> None:
+    """Launch dq of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; it finds delta, too."""
+    num_heads, q_len, head_dim = q.shape[1:]
+    group_size, head_dim_v = num_heads // k.shape[1], v.shape[3]
+    q_offset, row_offsets = row_offset, None
+    constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
+    backend.launch(
+        kernels.portable.window_packed_bwd_dq,
+        (block_seqs.shape[0] * num_heads,),
+        (o, dlse, q, k, v, do, lse, block_seqs, q_offset, size, delta, dq),
+        (*packed_unit_strides(q, k, v, do, o), *packed_strides(dq)),
+        (q_len, num_heads, group_size, scale),
+        HAS_DLSE=dlse is not None,
+        PTX=backend.is_nvidia(q),
+        NARROW=not backend.is_loaded(size) and size <= 256,
+        **constants,
+        **tile_constants(tile, head_dim, head_dim_v),
+    )
+
+
 def gradients_of_runs(
     backend: Backend,
     do: Tensor,
@@ -247,7 +283,8 @@ def gradients_of_runs(
     scale: float,
     tile: Tile,
 ) -> None:
-    """Launch the backward of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows."""
+    """Launch dk and dv of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; dq, too, if it has
+    sums."""
     (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
     group_size = num_heads // k.shape[1]
     row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
@@ -263,7 +300,7 @@ def gradients_of_runs(
         (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
         (q_len, num_heads, group_size, scale),
         (dq_sums, runs.row_blocks, backend.work_counter(q)),
-        WITH_DQ=True,
+        WITH_DQ=dq_sums.numel() > 0,
         **constants,
         **tile_constants(tile, head_dim, head_dim_v),
     )

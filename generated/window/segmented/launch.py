@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 9c4f79cd3869d09c
+# hash: 00d9727b8d00cd43
 """The launches of `window`, with segment ids, for every framework: which kernels run, and with what."""
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from ..._runtime.core.schedules import POSITIONS, least_block
 from ..._runtime.core.segment_runs import OPTIONS, backward_runs, pad_rows, run_blocks, store_dq
 from .. import segmented as kernels
 from ..packed.launch import forward as packed_forward
-from ..packed.launch import gradients_of_runs
+from ..packed.launch import gradients_of_runs, query_gradients_of_runs
 
 
 def make_tables(
@@ -274,7 +274,31 @@ def backward(
         "SCALARS_LOADED": backend.is_loaded(size),
         "POSITIONS": q_positions is not None,
     }
+    runs = (
+        backward_runs(
+            backend,
+            q,
+            k,
+            v,
+            (o, do, dq, dk, dv),
+            q_segment_ids,
+            kv_segment_ids,
+            padding_id,
+            q_positions,
+            row_offsets,
+            tile,
+            tiles["dq"],
+        )
+        if tile.family == "hopper" and dq.numel() > 0 and dk.numel() > 0
+        else None
+    )
+    run_rows = None if runs is None else runs.query_rows
     if dq.numel() > 0 and not fused:
+        if runs is not None:
+            backend.fill_in_parts(delta, dq)
+            query_gradients_of_runs(
+                backend, o, do, dlse, q, k, v, lse, runs.query_rows, delta, dq, size, row_offset, scale, tiles["dq"]
+            )
         backend.launch(
             kernels.portable.window_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -284,6 +308,7 @@ def backward(
             (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(ranges),),
             (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            (run_rows,),
             HAS_DLSE=dlse is not None,
             PTX=backend.is_nvidia(q),
             RAGGED=kv_len % tiles["dq"].block_n != 0,
@@ -297,24 +322,7 @@ def backward(
         sums_shape: tuple[int, ...] = (
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
         )
-        runs = (
-            backward_runs(
-                backend,
-                q,
-                k,
-                v,
-                (do, dq, dk, dv),
-                q_segment_ids,
-                kv_segment_ids,
-                padding_id,
-                q_positions,
-                row_offsets,
-                tile,
-            )
-            if fused and dq.numel() > 0 and dk.numel() > 0
-            else None
-        )
-        if runs is not None:
+        if fused and runs is not None:
             # Of batch rows or of runs, which have no fewer blocks.
             sums_shape = (num_heads, runs.row_blocks, tile.block_m * tile_columns(head_dim))
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
@@ -332,7 +340,9 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             if runs is not None:
                 pad_rows(backend, runs, row_lse, row_delta, q_len, tile, linear=True)
-                backend.fill_in_parts(dq_sums, dk, dv)
+                backend.fill_in_parts(dk, dv)
+                if fused:
+                    backend.fill_in_parts(dq_sums)
                 gradients_of_runs(backend, do, q, k, v, runs, dq_sums, dk, dv, size, row_offset, scale, tile)
             backend.launch_hopper(
                 kernels.hopper_bwd.window_segmented_hopper_bwd_wide
@@ -351,7 +361,7 @@ def backward(
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
-        if runs is not None:
+        if fused and runs is not None:
             store_dq(backend, runs, dq_sums, dq, scale, tile, head_dim)
         elif fused and dq.numel() > 0:
             backend.launch(

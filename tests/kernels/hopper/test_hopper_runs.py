@@ -10,6 +10,7 @@ import torch
 
 from codegen.testing import golden
 from codegen.testing.calls import make_schedule
+from generated._runtime.archs import TRAITS
 from generated._runtime.core import segment_runs
 from generated._runtime.torch.support import arch_of
 from tests.kernels.hopper.test_hopper import check_replays_and_graphs
@@ -48,9 +49,12 @@ def runs_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @with_calls
 @with_variants
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_results(variant: str, name: str, framework: str) -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_results(variant: str, name: str, framework: str, deterministic: bool) -> None:
+    if deterministic and "segmented" in TRAITS[variant].atomic_modes:
+        pytest.skip("gradients that are added with atomics have no fixed order")
     inputs, options = CALLS[name].inputs(variant, torch.bfloat16), CALLS[name].options()
-    given: dict[str, Any] = {"framework": framework, "family": "hopper", **options}
+    given: dict[str, Any] = {"framework": framework, "family": "hopper", "deterministic": deterministic, **options}
     check_results(variant, inputs, evaluate(variant, inputs, **given), **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +66,8 @@ def check(variant: str, inputs: Inputs, options: dict[str, Any]) -> None:
     check_output(o, want["o"], want["lse"])
 
 
-def check_gradients_of(variant: str, inputs: Inputs, options: dict[str, Any]) -> None:
-    got = golden.evaluate(golden.load_op(variant), inputs, family="hopper", deterministic=False, **options)
+def check_gradients_of(variant: str, inputs: Inputs, options: dict[str, Any], *, deterministic: bool = False) -> None:
+    got = golden.evaluate(golden.load_op(variant), inputs, family="hopper", deterministic=deterministic, **options)
     want = golden_of(variant, inputs, **options)
     check_lse(got["lse"], want["lse"])
     check_output(got["o"], want["o"], want["lse"])
@@ -154,3 +155,30 @@ def test_wide_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Call(shape=Shape(q_len=520, dim=192, dim_v=128), tokens={"q_segment_ids": [runs((4, 300), (5, 220))]})
     check_gradients_of("causal", call.inputs("causal"), call.options())
     assert (packed.launches, segmented.launches) == (1, 1)
+
+
+@pytest.mark.parametrize("variant", ["causal", "softcap"])
+def test_the_packed_kernels_compute_dq_apart(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    packed, segmented = differentiated(monkeypatch, variant, wrong="segmented")
+    for call in BACKWARDS.values():
+        check_gradients_of(variant, by_token(call.inputs(variant)), call.options(), deterministic=True)
+    assert (packed.launches, segmented.launches) == (2, 2)
+
+
+@pytest.mark.parametrize("tokens", [FEW_RUNS, NO_RUNS["a segment of two runs"]])
+def test_one_of_both_dq_is_computed(monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
+    differentiated(monkeypatch, "causal", wrong="none")
+    launch = importlib.import_module("generated.causal.segmented.launch")
+    given: list[str] = []
+
+    def fill(*arguments: Any) -> None:
+        given.append("packed")
+        arguments[10].fill_(7.0)
+
+    monkeypatch.setattr(launch, "query_gradients_of_runs", fill)
+    call = Call(shape=Shape(q_len=900, dim=128), tokens={"q_segment_ids": [tokens]})
+    got = golden.evaluate(
+        golden.load_op("causal"), call.inputs("causal"), family="hopper", deterministic=True, **call.options()
+    )
+    assert given == ["packed"]
+    assert bool((got["dq"] == 7.0).all()) == (tokens is FEW_RUNS)

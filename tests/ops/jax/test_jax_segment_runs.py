@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -58,8 +59,8 @@ def test_small_calls_have_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "find_runs" not in names(monkeypatch)
 
 
-def loss(q: jax.Array) -> Any:
-    o: Any = ops.causal(q, q, q, q_segment_ids=IDS, family="hopper", deterministic=False)
+def loss(q: jax.Array, deterministic: bool = False) -> Any:
+    o: Any = ops.causal(q, q, q, q_segment_ids=IDS, family="hopper", deterministic=deterministic)
     return o.sum()
 
 
@@ -71,3 +72,15 @@ def test_both_backwards_write_to_one_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert found[first - 3 : first] == ["find_runs", "lay_out_runs", "lay_out_runs"]
     kernels = ["pad_runs", "causal_packed_hopper_bwd", "causal_segmented_hopper_bwd", "run_dq_rows"]
     assert found[first + 1 :] == kernels
+
+
+def test_dq_of_its_own_is_computed_by_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_runs, "LEAST_ITEMS", 0)
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+    found = [
+        message[4][0].decode() for message in messages(monkeypatch, jax.grad(partial(loss, deterministic=True)), Q)
+    ]
+    first = found.index("causal_packed_bwd_dq")
+    assert found[first - 1] == "lay_out_runs"
+    assert found[first + 1 : first + 3] == ["causal_segmented_bwd_dq", "causal_hopper_delta"]
+    assert found[first + 3 :] == ["pad_runs", "causal_packed_hopper_bwd", "causal_segmented_hopper_bwd"]
