@@ -36,7 +36,7 @@ SHAPES = {
     "q_positions": "[B, Sq]  int32, or None: by row",
     "kv_positions": "[B, Skv]  int32, or None: by row",
     FAR_SUMS: "[B, Hq, 2, far_parts]  fp32, sums of ds before and behind the distances of num_lags, in parts",
-    "run_rows": "[entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may compute them",
+    "run_rows": "[entries, 8]  int32, or None: the blocks of rows of runs of tokens, which the packed kernels compute",
     "block_list": "[entries]  int16 or int32, lists of the blocks to visit",
     "ranges": "[B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks",
 }

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: 341e4669b8914142
+# hash: 48dc3ff3f72b31ea
 """Which blocks of keys a block of queries visits under `band_images`, packed sequences, and the other way round.
 
     keep           q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[q_idx] == image[kv_idx] and
@@ -161,14 +161,13 @@ def band_images_packed_query_lists(
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -264,14 +263,13 @@ def band_images_packed_key_lists(
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = program % num_blocks

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/portable.py.jinja
-# hash: 287640cf1587f558
+# hash: 7e4cb4e17500783d
 """Triton kernels of `band_images`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -91,14 +91,13 @@ def band_images_packed_fwd(
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -224,14 +223,13 @@ def band_images_packed_bwd_dq(
     stored for the kernel of dk and dv.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -250,8 +248,7 @@ def band_images_packed_bwd_dq(
     o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
-    lse_start = tl.load(record + 7)
-    row_offs = h * q_total + lse_start + rows
+    row_offs = h * q_total + q_start + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # The part of ds that a whole row shares.
     o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
@@ -355,14 +352,13 @@ def band_images_packed_bwd_dkdv(
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_kv_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_kv_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     hkv = (program // num_blocks).to(tl.int64)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: b980ad2f64b53935
+# hash: bd955e5e5995d42c
 """Triton kernels of `band_softcap`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -23,8 +23,7 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
-run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
-                compute them
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, which the packed kernels compute
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/portable.py.jinja
-# hash: d754f3c705a91a5d
+# hash: 04aa5b297f1dba43
 """Triton kernels of `causal`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -21,8 +21,7 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
-run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
-                compute them
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, which the packed kernels compute
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """

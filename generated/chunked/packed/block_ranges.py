@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: 7e76cf4c252ef1ab
+# hash: e41b1e8746f8fec4
 """Which blocks of keys a block of queries visits under `chunked`, packed sequences, and the other way round.
 
     keep        q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -36,12 +36,11 @@ def chunked_packed_query_ranges(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -108,12 +107,11 @@ def chunked_packed_key_ranges(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = program % num_blocks

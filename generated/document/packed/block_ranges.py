@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 6268a730e308e608
+# hash: e8187036618b3c02
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -136,14 +136,13 @@ def document_packed_query_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -205,14 +204,13 @@ def document_packed_key_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = program % num_blocks

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/block_ranges.py.jinja
-# hash: 99d4745791eb84de
+# hash: f68fb3072b75eab5
 """Which blocks of keys a block of queries visits under `forgetting_pruned`, packed sequences, and the other way
 round.
 
@@ -103,13 +103,12 @@ def forgetting_pruned_packed_query_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -163,13 +162,12 @@ def forgetting_pruned_packed_key_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     block = program % num_blocks

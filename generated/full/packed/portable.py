@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/portable.py.jinja
-# hash: 5878662db67ffff5
+# hash: c53c739f22a510fa
 """Triton kernels of `full`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -72,14 +72,13 @@ def full_packed_fwd(
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -181,15 +180,17 @@ def full_packed_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
+    # A table of runs has no mark of entries that are left over.
+    if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
         return
-    record = block_seqs_ptr + entry * 8
+    # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_heads
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = program % num_blocks
@@ -207,8 +208,8 @@ def full_packed_bwd_dq(
     o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
-    lse_start = tl.load(record + 7)
-    row_offs = h * q_total + lse_start + rows
+    # The rows of runs lie elsewhere in lse than in q.
+    row_offs = h * q_total + tl.load(record + 7) + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # The part of ds that a whole row shares.
     o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
@@ -290,14 +291,13 @@ def full_packed_bwd_dkdv(
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    entry = tl.program_id(0) // num_kv_heads
-    if entry >= tl.load(block_seqs_ptr + 6):
-        return
-    record = block_seqs_ptr + entry * 8
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start = tl.load(record + 2).to(tl.int64)
     kv_start = tl.load(record + 4).to(tl.int64)
     q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    if b < 0:
+        return
     program = tl.program_id(0) - first_entry * num_kv_heads
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     hkv = (program // num_blocks).to(tl.int64)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/portable.py.jinja
-# hash: 1b26b96a0226f3cb
+# hash: 0a73f79798072085
 """Triton kernels of `full`, with segment ids: forward and gradients.
 
 keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -18,8 +18,7 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
-run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
-                compute them
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, which the packed kernels compute
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """

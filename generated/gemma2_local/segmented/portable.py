@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: 59d458e5f4cab7c5
+# hash: 8278515b171c9a7b
 """Triton kernels of `gemma2_local`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -22,8 +22,7 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
-run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
-                compute them
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, which the packed kernels compute
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """

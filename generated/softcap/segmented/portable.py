@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: 9f74f237c36b0638
+# hash: b80c6d405385a2cb
 """Triton kernels of `softcap`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -22,8 +22,7 @@ dlse            [B, Hq, Sq]  fp32, gradient of lse
 do              [B, Hq, Sq, Dv]
 delta           [B, Hq, Sq]  fp32, sum(o * do) - dlse
 dq              [B, Hq, Sq, D]
-run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, if the packed kernels may
-                compute them
+run_rows        [entries, 8]  int32, or None: the blocks of rows of runs of tokens, which the packed kernels compute
 dk              [B, Hkv, Skv, D]
 dv              [B, Hkv, Skv, Dv]
 """
