@@ -10,7 +10,7 @@ import torch
 
 from codegen.testing import golden
 from codegen.testing.calls import make_schedule
-from generated._runtime.archs import TRAITS
+from generated._runtime.kernels import TRAITS
 from generated._runtime.core import segment_runs
 from generated._runtime.torch.support import arch_of
 from tests.kernels.hopper.test_hopper import check_replays_and_graphs
