@@ -54,6 +54,7 @@ class HopperFamily:
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
             Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
+        packed_fused_backward_from: the same of sequences end to end, in their average length.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones,
             because padding to 256 columns costs more than these kernels gain.
     """
@@ -73,6 +74,7 @@ class HopperFamily:
     narrow_forward_from_if_overlapped: int
     packed_forward_from: Mapping[int, int]
     fused_backward_from: Mapping[int, int]
+    packed_fused_backward_from: Mapping[int, int]
     slow_backward_head_dims: tuple[int, int]
 
     @property
@@ -103,6 +105,7 @@ FAMILY = HopperFamily(
     narrow_forward_from_if_overlapped=2048,
     packed_forward_from={64: 768, 128: 96, 256: 64},
     fused_backward_from={64: 1536, 128: 1024, 256: 1024},
+    packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
     slow_backward_head_dims=(129, 192),
 )
 

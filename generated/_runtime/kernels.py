@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 681c766c7ba4d08c
+# hash: 57d4752eaaef4509
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -481,7 +481,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "ffe59aba8a8765db",
         },
         "paged": {
-            "fwd": "dc109cba696ae5b1",
+            "fwd": "077985cb3e56ac70",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -519,7 +519,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "ade3e5db9320e1a7",
         },
         "paged": {
-            "fwd": "ca16314ac61d299d",
+            "fwd": "6feb6b138b8bfdeb",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -586,7 +586,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f1381f4d8f2889ee",
         },
         "paged": {
-            "fwd": "1a1452ddbaa681db",
+            "fwd": "e6c70161f0ef4dbc",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -620,7 +620,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "6de7b0d877781ae8",
+            "fwd": "717815c3c5a318ae",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -654,7 +654,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "fe5f05b6faf37d75",
+            "fwd": "b98938b06961e5a2",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -688,7 +688,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "5d3c16fd8dc74393",
+            "fwd": "e6780180d3afbb8f",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -722,7 +722,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "edb818533cc83804",
+            "fwd": "4292af11ec56bf43",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -756,7 +756,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "115a84855fffcb8f",
+            "fwd": "a7d9d3e68dccc78c",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -794,7 +794,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "6afab4acb59f30e2",
         },
         "paged": {
-            "fwd": "0e3c425c7b2ee25e",
+            "fwd": "1d79fa6436cbc4c5",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -832,7 +832,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "05227b228668ce31",
         },
         "paged": {
-            "fwd": "6ba22c43b7285b46",
+            "fwd": "f8401057e9a344c8",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -867,7 +867,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "2eaa541ed4a0bc6e",
+            "fwd": "90be01b03054c300",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -902,7 +902,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "8f2d806976ac0708",
+            "fwd": "e7b3f02dc9aba903",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -936,7 +936,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "ce9646e4b4e09490",
+            "fwd": "dce29c2911a12d69",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -970,7 +970,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "f27940f130b03154",
+            "fwd": "0e2cf6cde52e2eb7",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -1005,7 +1005,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "01ff4f01f68207e2",
+            "fwd": "c1bcb9189d1e992b",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -1039,7 +1039,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "8e798274079b2770",
+            "fwd": "f8fb26ac093d31e1",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1077,7 +1077,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c7889ecf14eb51c6",
         },
         "paged": {
-            "fwd": "67c18677ebc636b1",
+            "fwd": "a5321a224f2f700e",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1115,7 +1115,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "9827cb26fa86207e",
         },
         "paged": {
-            "fwd": "fad3417f76af75b0",
+            "fwd": "58ecd978ee022d48",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1150,7 +1150,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "0b1f5f66a6132f5d",
+            "fwd": "6509483e60444b2a",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1184,7 +1184,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "887b2f5359977541",
+            "fwd": "7d4eb6758a6c8c02",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1218,7 +1218,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "6cd9a13b08f17f07",
+            "fwd": "860c3b2263bb4aa4",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1252,7 +1252,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "81907cc27bd7416e",
+            "fwd": "84915ab929d691c8",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -138,12 +138,13 @@ def fusing_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int
     """True if one kernel for dq, dk and dv is as a rule faster than a portable dq beside Hopper's dk and dv.
 
     The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. In a
-    segmented call whose portable dq is not the packed one it serves sequences of half the length: that dq visits blocks
-    that the border of two segments cuts.
+    segmented call whose runs no packed kernel computes it serves sequences of half the length: the portable dq visits
+    blocks that the border of two segments cuts.
     """
-    from_length = HOPPER_FAMILY.fused_backward_from[_widest(head_dims)]
-    cuts_blocks = mode == "segmented" and not TRAITS[op].runs_are_packed
-    return (2 * length if cuts_blocks else length) >= from_length
+    family, columns = HOPPER_FAMILY, _widest(head_dims)
+    if mode == "packed" or (mode == "segmented" and TRAITS[op].runs_are_packed):
+        return length >= family.packed_fused_backward_from[columns]
+    return (2 * length if mode == "segmented" else length) >= family.fused_backward_from[columns]
 
 
 def as_a_rule(

@@ -7,6 +7,7 @@ No test restates a number of the table: another measurement changes that alone.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,7 +70,9 @@ WIDTHS = tuple(FAMILY.forward_tiles)
 BOUNDARIES = {
     *(FAMILY.long_forward_from, FAMILY.long_forward_from_if_alike),
     *(FAMILY.narrow_forward_from, FAMILY.narrow_forward_from_if_alike),
-    *(*FAMILY.packed_forward_from.values(), *FAMILY.fused_backward_from.values()),
+    *FAMILY.packed_forward_from.values(),
+    *FAMILY.fused_backward_from.values(),
+    *FAMILY.packed_fused_backward_from.values(),
 }
 LENGTHS = sorted({1, LENGTH, 2 * max(BOUNDARIES)} | {n - below for n in BOUNDARIES for below in (0, 1)})
 """Both sides of every length that the table names."""
@@ -179,14 +182,18 @@ def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -
 
 
 @with_modes
-def test_dq_of_short_sequences_has_a_kernel_of_its_own(mode: str) -> None:
-    """Segments count twice: the portable dq visits blocks that their borders cut."""
-    for columns, of_table in FAMILY.fused_backward_from.items():
-        length = of_table // 2 if mode == "segmented" else of_table
-        assert families(mode=mode, head_dims=square(columns), length=length) == ["hopper", "hopper"]
+@pytest.mark.parametrize("variant", ["causal", "alibi"])
+def test_dq_of_short_sequences_has_a_kernel_of_its_own(variant: str, mode: str) -> None:
+    """Where packed kernels compute no runs, segments count twice: the portable dq visits blocks that borders cut."""
+    is_packed = mode == "packed" or (mode == "segmented" and variant == "causal")
+    from_length = FAMILY.packed_fused_backward_from if is_packed else FAMILY.fused_backward_from
+    for columns, of_table in from_length.items():
+        length = of_table // 2 if mode == "segmented" and not is_packed else of_table
+        asked = partial(families, variant, mode=mode, head_dims=square(columns))
+        assert asked(length=length) == ["hopper", "hopper"]
         for short in (1, length - 1):
-            assert families(mode=mode, head_dims=square(columns), length=short) == ["hopper", "portable"]
-            assert families(mode=mode, head_dims=square(columns), length=short, family="hopper") == ["hopper", "hopper"]
+            assert asked(length=short) == ["hopper", "portable"]
+            assert asked(length=short, family="hopper") == ["hopper", "hopper"]
 
 
 def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
