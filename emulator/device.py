@@ -19,7 +19,7 @@ from .assembly import inline_asm_elementwise
 from .barriers import Barrier, Barriers
 from .errors import check
 from .partitions import Partition, Scheduler, Wait, emulated_place, learn
-from .tiles import Addition, BlockType, Copy, Descriptor, Product, Slot, Tile
+from .tiles import Addition, BlockType, Copy, Descriptor, Product, Slot, Tile, multiply
 from .values import DTYPES, NAMES, Operand, Pointer, Value, zeros
 
 SHARED_BYTES = 227 * 1024
@@ -224,12 +224,9 @@ class Program:
 
         def compute() -> Tensor:
             # What the tiles hold by now; a value never changes.
-            result = a.data.float() @ b.data.float()
-            if added is None:
-                return result
-            before = added.result if isinstance(added, Product) else added.data
-            assert before is not None
-            return result + before
+            before = added.result if isinstance(added, Product) else None if added is None else added.data
+            assert added is None or before is not None
+            return multiply(a.data, b.data, before)
 
         product = Product(compute, acc.layout, shape, slots)
         if self.timing is Timing.EARLY_PRODUCTS:

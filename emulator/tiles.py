@@ -182,6 +182,12 @@ class Addition:
         self.elements[self.places] += self.tile.data
 
 
+def multiply(a: Tensor, b: Tensor, before: Tensor | None) -> Tensor:
+    """What a wgmma computes, with float32's rounding: hardware cuts off digits."""
+    result = a.float() @ b.float()
+    return result if before is None else result + before
+
+
 @dataclass(eq=False)
 class Product:
     """A wgmma: `a @ b`, added to the sums so far."""

@@ -1,0 +1,71 @@
+"""Probabilities of large scores in Hopper's backward, without a GPU, where products lose digits as on tensor cores.
+
+A backward computes scores again, and their probabilities from the lse of the forward. An error of a score that the
+forward did not make is a relative error of a probability, and scores in the thousands have few digits behind the point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from codegen.testing import golden
+from emulator import Timing
+from tests.kernels.hopper.test_hopper_backward_emulated import WIDE, emulate_backward
+from tests.support.cases import Shape, draw
+
+TERMS = 16
+"""Products that one instruction adds to a sum."""
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory", "one_thread"),
+    pytest.mark.covers(mode="dense", family="hopper", direction="backward", dtype="float16", framework="torch"),
+]
+
+
+def cut_product(a: Tensor, b: Tensor, before: Tensor | None) -> Tensor:
+    """`a @ b + before` in the arithmetic of tensor cores: an instruction shifts its terms and the sum so far to the
+    exponent of the largest, cuts off what is below the 25th digit, and cuts its sum to float32 (arXiv:2512.07004)."""
+    sums = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64) if before is None else before.double()
+    for start in range(0, a.shape[1], TERMS):
+        stop = start + TERMS
+        terms = a[:, start:stop, None].double() * b[None, start:stop].double()
+        terms = torch.cat([terms, sums[:, None]], 1)
+        largest = terms.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        digit = torch.exp2(torch.floor(torch.log2(largest)) - 24)
+        cut = torch.where(largest.isinf(), terms, torch.trunc(terms / digit) * digit)
+        sums = _cut(cut.sum(1)).double()
+    return sums.float()
+
+
+def _cut(x: Tensor) -> Tensor:
+    """x in float32, rounded toward zero."""
+    rounded = x.float()
+    return torch.where(rounded.double().abs() > x.abs(), torch.nextafter(rounded, torch.zeros(())), rounded)
+
+
+@pytest.mark.parametrize(
+    ("variant", "stem", "dim"),
+    [
+        ("full", "hopper_bwd", 64),
+        ("full", "hopper_bwd", 128),
+        ("full", WIDE, 256),
+        ("band_mask", "hopper_bwd", 64),
+        ("alibi", "hopper_bwd", 64),  # terms of rows, keys and blocks
+        ("forgetting", "hopper_bwd", 64),
+    ],
+)
+def test_probabilities_of_a_row_sum_to_one(monkeypatch: pytest.MonkeyPatch, variant: str, stem: str, dim: int) -> None:
+    """Where do is 1, dv has the sum of a key's probabilities: over all keys it is the number of rows."""
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, stem=stem)
+    monkeypatch.setattr("emulator.device.multiply", cut_product)
+    inputs = draw(variant, Shape(q_len=100, dim=dim), magnitude=100.0)
+    inputs = replace(inputs, do=torch.ones_like(inputs.do))
+    got = golden.evaluate(golden.load_op(variant), inputs, family="hopper", deterministic=False)
+    assert kernel.launches == 1
+    # Each is rounded to float16, which errs to either side.
+    found, rows = got["dv"][..., 0].double().sum().item(), inputs.q[..., 0].numel()
+    assert abs(found / rows - 1) <= 0.5 * torch.finfo(torch.float16).eps, f"{found} for {rows} rows"
