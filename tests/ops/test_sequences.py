@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codegen.testing.golden import load_manifest, load_op
 from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.settings import INTERPRET
 from generated._runtime.torch.sequences import check_packed
-from generated._runtime.torch.support import INTERPRET
 from tests.support.rendering import importable
 
 pytestmark = [

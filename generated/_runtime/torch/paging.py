@@ -9,8 +9,8 @@ from torch import Tensor
 from ..core.checks import check_float, fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_token_scale
+from .dispatch import runs_reference
 from .launching import launch
-from .support import runs_reference
 
 _OP = "append"
 
