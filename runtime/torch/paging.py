@@ -84,7 +84,7 @@ def _assign(x: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> No
 
 
 def _launch(x: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> None:
-    from ..device.paged import append_tokens
+    from ..device.append import append_tokens
 
     tokens, heads, dim = x.shape
     launch(
