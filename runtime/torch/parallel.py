@@ -13,12 +13,13 @@ from ..core.shards import Layout
 from ..core.work import VariantWork
 from .agreement import agree, described
 from .collectives import Collectives
+from .dispatch import launches_directly
 from .dtensors import LocalParts, is_distributed
+from .dtypes import autocast_inputs
 from .launching import is_seen_by_others
 from .parallel_autograd import attend as attend_directly
 from .parallel_operators import attend, registered
 from .rank_call import LAYOUT, RankCall
-from .support import autocast_inputs, launches_directly
 from .tape import Notes, Tape
 
 MOST_KINDS = 64
