@@ -37,6 +37,7 @@ PLANNING = (
     "exchange.py",
     "key_needs.py",
     "packed_rows.py",
+    "ring_documents.py",
     "ring_steps.py",
     "shard_plans.py",
     "shards.py",

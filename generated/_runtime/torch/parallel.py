@@ -207,7 +207,7 @@ class ContextParallel:
         for name in ("q", "k", "v"):
             if not isinstance(given[name], Tensor):
                 fail(op, name, "a tensor", type(given[name]).__name__)
-        check_call(self.work, layout, self._parameters, given, LAYOUT, one_by_one=True)
+        check_call(self.work, layout, self._parameters, given, LAYOUT)
         q = given["q"]
         for name in ("k", "v"):
             x = given[name]
