@@ -11,7 +11,6 @@ module does not import Flax. In the examples `ops` is this package's module `jax
 True
 """
 
-import ast
 import inspect
 import json
 import math
@@ -27,6 +26,7 @@ from jax import Array
 
 from . import jax as ops
 from ._runtime.core.checks import fail
+from ._runtime.core.mask_parts import is_plain, mask_parts
 from ._runtime.jax.pairs import checked_bias, checked_mask, masked_bias
 from ._runtime.jax.support import int32_array, is_array
 
@@ -41,11 +41,6 @@ _PLAIN: dict[str, tuple[str, frozenset[str]]] = {
         "window: {mask: causal and window(size), scalars: {size: {type: int, min: 1}}}",
         frozenset({"causal", "window(size)"}),
     ),
-}
-_SPELLINGS = {
-    "q_idx >= kv_idx": "causal",
-    "kv_idx <= q_idx": "causal",
-    "q_idx - kv_idx < size": "window(size)",
 }
 # Arrays that an op under `attention_fn` does not take, and variants that do.
 _OWN_VARIANT = {
@@ -374,7 +369,7 @@ def _plain_op(name: str, argument: str, value: object) -> Callable[..., Any]:
     """The op of this name, if the package has it and its variant is what the name says."""
     entry, parts = _PLAIN[name]
     variant = _variants().get(name)
-    if variant is None or not _is_plain(variant, parts, {"size": "int"} if "window(size)" in parts else {}):
+    if variant is None or not is_plain(variant, parts, {"size": "int"} if "window(size)" in parts else {}):
         has = "no such variant" if variant is None else f"another one of that name, with mask {variant['mask']!r}"
         expected = f"the variant `{entry}` in this package's spec, which {argument}={value} is computed by"
         fail(_NN, argument, f"{expected}: add it and render again", has)
@@ -382,24 +377,8 @@ def _plain_op(name: str, argument: str, value: object) -> Callable[..., Any]:
     return op
 
 
-def _is_plain(variant: dict[str, Any], parts: frozenset[str], scalars: dict[str, str]) -> bool:
-    """Whether a variant is softmax under a mask of these parts, and nothing else."""
-    own = any(variant[each] for each in ("score", "tensors", "sink", "decay"))
-    return not own and variant["scalars"] == scalars and _mask_parts(variant["mask"]) == parts
-
-
 def _is_causal(op: Callable[..., Any]) -> bool:
     """Whether an op of this package declares that no query attends to what comes after it."""
     name = getattr(op, "__name__", "")
     variant = _variants().get(name)
-    return variant is not None and op is getattr(ops, name) and "causal" in _mask_parts(variant["mask"])
-
-
-def _mask_parts(mask: str) -> frozenset[str]:
-    """What a mask joins by `and`, each in one spelling."""
-    if not mask:
-        return frozenset()
-    tree = ast.parse(f"({mask})", mode="eval").body
-    joined = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-    texts = [ast.unparse(part) for part in joined]
-    return frozenset(_SPELLINGS.get(text, text) for text in texts)
+    return variant is not None and op is getattr(ops, name) and "causal" in mask_parts(variant["mask"])

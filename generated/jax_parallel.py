@@ -117,7 +117,6 @@ def plan(
         head_groups=1,  # XLA orders collectives beside kernels by itself
         machine=machine,
         own=own,
-        one_by_one=False,
     )
     return Layout(**{each.name: getattr(layout, each.name) for each in fields(shards.Layout)})
 
@@ -164,7 +163,7 @@ def context_parallel(
                 f"one planned for the axes {axis!r}: a pair, of nodes and of the devices of a node, has strategy='2d'"
             )
             fail(work.op, "layout", expected, f"{layout.strategy!r} with nodes of {layout.inner} devices")
-        check_call(work, layout, known, given, LAYOUT, one_by_one=False)
+        check_call(work, layout, known, given, LAYOUT)
         return local_call(op, work, layout, axis, given)
 
     def call(q: Any, k: Any, v: Any, **keywords: Any) -> Any:

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from .._runtime.core.checks import fail
 from .._runtime.core.options import CallOptions, known_lengths
-from .._runtime.torch.support import call_options, interpreter_dtype, runs_reference
+from .._runtime.torch.devices import call_options
+from .._runtime.torch.dispatch import runs_reference
+from .._runtime.torch.dtypes import interpreter_dtype
 from .flash_calls import Chosen, chosen
 
 __all__ = ["Override", "register"]

@@ -31,8 +31,8 @@ class LoneRank:
         """A buffer with so many rows like those of `x`, made at the first call."""
         key = (kind, rows, tuple(x.shape), x.dtype)
         if key not in self._buffers:
-            times = -(-rows // max(len(x), 1))
-            source = x.detach() if len(x) else x.new_zeros(1, *x.shape[1:])
+            source = x.detach()[:rows] if len(x) else x.new_zeros(1, *x.shape[1:])
+            times = -(-rows // max(len(source), 1))
             self._buffers[key] = source.repeat(max(times, 1), *([1] * (x.dim() - 1)))[:rows].contiguous()
         return self._buffers[key]
 
@@ -40,7 +40,8 @@ class LoneRank:
         return self._filled("all_gather", x, self.size * len(x))
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        return x.chunk(self.size)[self.rank]
+        # A part of `x` would keep all of it.
+        return self._filled("reduce_scatter", x, len(x) // self.size)
 
     def all_to_all(self, x: Tensor) -> Tensor:
         return x

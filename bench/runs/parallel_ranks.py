@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
 import os
 import sys
@@ -39,7 +38,7 @@ from bench.peers.parallel_ours import (
 from bench.record import ParallelMeasurement
 from bench.runs.parallel_replay import replay
 from bench.runs.parallel_run import PASSES, Rows, Run, chosen, row_of, timed
-from bench.timing.ranks import Ranks, RanksLostError, side_by_side_ms
+from bench.timing.ranks import Ranks, RanksLostError, free_memory, side_by_side_ms
 from codegen.testing.calls import BOUND, Inputs
 from generated.torch_parallel import Layout
 
@@ -308,9 +307,7 @@ def measure(run: Run, ranks: Ranks) -> None:
         if note and run.rank == 0:
             run.say(rows=[asdict(row_of(run, job.part, str(job.case or job.part), "all", note=note))])
         run.say(end=job.name)
-        gc.collect()
-        if run.device == "cuda":
-            torch.cuda.empty_cache()
+        free_memory(run.device)
 
 
 @contextlib.contextmanager

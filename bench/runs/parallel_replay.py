@@ -3,6 +3,8 @@
 Kernels and local copies are measured. Links are not there: their times are the cost model's, from the rate of a
 `Machine`, so that whatever counts them is marked "modelled". Power limits and links that several busy GPUs share are
 in neither.
+
+A GPU has the arguments of the whole call once and, beside them, the tensors of one rank at a time.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from bench.cases.parallel import Job
+from bench.cases.parallel import Job, ParallelCase
 from bench.peers.parallel_ours import draw, make_plan, nodes_of, one_gpu, sharded
 from bench.peers.replayed import lone
 from bench.runs.parallel_run import Rows, Run, chosen, row_of
-from bench.timing.ranks import Ranks, once_ms
+from bench.timing.ranks import Ranks, free_memory, once_ms
+from codegen.testing.calls import Inputs
+from generated._runtime.core.costs import Cost
 
 MOST_COMPARED = 8
 """Of more ranks only what auto chooses is replayed, and heads inside nodes."""
@@ -32,6 +36,7 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
     call = one_gpu(case, inputs)
     run.say(doing=f"{case} on one GPU")
     one, note = ranks.attempt(lambda: _local_ms(ranks, call.both))
+    free_memory(run.device)
     if one is None:
         yield row_of(run, "replay", str(case), "one GPU", ranks=size, note=note)
         return
@@ -46,15 +51,16 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
             # By heads every rank does the same, and so do the ranks of a node that share its rows.
             alike = size if strategy == "heads" else size // nodes if nodes else 1
             for rank in range(0, size, alike):
-                layout = make_plan(case, lone(rank, size, nodes, run.device), strategy, run.machine)
-                times.append(_local_ms(ranks, sharded(case, inputs, layout, rank).both))
+                ms, cost, imbalance, predicted = _of_rank(run, ranks, case, inputs, (strategy, nodes, size, rank))
+                times.append(ms)
                 run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
-            assert layout.cost is not None
             # The model's own rule for what runs beside what, with the time of calls as measured.
-            total = replace(layout.cost, kernels=max(times) / 1e3, per_call=0.0).total
-            return times, layout.imbalance, total * 1e3, layout.predicted * 1e3
+            total = replace(cost, kernels=max(times) / 1e3, per_call=0.0).total
+            return times, imbalance, total * 1e3, predicted * 1e3
 
         result, note = ranks.attempt(every)
+        # The next strategy allocates other sizes.
+        free_memory(run.device)
         if result is None:
             yield replace(row, note=note)
             continue
@@ -74,6 +80,23 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
             remark=_links(run, size) + ("; chosen by auto" if strategy == names[0] else ""),
         )
     yield from refused
+
+
+def _of_rank(
+    run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, which: tuple[str, int, int, int]
+) -> tuple[float, Cost, float, float]:
+    """Milliseconds of one rank, and the cost, the imbalance and the seconds that its plan predicts.
+
+    Layout, collectives and tensors of the rank end with this function, before those of the next are made.
+
+    Args:
+        which: the strategy, its nodes, the number of ranks, and which of them it is.
+    """
+    strategy, nodes, size, rank = which
+    layout = make_plan(case, lone(rank, size, nodes, run.device), strategy, run.machine)
+    assert layout.cost is not None
+    ms = _local_ms(ranks, sharded(case, inputs, layout, rank).both)
+    return ms, layout.cost, layout.imbalance, layout.predicted
 
 
 def _links(run: Run, ranks: int) -> str:

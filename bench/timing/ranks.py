@@ -6,6 +6,7 @@ so while the others wait in a collective for it.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -133,6 +134,13 @@ class Ranks:
         except Exception as later:
             raise RanksLostError(f"{problem}; then {reason(later)}") from later
         return problem
+
+
+def free_memory(device: str) -> None:
+    """Give memory that nothing refers to back to the GPU, that of tensors in reference cycles included."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def once_ms(ranks: Ranks, call: Callable[[], Any], count: int = 1) -> float:

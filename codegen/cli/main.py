@@ -14,15 +14,13 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codegen import PACKAGE, __version__
 from codegen.cli.calls import described_calls, split_report
 from codegen.cli.options import (
-    Option,
     call_options,
     compare_options,
     explain_options,
@@ -44,6 +42,7 @@ from codegen.cli.options import (
     warm_options,
 )
 from codegen.cli.places import check_importable, out_path, package_path, spec_path, variants_path
+from codegen.cli.registry import COMMANDS, Run, command
 from codegen.cli.rendered import render_command, render_package, rendered
 from codegen.render import files
 from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
@@ -52,30 +51,6 @@ if TYPE_CHECKING:
     from codegen.spec.model import Spec
 
 EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-Run = Callable[[argparse.Namespace], int]
-"""Runs a subcommand; returns its exit code."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A subcommand and the options it takes."""
-
-    run: Run
-    options: tuple[Option, ...]
-
-
-COMMANDS: dict[str, Command] = {}
-
-
-def command(name: str, *options: Option) -> Callable[[Run], Run]:
-    """Register a function as the subcommand `name`."""
-
-    def register(run: Run) -> Run:
-        COMMANDS[name] = Command(run=run, options=options)
-        return run
-
-    return register
 
 
 # ------------------------------------------------------------------------------------------------------------ commands

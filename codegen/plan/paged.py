@@ -7,27 +7,25 @@ the parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.analysis import schedule as blocks
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.indexing import exact_index
 from codegen.analysis.paged_calls import HEAD, PAGE, SLOT, log_decay, paged
 from codegen.analysis.schedule import Range, Schedule, Union
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Load, int_var
+from codegen.ir.expr import Expr, int_var
 from codegen.plan.code import ZERO, Broadcast, Code, Infix, Name, builtin, call, total
 from codegen.plan.device import HELPER_FUNCTIONS, device_functions
-from codegen.plan.host_code import host, listed
-from codegen.plan.kernel import ArgGroup, Block, KernelPlan, numbers, pointers
+from codegen.plan.kernel import Block, KernelPlan
 from codegen.plan.kernel_builder import KernelBuilder
 from codegen.plan.legend import paged_legend
 from codegen.plan.logits import LOG2E, Logits, logits
 from codegen.plan.loop_bounds import LoopBounds, full_bounds, split_bounds
 from codegen.plan.lower import Lowering
+from codegen.plan.paged_arguments import forward_arguments, forward_constants, plan_arguments, plan_constants
 from codegen.plan.statements import Part, Statement, calls, needed, uses, without
-from codegen.plan.variant_reads import reads_pairs, reads_query_position, tensor_reads, uses_tanh
+from codegen.plan.variant_reads import reads_query_position
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 
@@ -224,15 +222,15 @@ def paged_plan(written: Variant) -> PagedPlan | None:
     by_row = "q_shift" in reads | uses(block.parts)
     offset = reads_query_position(variant, Mode.DENSE) or by_row
     shift = "q_shift" in uses(planner.prologue) or any(expr.names(e) & {"q_first", "q_last"} for e in bound_roots)
-    args = _forward_arguments(variant, roots, offset=offset)
-    plan_args = _plan_arguments(variant, bound_roots, shift=shift)
+    args = forward_arguments(variant, roots, offset=offset)
+    plan_args = plan_arguments(variant, bound_roots, shift=shift)
     return PagedPlan(
         written=written,
         variant=variant,
         forward=KernelPlan(
             name=f"{symbol}_fwd",
             args=args,
-            constants=[*_constants(variant, offset=offset), *([] if full is None else [FULL_BLOCKS])],
+            constants=[*forward_constants(variant, offset=offset), *([] if full is None else [FULL_BLOCKS])],
             linear=builder.logits.linear,
             helpers=frozenset(builder.lowering.helpers),
             prologue=[*builder.index_statements("q", reads), *builder.lowering.prologue],
@@ -240,7 +238,7 @@ def paged_plan(written: Variant) -> PagedPlan | None:
         plan=KernelPlan(
             name=f"{symbol}_plan",
             args=plan_args,
-            constants=_plan_constants(variant, bound_roots, shift=shift),
+            constants=plan_constants(variant, bound_roots, shift=shift),
             prologue=planner.prologue,
             helpers=frozenset(planner.helpers),
         ),
@@ -284,151 +282,3 @@ def _within(union: Union) -> Expr | None:
         found.append(expr.logical_and(*first, *end))
     either = expr.logical_or(*found)
     return None if either == expr.TRUE else either
-
-
-# ----------------------------------------------------------------------------------------------------------- arguments
-
-
-def _strides(x: str, axes: str, of: str, compiled: str = "") -> ArgGroup:
-    """The strides of a tensor, a letter each, as the method `of` of the call gives them; `compiled` are literals of the
-    kernel."""
-    names = tuple(f"stride_{x}{axis}" for axis in axes)
-    rows = tuple(f"stride_{x}{axis}" for axis in compiled)
-    return ArgGroup(names=names, host=host(f"*{{}}.{of}({{}})", "call", x), row_strides=rows)
-
-
-def _of_call(*tensors: str) -> ArgGroup:
-    """The pointers to tensors that the call holds."""
-    names = tuple(f"{name}_ptr" for name in tensors)
-    return ArgGroup(names=names, host=listed(host(f"{{}}.{name}", "call") for name in tensors))
-
-
-def _number(name: str, owner: str) -> ArgGroup:
-    """A number that the call, or the class of rows, holds."""
-    return ArgGroup(names=(name,), host=host(f"{{}}.{name}", owner), varies=True)
-
-
-def _own_strides(variant: Variant, names: Sequence[str]) -> list[ArgGroup]:
-    return [
-        ArgGroup(
-            names=tuple(f"stride_{name}_{axis}" for axis in range(len(variant.tensors[name].dims))),
-            host=host("*{}.stride()", name),
-        )
-        for name in names
-        if variant.tensors[name].dims
-    ]
-
-
-def _own_sizes(variant: Variant, loads: Sequence[Load]) -> list[ArgGroup]:
-    """The sizes of the axes whose index is clamped to them."""
-    found: dict[str, set[int]] = {}
-    for load in loads:
-        dims = variant.tensors[load.tensor].dims
-        for axis, index in enumerate(load.indices):
-            if not _has_element(dims[axis], index) and not exact_index(variant.tensors, load.tensor, axis, index):
-                found.setdefault(load.tensor, set()).add(axis)
-    return [
-        ArgGroup(
-            names=tuple(f"{name}_size_{axis}" for axis in sorted(axes)),
-            host=listed(host(f"{{}}.shape[{axis}]", name) for axis in sorted(axes)),
-            varies=True,
-        )
-        for name, axes in found.items()
-    ]
-
-
-def _has_element(dim: str | int, index: Expr) -> bool:
-    """True if an axis has an element for such an index, whatever its size."""
-    by_kind = dim in (PAGE, "q_idx") or (dim == "h" and index == HEAD)
-    return by_kind or (dim == SLOT and index == _KEY)
-
-
-def _scalars(variant: Variant, roots: Sequence[Expr]) -> list[ArgGroup]:
-    read = frozenset().union(*map(expr.names, roots))
-    return [numbers(name, loadable=True) for name in variant.scalars if name in read]
-
-
-def _forward_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
-    loads = tensor_reads(variant)
-    own = [name for name in variant.tensors if name in {load.tensor for load in loads}]
-    return [
-        pointers("q", "k", "v"),
-        ArgGroup(names=("k_scale", "v_scale"), host=host("{}.k_scale, {}.value_scale", "call", "call")),
-        *([pointers("sink")] if variant.sink else []),
-        *(pointers(name) for name in own),
-        _of_call("page_table", "page_starts"),
-        pointers("records", "counts"),
-        *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if offset else []),
-        *_scalars(variant, roots),
-        pointers("o", "lse", "partial_o", "partial_sums"),
-        _strides("q", "bhs", "query_strides"),
-        _strides("k", "phs", "cache_strides", compiled="s"),
-        _strides("v", "phs", "cache_strides", compiled="s"),
-        _strides("o", "bhs", "query_strides"),
-        _strides("lse", "bh", "lse_strides"),
-        *_own_strides(variant, own),
-        *_own_sizes(variant, loads),
-        _number("table_stride", "call"),
-        _number("num_kv_heads", "call"),
-        _number("partial_rows", "rows"),
-        ArgGroup(names=("softmax_scale",), host=host("{}.scale", "call")),
-    ]
-
-
-def _constants(variant: Variant, *, offset: bool) -> list[str]:
-    return [
-        *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if offset else []),
-        *(["SCALARS_LOADED"] if variant.scalars else []),
-        *(["PTX"] if reads_pairs(variant) else []),
-        *(["HARDWARE_TANH"] if uses_tanh(variant) else []),
-        "K_SCALE",
-        "V_SCALE",
-        "PAIRS",
-        "SHARED_KV",
-        "FLAT_TABLE",
-        "PAGE_SIZE",
-        "GROUP",
-        "FOLDS",
-        "OVERLAPS",
-        "HEAD_DIM",
-        "HEAD_DIM_V",
-        "BLOCK_D",
-        "BLOCK_DV",
-        "BLOCK_M",
-        "BLOCK_N",
-    ]
-
-
-def _plan_arguments(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[ArgGroup]:
-    loads = expr.loads(*roots)
-    own = [name for name in variant.tensors if name in {load.tensor for load in loads}]
-    return [
-        *(pointers(name) for name in own),
-        _of_call("cu_seqlens_q", "kv_lengths"),
-        *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if shift else []),
-        *_scalars(variant, roots),
-        pointers("records", "tiles", "counts"),
-        *_own_strides(variant, own),
-        *_own_sizes(variant, loads),
-        _number("q_rows", "call"),
-        _number("num_seqs", "call"),
-        _number("most_keys", "call"),
-        _number("most_splits", "rows"),
-        _number("least_keys", "rows"),
-    ]
-
-
-def _plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[str]:
-    read = frozenset().union(*map(expr.names, roots))
-    return [
-        *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if shift else []),
-        *(["SCALARS_LOADED"] if any(name in read for name in variant.scalars) else []),
-        "PACKED",
-        "BALANCED",
-        "FIRST_ROWS",
-        "LAST_ROWS",
-        "GROUP",
-        "FOLDS",
-        "BLOCK_M",
-        "BLOCK_N",
-    ]

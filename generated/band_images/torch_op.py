@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: a79ba95ce2847301
+# hash: ee425053b96a9962
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -19,27 +19,19 @@ from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.devices import call_options
+from .._runtime.torch.dispatch import launches_directly, runs_reference
+from .._runtime.torch.dtypes import autocast_inputs, interpreter_dtype, result_dtype
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
 from .._runtime.torch.fp8 import scaled_run
+from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
-from .._runtime.torch.support import (
-    autocast_inputs,
-    batch_row,
-    call_options,
-    check_inputs,
-    check_tensor,
-    interpreter_dtype,
-    launches_directly,
-    positive_scale,
-    query_offset,
-    result_dtype,
-    runs_reference,
-)
+from .._runtime.torch.strides import batch_row
 from . import packed, paged, segmented, torch_reference
 
 NAME = "band_images"

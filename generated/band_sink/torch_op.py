@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 79acb6df3c187d52
+# hash: b01670a69b7c7816
 """`band_sink` for PyTorch. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any
 window (arXiv:2508.10925)."""
 
@@ -21,28 +21,20 @@ from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.devices import call_options
+from .._runtime.torch.dispatch import launches_directly, runs_reference
+from .._runtime.torch.dtypes import autocast_inputs, interpreter_dtype, result_dtype
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
 from .._runtime.torch.fp8 import scaled_run
+from .._runtime.torch.head_sums import head_sums
+from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch.support import (
-    autocast_inputs,
-    batch_row,
-    call_options,
-    check_inputs,
-    check_tensor,
-    head_sums,
-    interpreter_dtype,
-    launches_directly,
-    positive_scale,
-    query_offset,
-    result_dtype,
-    runs_reference,
-)
+from .._runtime.torch.strides import batch_row
 from . import packed, paged, segmented, torch_reference
 
 NAME = "band_sink"

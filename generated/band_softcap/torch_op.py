@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/torch_op.py.jinja
-# hash: 85c6637877c1811c
+# hash: 0b7aa6b4642fab31
 """`band_softcap` for PyTorch. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -18,26 +18,19 @@ from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.devices import call_options
+from .._runtime.torch.dispatch import launches_directly, runs_reference
+from .._runtime.torch.dtypes import autocast_inputs, interpreter_dtype, result_dtype
 from .._runtime.torch.few_queries import check_dense_plan, split_call, splits_keys
 from .._runtime.torch.fp8 import scaled_run
+from .._runtime.torch.inputs import check_inputs, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch.support import (
-    autocast_inputs,
-    batch_row,
-    call_options,
-    check_inputs,
-    interpreter_dtype,
-    launches_directly,
-    positive_scale,
-    query_offset,
-    result_dtype,
-    runs_reference,
-)
+from .._runtime.torch.strides import batch_row
 from . import packed, paged, segmented, torch_reference
 
 NAME = "band_softcap"

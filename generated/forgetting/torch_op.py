@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/torch_op.py.jinja
-# hash: d2ea6f1c326584e4
+# hash: 6d431fd0d28f9036
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -18,7 +18,11 @@ from .._runtime.core.sequences import ByRow, check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.devices import call_options
+from .._runtime.torch.dispatch import launches_directly, runs_reference
+from .._runtime.torch.dtypes import autocast_inputs, interpreter_dtype, result_dtype
 from .._runtime.torch.fp8 import scaled_run
+from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages
 from .._runtime.torch.paged_decay import check_decay_caches, check_without_base
@@ -27,19 +31,7 @@ from .._runtime.torch.pruning import first_keys
 from .._runtime.torch.replay import replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_order, check_packed, check_tokens, marked, packed_offset
-from .._runtime.torch.support import (
-    autocast_inputs,
-    batch_row,
-    call_options,
-    check_inputs,
-    check_tensor,
-    interpreter_dtype,
-    launches_directly,
-    positive_scale,
-    query_offset,
-    result_dtype,
-    runs_reference,
-)
+from .._runtime.torch.strides import batch_row
 from . import packed, paged, segmented, torch_reference
 
 NAME = "forgetting"

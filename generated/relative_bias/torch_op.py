@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 3391c25b90730189
+# hash: bbb2ae05a7166a12
 """`relative_bias` for PyTorch. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -21,28 +21,20 @@ from .._runtime.core.sequences import check_alone
 from .._runtime.torch.attention import Kernels
 from .._runtime.torch.backward import Run, give_backward
 from .._runtime.torch.cache_values import with_scales
+from .._runtime.torch.devices import call_options
+from .._runtime.torch.dispatch import launches_directly, runs_reference
+from .._runtime.torch.distance_sums import distance_sums
+from .._runtime.torch.dtypes import autocast_inputs, interpreter_dtype, result_dtype
 from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, splits_keys
 from .._runtime.torch.fp8 import scaled_run
+from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
 from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
 from .._runtime.torch.sequences import Tokens, check_packed, check_tokens, packed_offset
-from .._runtime.torch.support import (
-    autocast_inputs,
-    batch_row,
-    call_options,
-    check_inputs,
-    check_tensor,
-    distance_sums,
-    interpreter_dtype,
-    launches_directly,
-    positive_scale,
-    query_offset,
-    result_dtype,
-    runs_reference,
-)
+from .._runtime.torch.strides import batch_row
 from . import packed, paged, segmented, torch_reference
 
 NAME = "relative_bias"

@@ -59,13 +59,8 @@ def make_layout(
     head_groups: int | None = None,
     machine: Machine | None = None,
     own: Mapping[str, Any] | None = None,
-    one_by_one: bool = True,
 ) -> Layout:
-    """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node.
-
-    Args:
-        one_by_one: a ring may compute packed sequences in calls of their own.
-    """
+    """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
     seq, head_dim = check_count("seq", seq), check_count("head_dim", head_dim, 8)
     heads = _check_heads(heads)
     machine = Machine() if machine is None else machine
@@ -114,7 +109,6 @@ def make_layout(
         heads=heads,
         head_dim=head_dim,
         machine=machine,
-        one_by_one=one_by_one,
     )
     has_nodes = inner > 1 or isinstance(ranks, tuple)
     asked = "auto" if has_nodes or strategy == "2d" else strategy
@@ -173,7 +167,6 @@ class _Planned:
     heads: tuple[int, int]
     head_dim: int
     machine: Machine
-    one_by_one: bool
 
     def chosen(self, strategy: str, balance: str, *, by_rows: bool) -> tuple[Cost, tuple[str, ...], list[KeyNeeds]]:
         """The cost of the strategy, why that one, and what each rank needs of the keys.
@@ -189,7 +182,7 @@ class _Planned:
         why_not_heads = (
             _unsplit(self.works) or f"{self.heads[0]} query and {self.heads[1]} key heads over {self.ranks} ranks"
         )
-        whys = [why_no_ring(work, is_packed=is_packed, one_by_one=self.one_by_one) for work in self.works]
+        whys = [why_no_ring(work, is_packed=is_packed) for work in self.works]
         no_ring = {work.op: why for work, why in zip(self.works, whys, strict=True) if why}
         why_not_ring = next((f"{op}, {why}" for op, why in no_ring.items()), "")
         ring = None if no_ring or by_rows else ring_cost(replace(gather, runs=runs), *sizes)

@@ -26,10 +26,9 @@ from ._runtime.core import shards
 from ._runtime.core.checks import fail
 from ._runtime.core.costs import Machine
 from ._runtime.core.shard_plans import make_layout
-from ._runtime.core.work import work_of
 from ._runtime.torch.collectives import Collectives, GridCollectives, collectives_of
-from ._runtime.torch.exchange import Unsharded, kept, own_rows
-from ._runtime.torch.parallel import ContextParallel
+from ._runtime.torch.exchange import Unsharded, own_rows
+from ._runtime.torch.parallel import ContextParallel, call_of
 
 __all__ = ["Layout", "Machine", "context_parallel", "plan"]
 
@@ -159,7 +158,8 @@ def context_parallel(
     - `q_segment_ids` and positions: this rank's rows;
     - no `q_offset`, `cu_seqlens_q` or `schedule`: the layout has them. Dropout takes the same `seed` on every rank.
 
-    Of the same layout, op and options it is the same object each time.
+    Of the same layout, op and options it is the same object each time. What it keeps, such as tables on the device, is
+    bounded for each layout and freed with it: drop the layout of one batch's documents before the next one's.
 
     Args:
         check: compare the arguments of all ranks before anything is sent, so that an error of one is raised on every
@@ -175,11 +175,4 @@ def context_parallel(
     if layout.comm is None:
         expected = "one planned for a DeviceMesh or a process group"
         fail("context_parallel", "layout", expected, f"one for the number {layout.ranks}")
-    comm = layout.comm
-
-    def make() -> ContextParallel:
-        return ContextParallel(op, work_of(op), layout, comm, check, sum_gradients)
-
-    # What it knows of its calls, such as that their arguments were compared, is for all calls of a layout.
-    found: ContextParallel = kept(layout, ("context_parallel", op, check, sum_gradients), make)
-    return found
+    return call_of(op, layout, layout.comm, check, sum_gradients)

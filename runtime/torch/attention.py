@@ -13,20 +13,15 @@ from ..core.options import CallOptions
 from ..kernels import TRAITS
 from . import backend
 from .ahead import Ahead, wait_for_backward
+from .devices import interprets
+from .dispatch import launches_directly
+from .dtypes import FP32, result_dtype
 from .functions import KERNELS, autograd_functions, signature_of
+from .gradients import sequence_of_rows
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
 from .replay import replayed
-from .support import (
-    FP32,
-    batch_row,
-    empty_like_layout,
-    interprets,
-    launches_directly,
-    packed_rows,
-    result_dtype,
-    sequence_of_rows,
-)
+from .strides import batch_row, empty_like_layout, packed_rows
 from .transforms import folded_axes
 
 _TYPES = {

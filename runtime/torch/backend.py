@@ -2,21 +2,21 @@
 
 import torch
 
+from .devices import call_tiles as call_tiles
+from .devices import has_tanh_instruction as has_tanh_instruction
+from .devices import is_nvidia as is_nvidia
+from .devices import multiprocessors as multiprocessors
+from .devices import overlaps as overlaps
+from .dtypes import FP32 as FP32
 from .launching import launch as launch
 from .launching import launch_hopper as launch_hopper
 from .schedule import block_sequences as block_sequences
 from .schedule import list_blocks as list_blocks
 from .schedule import work_counter as work_counter
-from .support import FP32 as FP32
-from .support import aligned as aligned
-from .support import begin_alike as begin_alike
-from .support import call_tiles as call_tiles
-from .support import empty_like_layout as empty_like_layout
-from .support import has_even_rows as has_even_rows
-from .support import has_tanh_instruction as has_tanh_instruction
-from .support import is_nvidia as is_nvidia
-from .support import multiprocessors as multiprocessors
-from .support import overlaps as overlaps
+from .strides import aligned as aligned
+from .strides import begin_alike as begin_alike
+from .strides import empty_like_layout as empty_like_layout
+from .strides import has_even_rows as has_even_rows
 
 INT32 = torch.int32
 BF16 = torch.bfloat16

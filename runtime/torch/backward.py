@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
 from ..core.checks import fail
+from .dtypes import FP8_DTYPE
 from .functions import kernels_of
 from .replay import replayed
-from .support import FP8_DTYPE
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """What runs the kernels of a call: `apply`, or what computes gradients in its place."""

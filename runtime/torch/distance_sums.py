@@ -1,6 +1,5 @@
-"""Sums of ds by distance, and the gradient that they are of a table by head and distance."""
+"""Sums of ds by distance, as the gradient of a table by head and distance."""
 
-import torch
 from torch import Tensor
 
 from ..core.configs import cdiv
@@ -8,21 +7,6 @@ from ..core.distances import lag_axis
 from .launching import launch
 
 _BLOCK = 512
-
-
-def lag_grid(
-    q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None, near_first: int | None, near_last: int | None
-) -> Tensor:
-    """The distances of the sums of a dense call, `[B or 1, 1, n]`: first and last of the blocks beyond the others."""
-    axis = lag_axis(q.shape[2], k.shape[2], row_offset if row_offsets is None else None, near_first, near_last)
-    lags = torch.arange(-1, axis.size + 1, device=q.device).view(1, 1, -1) - axis.origin
-    return lags + (row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))
-
-
-def lag_sums(pieces: Tensor, far: Tensor) -> Tensor:
-    """The sums of ds by distance: those of pieces of blocks, between those of the far blocks on either side."""
-    before, behind = far.sum(-1).split(1, dim=2)
-    return torch.cat((before, pieces.sum(2), behind), dim=2)
 
 
 def distance_sums(
@@ -38,7 +22,7 @@ def distance_sums(
     sign: int,
     rest: int,
 ) -> Tensor:
-    """The same sums as the gradient `[Hq, size]` of a table that pairs read at `sign * distance + rest`, clamped to it.
+    """Sums of ds as the gradient `[Hq, size]` of a table that pairs read at `sign * distance + rest`, clamped to it.
 
     By a launch, in a fixed order: a call that launches kernels alone is replayed.
     """

@@ -34,11 +34,23 @@ def by_rank(x: Tensor, layout: Layout) -> Tensor:
     return found.index_copy_(0, index(layout, "places", x.device), x)
 
 
+MOST_TABLES = 4096
+"""So many tables of a layout are kept; then all are forgotten, and made again where they are asked for."""
+
+
 def kept(layout: Layout, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make` returned when a layout was first asked for `key`."""
+    """What `make` returned when a layout was first asked for `key`, of `MOST_TABLES` keys at most.
+
+    It is freed with the layout, to which it must not refer: a cycle would hold memory of a device until Python's
+    garbage collector runs, which knows nothing of that memory.
+    """
     cache: dict[Any, Any] = layout.__dict__.setdefault("_tables", {})
     if key not in cache:
-        cache[key] = make()
+        found = make()
+        if len(cache) >= MOST_TABLES:
+            cache.clear()
+        cache[key] = found
+        return found
     return cache[key]
 
 

@@ -11,9 +11,11 @@ from ..core.checks import check_padding_id, fail
 from ..core.paged import LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
 from ..core.row_classes import FEW_ROWS
 from ..core.schedules import Schedule
+from .dispatch import runs_reference
+from .dtypes import interpreter_dtype
+from .inputs import check_offset_word, positive_scale, query_offset
 from .paged import cache_call
 from .sequences import int32_of
-from .support import check_offset_word, interpreter_dtype, positive_scale, query_offset, runs_reference
 
 _DENSE_ALONE = (
     "q_segment_ids",

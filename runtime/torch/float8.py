@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.fp8 import LARGEST, LEAST_SCALE
-from .support import FP8_DTYPE
+from .dtypes import FP8_DTYPE
 
 
 def quantize(x: Tensor, cu_seqlens: Tensor | None, layout: str) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.fp8 import SCALES
 from .ahead import compile_backward
+from .dispatch import launches_directly
 from .plans import Step
 from .replay import apply
-from .support import launches_directly
 from .transforms import batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]

@@ -16,11 +16,12 @@ from ..core.schedules import Schedule
 from ..core.tiles import Tile
 from . import backend
 from .attention import NAMESPACE
+from .dispatch import launches_directly
 from .operators import register_operator
 from .paged import computes_reference, gathered, paged_schedule, plan_tables, reference_results, with_classes
 from .paged_decay import log_decays
 from .prompts import check_pointers
-from .support import aligned, empty_like_layout, launches_directly
+from .strides import aligned, empty_like_layout
 from .transforms import one_by_one
 
 _CALL: dict[str, Any] = {

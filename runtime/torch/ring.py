@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..core.checks import PACKED
 from ..core.key_needs import planned_needs
+from ..core.options import LENGTHS
 from ..core.parallel_calls import TOKENS
-from ..core.ring_steps import NO_SINK, keeps_rows_apart, reads_sequences, ring_steps
+from ..core.ring_steps import NO_SINK, keeps_rows_apart, ring_steps, takes_apart
 from ..core.shards import Layout
 from .collectives import Exchanges
 from .exchange import index, split_features
@@ -37,7 +38,7 @@ class RingRows:
         # Packed documents take packed calls where these can say where keys are. Else each document takes its own dense
         # calls where the call tells sequences apart, or all of them take one batch row with ids.
         self.by_documents = call.packed and self.by_offset and takes_documents(call.work)
-        self.one_by_one = call.packed and not self.by_documents and (self.drops or reads_sequences(call.work))
+        self.one_by_one = call.packed and not self.by_documents and takes_apart(call.work, drops=self.drops)
         self.form = "bhsd" if call.packed else call.form
         self.tokens = {} if self.by_documents else self._tokens()
 
@@ -154,6 +155,9 @@ class RingRows:
             return self._with_sink(keywords, own, pair)
         queries, keys = pair.queries, pair.keys
         keywords = {**self.call.keywords, "layout": self.form}
+        if self.by_documents or self.one_by_one:
+            # A call of one document is dense, and needs no length of the longest.
+            keywords = {name: x for name, x in keywords.items() if name not in LENGTHS}
         if self.by_offset:
             keywords["q_offset"] = queries.begin - keys.begin
         for name, x in self.tokens.items():

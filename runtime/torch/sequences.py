@@ -10,16 +10,9 @@ from torch import Tensor
 from ..core.checks import PACKED, check_int, check_padding_id, fail
 from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from ..core.settings import DEBUG
-from .support import (
-    as_integers,
-    check_offset_word,
-    check_qkv,
-    has_values,
-    is_integer,
-    launches_directly,
-    offset_tensor,
-    readable,
-)
+from .dispatch import has_values, launches_directly
+from .dtypes import as_integers, is_integer
+from .inputs import check_offset_word, check_qkv, offset_tensor, readable
 
 
 class Tokens(NamedTuple):

@@ -8,6 +8,7 @@ done again, without the code that chose them. Of the op and of collectives a ste
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -83,7 +84,8 @@ class Notes(TorchDispatchMode):
 
     def __init__(self, given: Sequence[Tensor], op: Any, comm: Collectives) -> None:
         super().__init__()
-        self.op, self.comm = _NotedOp(self, op), noted(self, comm)
+        # These end with the notes, whose tensors would else wait for the garbage collector.
+        self.op, self.comm = _NotedOp(proxy(self), op), noted(proxy(self), comm)
         self._device, self._num_given = given[0].device, len(given)
         # What could be one tensor or two is not told apart by what they look like.
         self._is_whole = len(set(map(id, given))) == len(given)
@@ -222,11 +224,23 @@ class Notes(TorchDispatchMode):
         return self._views[key]
 
 
+class _InputGradients:
+    """An op's gradients of q, k and v alone. A tape keeps this step: it must not reach the notes and their tensors."""
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    def __call__(self, *args: Any, **keywords: Any) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = self._op.backward(*args, **keywords)[:3]
+        return found
+
+
 class _NotedOp:
     """An op whose calls are steps."""
 
     def __init__(self, notes: Notes, op: Any) -> None:
         self._notes, self._op = notes, op
+        self._of_inputs = _InputGradients(op)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         return self._notes.called(self._op, *args, **keywords)
@@ -235,10 +249,6 @@ class _NotedOp:
         """Those of q, k and v: a call with gradients of its own tensors has no tape."""
         dq, dk, dv = self._notes.called(self._of_inputs, *args, **keywords)
         return Gradients(dq, dk, dv, {})
-
-    def _of_inputs(self, *args: Any, **keywords: Any) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = self._op.backward(*args, **keywords)[:3]
-        return found
 
 
 class _NotedCollectives:

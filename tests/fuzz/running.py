@@ -168,7 +168,7 @@ def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
         # The portable dq runs in the interpreter, which has no instructions.
         for choice in ("is_nvidia", "has_tanh_instruction"):
             stack.enter_context(mock.patch.object(backend, choice, return_value=False))
-        stack.enter_context(mock.patch(f"{package}._runtime.torch.support.arch_of", return_value="sm_90"))
+        stack.enter_context(mock.patch(f"{package}._runtime.torch.devices.arch_of", return_value="sm_90"))
         yield
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from generated import torch as ops
 from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.settings import INTERPRET
 from generated._runtime.torch.philox import dropout_words
-from generated._runtime.torch.support import INTERPRET
 from generated.integrations import flash_attn_padding
 from generated.integrations.variants import Attention, NotRenderedError, entry
 from tests.support.flash_reference import batched, packed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from generated.integrations.variants import NotRenderedError
 from tests.support.flash_reference import batched, packed
 

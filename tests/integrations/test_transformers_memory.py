@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", reason="the hooks into transformers need it")
 
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from generated.integrations import transformers as hf
 from tests.support.tiny_models import decoder
 

@@ -9,7 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
 
-from generated._runtime.torch.support import INTERPRET  # noqa: E402
+from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from tests.support.tiny_models import DECODERS, decoder, model  # noqa: E402
 from tests.support.tiny_others import OTHERS, T5, TEXT  # noqa: E402

@@ -135,14 +135,14 @@ def count_steps(patch: pytest.MonkeyPatch, module: Any = served) -> Counter[str]
     counted: Counter[str] = Counter()
 
     def counting(name: str) -> None:
-        method = getattr(module._Tokens, name)
+        method = getattr(module.Tokens, name)
 
         def call(self: Any, *args: Any) -> Tensor:
             counted[name] += 1
             found: Tensor = method(self, *args)
             return found
 
-        patch.setattr(module._Tokens, name, call)
+        patch.setattr(module.Tokens, name, call)
 
     for name in ("decode", "mixed", "next_in_ring", "first", "packed"):
         counting(name)

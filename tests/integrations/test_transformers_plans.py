@@ -12,7 +12,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
 
 from generated._runtime.core.checks import ArgumentError  # noqa: E402
-from generated._runtime.torch.support import INTERPRET  # noqa: E402
+from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from generated.integrations import transformers_calls as calls  # noqa: E402
 from generated.integrations.transformers_masks import AttentionMask  # noqa: E402

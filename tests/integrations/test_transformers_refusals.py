@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
 
 from generated._runtime.core.checks import ArgumentError  # noqa: E402
-from generated._runtime.torch.support import INTERPRET  # noqa: E402
+from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from generated.integrations import transformers_masks  # noqa: E402
 from generated.integrations.variants import NotRenderedError  # noqa: E402

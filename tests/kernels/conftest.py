@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.cases import DEVICE, INTERPRET
-from tests.support.interpreter import replace_language_once
+from tests.support.interpreter import omit_unread_overflow_checks, remember_types, replace_language_once
 from tests.support.paths import LIBRARY
 from tests.support.rendering import importable
 
@@ -14,6 +14,8 @@ LIBRARY_PACKAGE = "library_variants"
 
 if INTERPRET:
     replace_language_once()
+    omit_unread_overflow_checks()
+    remember_types()
 
 # On a GPU the kernels themselves run.
 collect_ignore_glob = [] if INTERPRET else ["hopper/test_hopper_*emulated.py"]

@@ -16,7 +16,7 @@ from codegen.tune.families import Families
 from codegen.tune.measuring import FamilyBench
 from codegen.tune.record import Comparison, Workload
 from codegen.tune.tuner import Context
-from generated._runtime.torch.support import arch_of
+from generated._runtime.torch.devices import arch_of
 from tests.support.cases import DEVICE
 
 pytestmark = pytest.mark.gpu

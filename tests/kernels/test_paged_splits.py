@@ -14,7 +14,7 @@ from codegen.inspect.decode import split, splitting
 from codegen.load.spec_file import load
 from codegen.plan.paged import paged_plan
 from codegen.testing import golden
-from generated._runtime.torch.support import multiprocessors
+from generated._runtime.torch.devices import multiprocessors
 from tests.support.cases import DEVICE
 from tests.support.paths import DEFAULT_SPEC
 

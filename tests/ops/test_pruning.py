@@ -18,10 +18,10 @@ from torch import Tensor
 
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.pruning import GROUP
+from generated._runtime.core.settings import INTERPRET
 from generated._runtime.jax.pruning import first_keys as jax_first_keys
 from generated._runtime.jax.sequences import SequenceArguments
 from generated._runtime.torch.pruning import first_keys
-from generated._runtime.torch.support import INTERPRET
 from generated.jax import forgetting as jax_forgetting
 from generated.torch import forgetting, forgetting_pruned
 

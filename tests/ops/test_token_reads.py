@@ -18,7 +18,7 @@ from codegen.load.spec_file import load
 from codegen.testing.golden import load_manifest, load_op
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.sequences import ByRow, TokenRows, breaks_rule
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.rendering import importable, lint_problems
 from tests.support.token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_packed, check_positions, drawn
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support import documents
 from tests.support.documents import Block
 from tests.support.paths import ROOT

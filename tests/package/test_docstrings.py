@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from codegen.testing.golden import load_manifest
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import ROOT
 
 GENERATED = ROOT / "generated"

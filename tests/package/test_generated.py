@@ -20,7 +20,7 @@ from torch import Tensor
 
 from codegen.testing import golden
 from codegen.testing.golden import Inputs, Shape, draw_inputs, evaluate, load_manifest, load_op, load_reference
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.fresh import python, warm_python
 from tests.support.paths import ROOT
 
@@ -37,6 +37,7 @@ PLANNING = (
     "exchange.py",
     "key_needs.py",
     "packed_rows.py",
+    "ring_documents.py",
     "ring_steps.py",
     "shard_plans.py",
     "shards.py",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.cli.main import COMMANDS
+from codegen.cli.registry import COMMANDS
 from codegen.load.spec_file import load
 from docs.charts import charts
 from docs.generators import generated_pages

@@ -13,7 +13,7 @@ from torch import Tensor
 from codegen.testing import golden, golden_jax
 from codegen.testing.golden import Inputs
 from generated._runtime.core.configs import PASSES
-from generated._runtime.torch.support import INTERPRET as INTERPRET
+from generated._runtime.core.settings import INTERPRET as INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
 # Triton's interpreter computes bfloat16 wrongly, so that there the ops run on float32 copies: nothing to be seen.

@@ -15,7 +15,8 @@ import pytest
 
 from codegen import __version__
 from codegen.cli import places
-from codegen.cli.main import COMMANDS, main
+from codegen.cli.main import main
+from codegen.cli.registry import COMMANDS
 from codegen.render import files, formatting
 from tests.support.paths import ROOT
 

@@ -27,7 +27,7 @@ from codegen.lint.jobs import Job
 from codegen.load.spec_file import load
 from codegen.render.code_hash import kernel_hash
 from codegen.spec.model import Pass, Variant
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")
 

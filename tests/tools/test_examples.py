@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from examples.serving_model import OWN, Model, Size
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="each example runs in a process of its own, which chooses for itself")

@@ -21,7 +21,7 @@ from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
 from codegen.load.spec_file import load
 from codegen.spec.model import Pass
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")

@@ -16,7 +16,7 @@ from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
 from codegen.lint.paged_jobs import FEW_QUERIES, HOPPER_PAGES, WHOLE_PAGE, PagedJob, paged_jobs, pipeline_warnings
 from codegen.load.spec_file import load
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")

@@ -9,7 +9,7 @@ from torch.nn import functional
 from codegen.testing.golden import load_op
 from examples.demo import means
 from examples.train import Run, Size, held_out_loss, train
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 
 SIZE = Size(layers=1, heads=2, kv_heads=1, head_dim=16, seq=16, batch=2, steps=20, learning_rate=1e-3)
 

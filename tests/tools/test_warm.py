@@ -26,7 +26,7 @@ from codegen.warm.calls import Layer, Layout, Target, WarmCall
 from codegen.warm.command import Failure, Report, lines
 from codegen.warm.compiling import Kernel, Outcome, compile_task, kernels_of, tasks
 from codegen.warm.model import layers_of
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 nothing is compiled")

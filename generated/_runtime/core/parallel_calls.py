@@ -49,14 +49,11 @@ def check_call(
     known: Sequence[str],
     given: Mapping[str, Any],
     default: str,
-    *,
-    one_by_one: bool,
 ) -> None:
     """Raise an error of arguments that no rank can compute with.
 
     Args:
         known: the op's parameters. given: q, k, v and keywords. default: how q, k and v lie by default.
-        one_by_one: a ring may compute packed sequences in calls of their own.
     """
     op = work.op
     for name, value in given.items():
@@ -87,7 +84,7 @@ def check_call(
         got = f"strategy={layout.strategy!r} with {op}, which computes with the number of queries of the whole call"
         fail(op, "layout", "strategy='heads'", got)
     if layout.strategy == "ring":
-        check_ring(work, is_packed=form == PACKED, one_by_one=one_by_one)
+        check_ring(work, is_packed=form == PACKED)
     if given.get("prune") is not None and layout.ranks > 1:
         fail(op, "prune", "None over several ranks, whose parts of a row are not compared", given["prune"])
     if given.get("dropout_p") and layout.ranks > 1:

@@ -58,31 +58,27 @@ def keeps_rows_apart(work: VariantWork) -> bool:
     return work.shift_invariant and (work.looks_back or not reads_tokens)
 
 
-def reads_sequences(work: VariantWork) -> bool:
-    """Whether a packed call reads a number of each sequence: how many keys it has, or an element of a tensor."""
-    return work.by_length or any(
-        work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors
-    )
+def takes_apart(work: VariantWork, *, drops: bool) -> bool:
+    """Whether packed documents take calls of their own where one call cannot say of each which of its keys it has:
+    with dropout, and where a document's number of keys is read, or its element of a tensor."""
+    by_document = any(work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
+    return drops or work.by_length or by_document
 
 
-def why_no_ring(work: VariantWork, *, is_packed: bool, one_by_one: bool) -> str:
-    """Why keys of one rank are not enough to compute with; "" if they are.
-
-    Args:
-        one_by_one: packed sequences may be computed in calls of their own.
-    """
+def why_no_ring(work: VariantWork, *, is_packed: bool) -> str:
+    """Why keys of one rank are not enough to compute with; "" if they are."""
     if work.sized_by_keys:
         return "which reads a tensor whose size follows from the number of keys"
     if work.by_row and not keeps_rows_apart(work):
         why = "attends to keys behind a query" if work.shift_invariant else "computes with positions themselves"
         return f"which reads a tensor at rows of queries and of keys, and {why}"
-    if is_packed and (work.by_batch or (reads_sequences(work) and not one_by_one)):
-        return "which reads a number of each packed sequence"
+    if is_packed and work.by_batch:
+        return "which computes with the number of a packed sequence"
     return ""
 
 
-def check_ring(work: VariantWork, *, is_packed: bool, one_by_one: bool) -> None:
+def check_ring(work: VariantWork, *, is_packed: bool) -> None:
     """Refuse a variant that a ring cannot compute."""
-    why = why_no_ring(work, is_packed=is_packed, one_by_one=one_by_one)
+    why = why_no_ring(work, is_packed=is_packed)
     if why:
         fail(work.op, "layout", "strategy='gather', 'exchange' or 'heads'", f"strategy='ring' with {work.op}, {why}")

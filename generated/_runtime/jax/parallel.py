@@ -15,11 +15,13 @@ from ..core.costs import repeats_of_keys
 from ..core.key_needs import planned_needs
 from ..core.packed_rows import DeviceCalls, packed_tables
 from ..core.parallel_calls import TOKENS, form_of, head_axis, local_axes, own_dims, row_axis
+from ..core.ring_steps import takes_apart
 from ..core.shards import Layout, rows_ahead
 from ..core.work import VariantWork
 from .key_exchange import needed_rows
 from .primitive import varying_alike
-from .ring import Ring
+from .ring_chunks import ChunkRing
+from .ring_documents import DocumentRing
 from .wide_keys import heads_of_all_rows, wide_call, widened
 
 LAYOUT = "bshd"
@@ -179,7 +181,8 @@ class _Call:
     def by_ring(self) -> Any:
         """The rows of this device against the keys of one device after the other."""
         assert isinstance(self.axis, str)
-        ring = Ring.of(
+        is_apart = self.packed and takes_apart(self.work, drops=bool(self.keywords.get("dropout_p")))
+        ring = (DocumentRing if is_apart else ChunkRing).of(
             self.op, self.work, self.layout, self.axis, self.form, self.keywords, self.own, self.given_tokens
         )
         o, lse = ring.computed(self.q, self.k, self.v, self.own, self.tokens, self.keywords)

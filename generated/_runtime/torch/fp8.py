@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core.checks import check_float, fail, host_number
 from ..core.fp8 import FP8, check_no_scales, check_takes_fp8, scale_text
 from .backward import Run
+from .dtypes import FP8_DTYPE
 from .replay import apply
-from .support import FP8_DTYPE
 
 
 def scaled_run(

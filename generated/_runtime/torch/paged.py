@@ -27,22 +27,14 @@ from ..core.paged_calls import plan_tables as plan_tables
 from ..core.paged_calls import refuse_pages as refuse_pages
 from ..core.paged_tiles import checked_paged_config
 from ..core.prompts import check_family
+from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
+from .devices import multiprocessors, paged_call_tiles
+from .dispatch import has_values, runs_reference
+from .dtypes import as_integers, is_integer
+from .inputs import check_offset_word, check_tensor, offset_tensor, positive_scale
 from .prompts import tile_of_prompts
 from .sequences import begins_of, values_are_checked
-from .support import (
-    INTERPRET,
-    as_integers,
-    check_offset_word,
-    check_tensor,
-    has_values,
-    is_integer,
-    multiprocessors,
-    offset_tensor,
-    paged_call_tiles,
-    positive_scale,
-    runs_reference,
-)
 
 
 def check_caches(

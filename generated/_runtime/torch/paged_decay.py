@@ -26,9 +26,9 @@ from ..core.paged_decay import (
 )
 from ..core.settings import INTERPRET, require_triton
 from . import backend
+from .dtypes import as_integers, is_integer
 from .paged import Gathered
 from .sequences import begins_of
-from .support import as_integers, is_integer
 
 
 def check_decay_caches(op: str, call: CacheCall, g: Any, g_base: Any) -> None:

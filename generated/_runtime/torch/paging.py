@@ -9,8 +9,8 @@ from torch import Tensor
 from ..core.checks import check_float, fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_token_scale
+from .dispatch import runs_reference
 from .launching import launch
-from .support import runs_reference
 
 _OP = "append"
 
@@ -85,7 +85,7 @@ def _assign(x: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> No
 
 
 def _launch(x: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> None:
-    from ..device.paged import append_tokens
+    from ..device.append import append_tokens
 
     tokens, heads, dim = x.shape
     launch(

@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -11,15 +12,16 @@ from torch import Tensor
 from ..core.checks import PACKED, ArgumentError, fail
 from ..core.parallel_calls import TOKENS, check_call, form_of, local_axes, row_axis
 from ..core.shards import Layout
-from ..core.work import VariantWork
+from ..core.work import VariantWork, work_of
 from .agreement import agree, described
 from .collectives import Collectives
+from .dispatch import launches_directly
 from .dtensors import LocalParts, is_distributed
+from .dtypes import autocast_inputs
 from .launching import is_seen_by_others
 from .parallel_autograd import attend as attend_directly
 from .parallel_operators import attend, registered
 from .rank_call import LAYOUT, RankCall
-from .support import autocast_inputs, launches_directly
 from .tape import Notes, Tape
 
 MOST_KINDS = 64
@@ -205,7 +207,7 @@ class ContextParallel:
         for name in ("q", "k", "v"):
             if not isinstance(given[name], Tensor):
                 fail(op, name, "a tensor", type(given[name]).__name__)
-        check_call(self.work, layout, self._parameters, given, LAYOUT, one_by_one=True)
+        check_call(self.work, layout, self._parameters, given, LAYOUT)
         q = given["q"]
         for name in ("k", "v"):
             x = given[name]
@@ -234,6 +236,25 @@ class ContextParallel:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
         with torch.no_grad():
             self.op(**call)
+
+
+def call_of(
+    op: Callable[..., Any], layout: Layout, comm: Collectives, check: bool | None, sums_gradients: bool
+) -> ContextParallel:
+    """The `ContextParallel` of a layout, the same one each time, which is freed with the layout.
+
+    What it knows of its calls, such as that their arguments were compared, is for all calls of a layout. It refers to
+    an equal layout with the same tables, not to this one: their memory is free as soon as nobody has this one, without
+    the garbage collector. A training loop that plans for each batch's documents has the tables of one batch at a time.
+    """
+    calls: dict[Any, ContextParallel] = layout.__dict__.setdefault("_calls", {})
+    key = op, check, sums_gradients
+    if key not in calls:
+        layout.__dict__.setdefault("_tables", {})
+        equal = copy(layout)
+        del equal.__dict__["_calls"]
+        calls[key] = ContextParallel(op, work_of(op), equal, comm, check, sums_gradients)
+    return calls[key]
 
 
 def _looks(given: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from ..core.checks import fail
 from ..core.paged import CacheCall
 from ..core.prompts import hopper_tile, is_copied
 from ..core.tiles import HOPPER, PORTABLE, HopperTile
-from .support import arch_of
+from .devices import arch_of
 
 
 def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:

@@ -11,8 +11,8 @@ from ..core.checks import FLOAT_DTYPES, at_least, check_prune
 from ..core.fp8 import check_unpruned
 from ..core.pruning import GROUP, PRODUCT_ERROR
 from ..core.sequences import check_alone
+from .inputs import check_inputs, check_tensor, query_offset
 from .sequences import check_packed, check_tokens, packed_offset
-from .support import check_inputs, check_tensor, query_offset
 
 
 def first_keys(

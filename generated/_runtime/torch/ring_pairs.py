@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.checks import DROPOUT_KEYS, DROPOUT_ROWS
-from ..core.packed_rows import Piece, packed_call, packed_layers, pieces_of
+from ..core.packed_rows import Piece, packed_call, packed_layers
+from ..core.ring_documents import document_pairs, meet, rows_before
 from ..core.ring_steps import RingSteps
 from ..core.shards import Chunk, Layout
 from ..core.work import VariantWork
@@ -106,32 +107,20 @@ def dense_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drop
 
 
 def _pair(run: Chunk, at: int, keys: Chunk, keys_at: int, *, drops: bool, document: int = 0, start: int = 0) -> Pair:
-    aheads = (run[0] % DROPOUT_ROWS, keys[0] % DROPOUT_KEYS) if drops else (0, 0)
-    return Pair(Run(run, at, aheads[0]), Run(keys, keys_at, aheads[1]), document, start)
+    ahead, keys_ahead = rows_before(run[0], DROPOUT_ROWS, drops=drops), rows_before(keys[0], DROPOUT_KEYS, drops=drops)
+    return Pair(Run(run, at, ahead), Run(keys, keys_at, keys_ahead), document, start)
 
 
 def pairs_by_document(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drops: bool) -> Iterator[Pair]:
     """The same of packed rows, a dense call for each run of a document."""
-    assert layout.cu_seqlens is not None
-    if steps.visits[rank, owner]:
-        others: dict[int, list[Piece]] = {}
-        for keys in pieces_of(layout.cu_seqlens, layout.runs(owner)):
-            others.setdefault(keys.document, []).append(keys)
-        for rows in pieces_of(layout.cu_seqlens, layout.runs(rank)):
-            for keys in others.get(rows.document, ()):
-                if _meet(steps, rows, keys):
-                    yield _of_document(layout, rows, keys, drops=drops)
+    for pair in document_pairs(layout, steps, rank, owner):
+        yield _of_document(layout, pair.rows, pair.keys, drops=drops)
 
 
 def _of_document(layout: Layout, rows: Piece, keys: Piece, *, drops: bool) -> Pair:
     assert layout.cu_seqlens is not None
     runs = (rows.position, rows.length), rows.at, (keys.position, keys.length), keys.at
     return _pair(*runs, drops=drops, document=rows.document, start=layout.cu_seqlens[rows.document])
-
-
-def _meet(steps: RingSteps, rows: Piece, keys: Piece) -> bool:
-    """Whether rows of a document visit keys of it."""
-    return not (steps.looks_back and keys.position >= rows.position + rows.length)
 
 
 def packed_pairs(
@@ -165,7 +154,7 @@ def _packed(
 ) -> Iterator[Pair | PackedPair]:
     """What is computed of a packed call's rows of a rank and of the keys of another rank's call."""
     rows, keys = (packed_layers(layout, rank)[layer] for rank, layer in zip(ranks, layers, strict=True))
-    met = [number for number, own in rows.items() if number in keys and _meet(steps, own, keys[number])]
+    met = [number for number, own in rows.items() if number in keys and meet(steps, own, keys[number])]
     apart = [number for number in met if drops and keys[number].position]
     yield from (_of_document(layout, rows[number], keys[number], drops=drops) for number in apart)
     if len(apart) == len(met):

@@ -15,7 +15,7 @@ from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs
 from generated._runtime.archs import HOPPER_FAMILY
 from generated._runtime.kernels import KERNEL_HASHES, TRAITS
-from generated._runtime.torch.support import arch_of
+from generated._runtime.torch.devices import arch_of
 from tests.support.cases import DEVICE, VARIANTS, Shape, assert_same, draw, evaluate, jumping
 from tests.support.judge import check_results
 from tests.support.packings import MIXED, Packing, draw_packed

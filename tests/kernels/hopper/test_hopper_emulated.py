@@ -128,7 +128,7 @@ def emulate(
     kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(f"{package}._runtime.torch.backend.multiprocessors", lambda _: programs)
-    monkeypatch.setattr(f"{package}._runtime.torch.support.arch_of", lambda _: "sm_90")
+    monkeypatch.setattr(f"{package}._runtime.torch.devices.arch_of", lambda _: "sm_90")
     return kernel
 
 

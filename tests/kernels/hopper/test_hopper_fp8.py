@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from codegen.testing import golden, golden_jax
-from generated._runtime.torch.support import arch_of
+from generated._runtime.torch.devices import arch_of
 from tests.support.cases import DEVICE
 
 pytestmark = pytest.mark.gpu

@@ -32,7 +32,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, variant: str, timing: Timing, mode:
     kernel = emulated_kernel(Path(module.__file__), name, timing, lambda sources: sources)
     monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(f"{PACKAGE}._runtime.torch.backend.multiprocessors", lambda _: PROGRAMS)
-    monkeypatch.setattr(f"{PACKAGE}._runtime.torch.support.arch_of", lambda _: "sm_90")
+    monkeypatch.setattr(f"{PACKAGE}._runtime.torch.devices.arch_of", lambda _: "sm_90")
     return kernel
 
 

@@ -12,7 +12,7 @@ from codegen.testing import golden
 from codegen.testing.calls import make_schedule
 from generated._runtime.core import segment_runs
 from generated._runtime.kernels import TRAITS
-from generated._runtime.torch.support import arch_of
+from generated._runtime.torch.devices import arch_of
 from tests.kernels.hopper.test_hopper import check_replays_and_graphs
 from tests.support.cases import DEVICE, Shape, assert_same, evaluate
 from tests.support.judge import check_results

@@ -1,4 +1,4 @@
-"""The interfaces of `generated.jax_nn` against what they stand for: `jax.nn`, and the attention of Flax's modules."""
+"""`generated.jax_nn.dot_product_attention` against that of `jax.nn`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -20,49 +19,21 @@ from tests.support.paths import ROOT
 
 pytest.importorskip("jax")
 pytest.importorskip("flax")
-pytest.importorskip("optax")
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
 from jax import Array
 
-from examples.demo import CPU_SIZE
-from examples.train_jax import train
 from generated import jax as ops
 from generated import jax_nn
 from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.mask_parts import mask_parts
 from generated.jax_nn import attention_fn, dot_product_attention
+from tests.support.nn_inputs import B, H, K, N, S, T, assert_close, drawn, normal
 from tests.support.rendering import importable
-
-B, T, S, N, K, H = 3, 13, 17, 4, 2, 16
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}
-"""float32: sums of at most 17 terms around 1 and exps of scores around 1, rounded in another order; measured 2e-6."""
 
 ours: Callable[..., Any] = dot_product_attention
 theirs: Callable[..., Any] = jax.nn.dot_product_attention
-
-
-def normal(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
-
-
-def drawn(*, query_len: int = T, key_len: int = S, kv_heads: int = K, dtype: Any = np.float32) -> tuple[Array, ...]:
-    q = normal(1, B, query_len, N, H, dtype=dtype)
-    return q, normal(2, B, key_len, kv_heads, H, dtype=dtype), normal(3, B, key_len, kv_heads, H, dtype=dtype)
-
-
-def assert_close(got: Any, want: Any, **tolerance: float) -> None:
-    """Trees of arrays, of equal shapes and dtypes."""
-    bounds: Any = {**CLOSE, **tolerance}
-    (found, structure), (wanted, like) = jax.tree.flatten(got), jax.tree.flatten(want)
-    assert str(structure) == str(like)
-    for x, y in zip(found, wanted, strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), **bounds)
-
-
-# -------------------------------------------------------------------------------------------------------------- jax.nn
 
 
 def keys_seen(
@@ -344,209 +315,7 @@ def test_a_missing_variant_is_named(name: str, options: dict[str, Any], monkeypa
     ],
 )
 def test_parts_of_a_mask(mask: str, parts: set[str]) -> None:
-    assert jax_nn._mask_parts(mask) == parts
-
-
-# ---------------------------------------------------------------------------------------------------------------- Flax
-
-
-FEATURES = 64
-
-
-def linen_results(attend: Callable[..., Any], x: Array, y: Array | None, mask: Array | None, **options: Any) -> Any:
-    """Outputs and the gradients of inputs and parameters."""
-    module = linen.MultiHeadDotProductAttention(num_heads=N, attention_fn=attend, **options)
-    variables = module.init(jax.random.key(0), x, y)
-
-    def loss(variables: Any, x: Array) -> Any:
-        o: Any = module.apply(variables, x, y, mask=mask)
-        return (o.astype(jnp.float32) * normal(7, *o.shape)).sum(), o
-
-    (_, o), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(variables, x)
-    return o, gradients
-
-
-@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
-def test_linen(lead: tuple[int, ...]) -> None:
-    x = normal(1, *lead, T, FEATURES)
-    mask = linen.make_causal_mask(jnp.ones((*lead, T)))
-    want = linen_results(linen.dot_product_attention, x, None, mask)
-    assert_close(linen_results(attention_fn(ops.causal), x, None, None), want, rtol=1e-4, atol=1e-4)
-
-
-def test_linen_between_two_sequences() -> None:
-    x, y = normal(1, B, T, FEATURES), normal(2, B, S, FEATURES)
-    want = linen_results(linen.dot_product_attention, x, y, None)
-    assert_close(linen_results(attention_fn(ops.full), x, y, None), want, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("kv_heads", "lead"), [(N, ()), (K, (3,)), (1, (2, 3))], ids=str)
-def test_nnx(kv_heads: int, lead: tuple[int, ...]) -> None:
-    x = normal(1, *lead, T, FEATURES)
-
-    def results(attend: Callable[..., Any], is_causal: bool) -> Any:
-        rngs = nnx.Rngs(0)
-        module = nnx.MultiHeadAttention(
-            N, FEATURES, num_kv_heads=kv_heads, attention_fn=attend, decode=False, rngs=rngs
-        )
-
-        def loss(module: nnx.MultiHeadAttention, x: Array) -> Any:
-            o = module(x, is_causal=is_causal)
-            return (o * normal(7, *o.shape)).sum(), o
-
-        (_, o), gradients = nnx.jit(nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True))(module, x)
-        return o, gradients[1], nnx.to_pure_dict(gradients[0])
-
-    want = results(nnx.dot_product_attention, True)
-    for is_causal in (False, True):
-        assert_close(results(attention_fn(ops.causal), is_causal), want, rtol=1e-4, atol=1e-4)
-
-
-def test_dtypes() -> None:
-    """The module's dtype is the attention's; without one, that which inputs are promoted to."""
-    q, k, v = drawn()
-    mixed = attention_fn(ops.full)(q.astype(jnp.bfloat16), k, v)
-    assert_close(mixed, ops.full(q.astype(jnp.bfloat16).astype(jnp.float32), k, v), rtol=0, atol=0)
-    assert attention_fn(ops.full)(q, k, v, dtype=jnp.bfloat16).dtype == jnp.bfloat16
-    x = normal(1, B, T, FEATURES)
-    mask = linen.make_causal_mask(jnp.ones((B, T)))
-    got, _ = linen_results(attention_fn(ops.causal), x, None, None, dtype=jnp.bfloat16)
-    want, _ = linen_results(linen.dot_product_attention, x, None, mask, dtype=jnp.bfloat16)
-    # Flax rounds scores and probabilities of its own attention to bfloat16: errors of eps 2**-8 in each of the terms.
-    assert_close(got, want, rtol=0, atol=0.03)
-
-
-def test_own_tensors_and_scalars() -> None:
-    q, k, v = drawn(key_len=T)
-    lead = (1, B)
-    folded = [x[None] for x in (q, k, v)]
-    doc = jnp.asarray(np.arange(T) // 4 + np.zeros((B, 1)), jnp.int32)
-    got = attention_fn(ops.document, doc=doc)(*folded)
-    assert got.shape == (*lead, T, N, H)
-    assert_close(got[0], ops.document(q, k, v, doc=doc), rtol=0, atol=0)
-    got = attention_fn(ops.window, size=3, scale=0.5, q_offset=1)(q, k, v)
-    assert_close(got, ops.window(q, k, v, size=3, scale=0.5, q_offset=1), rtol=0, atol=0)
-
-    @jax.grad
-    def gradient(slope: Array, attend: Callable[..., Array]) -> Array:
-        return (attend(slope) * q).sum()
-
-    slope = normal(8, N)
-    got = gradient(slope, jax.tree_util.Partial(lambda slope: attention_fn(ops.alibi, slope=slope)(q, k, v)))
-    want = gradient(slope, jax.tree_util.Partial(lambda slope: ops.alibi(q, k, v, slope=slope)))
-    assert_close(got, want, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_dropout(impl: str) -> None:
-    """The rate and the key are those that Flax gives; no other kind of key is without a seed."""
-    q, k, v = drawn(key_len=T)
-    attend = attention_fn(ops.causal_dropout)
-    whole = ops.causal(q, k, v)
-    assert_close(attend(q, k, v, dropout_rate=0.5, deterministic=True), whole)
-    assert_close(attend(q, k, v, dropout_rate=0.0, dropout_rng=jax.random.key(1)), whole)
-    keys = jax.random.split(jax.random.key(1, impl=impl), 400)
-    first, again, other = (attend(q, k, v, dropout_rate=0.5, dropout_rng=keys[i]) for i in (0, 0, 1))
-    assert_close(first, again, rtol=0, atol=0)
-    assert (first != other).any()
-    # A query's first key is its only one: kept and doubled, or dropped, with o of row 0 twice v or zero.
-    assert set(np.unique(np.asarray(first[:, 0] / jnp.repeat(v[:, 0], N // K, 1)).round(4))) <= {0, 2}
-    mean = jax.jit(
-        lambda keys: jax.lax.map(lambda key: attend(q, k, v, dropout_rate=0.5, dropout_rng=key), keys).mean(0)
-    )
-    # An element's standard deviation is at most the largest |v|, that of a mean of 400 draws a 20th: five of these.
-    assert_close(mean(keys), whole, rtol=0, atol=5 * float(jnp.abs(v).max()) / math.sqrt(400))
-
-
-@pytest.mark.parametrize("library", ["linen", "nnx"])
-def test_dropout_in_a_module(library: str) -> None:
-    x = normal(1, B, T, FEATURES)
-    attend = attention_fn(ops.causal_dropout)
-    if library == "linen":
-        module = linen.MultiHeadDotProductAttention(num_heads=N, dropout_rate=0.5, attention_fn=attend)
-        variables = module.init(jax.random.key(0), x, deterministic=True)
-
-        def apply(key: int, deterministic: bool) -> Any:
-            return module.apply(variables, x, deterministic=deterministic, rngs={"dropout": jax.random.key(key)})
-    else:
-
-        def apply(key: int, deterministic: bool) -> Any:
-            rngs = nnx.Rngs(0, dropout=key)
-            module = nnx.MultiHeadAttention(N, FEATURES, dropout_rate=0.5, attention_fn=attend, decode=False, rngs=rngs)
-            return module(x, deterministic=deterministic)
-
-    assert_close(apply(1, False), apply(1, False), rtol=0, atol=0)
-    assert (apply(1, False) != apply(2, False)).any()
-    assert_close(apply(1, True), apply(2, True), rtol=0, atol=0)
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "mask": (
-        {"mask": jnp.ones((B, 1, T, T), bool)},
-        "mask: expected None: .* or is what full has anyhow.*bool \\[3, 1",
-    ),
-    "bias": (
-        {"bias": jnp.ones((B, 1, T, T))},
-        "bias: expected None: a bias is written in the spec, as a variant of its",
-    ),
-    "dropout": ({"dropout_rate": 0.1}, "dropout_rate: expected 0, or deterministic=True: .*`dropout: true`"),
-    "weights": ({"module": linen.Dense(1)}, "module: expected None, without sow_weights: .*, got Dense"),
-    "products": ({"einsum_dot_general": jax.lax.dot_general}, "einsum_dot_general: expected None: .* own products"),
-    "quantised": ({"qk_attn_weights_einsum": jnp.einsum}, "qk_attn_weights_einsum: expected None"),
-    "causal": ({"is_causal": True}, "is_causal: expected False: who attends to whom is the op's own mask"),
-    "keys": ({"key": jnp.ones((2, T, N, H))}, r"key: expected shape \[3, length, heads, depth\], got \[2, 13, 4, 16\]"),
-    "axes": ({"query": jnp.ones((N, H))}, r"query: expected shape \[length, heads, depth\], got \[4, 16\]"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_an_op_cannot_do_for_flax_is_refused(name: str) -> None:
-    options, message = REFUSED[name]
-    q, k, v = drawn(key_len=T)
-    with pytest.raises(ArgumentError, match=rf"attention_fn\(full\): {message}"):
-        attention_fn(ops.full)(**{"query": q, "key": k, "value": v, **options})
-
-
-def test_dropout_needs_a_key() -> None:
-    q, k, v = drawn(key_len=T)
-    with pytest.raises(ArgumentError, match=r"dropout_rng: expected a key of jax.random beside dropout_rate, got None"):
-        attention_fn(ops.causal_dropout)(q, k, v, dropout_rate=0.1)
-
-
-@pytest.mark.parametrize("argument", ["slope", "layout", "dropout_p", "q", "cu_seqlens_q"])
-def test_only_arguments_of_the_op_are_fixed(argument: str) -> None:
-    with pytest.raises(
-        ArgumentError, match=rf"attention_fn\(causal\): {argument}: expected an argument of causal to fix"
-    ):
-        attention_fn(ops.causal, **{argument: 1})
-
-
-def test_modules_pass_on_what_they_are_asked_for() -> None:
-    """Flax's filters of arguments hide none of these."""
-    x = normal(1, B, T, FEATURES)
-    module = linen.MultiHeadDotProductAttention(num_heads=N, attention_fn=attention_fn(ops.full))
-    variables = module.init(jax.random.key(0), x)
-    with pytest.raises(ArgumentError, match=r"attention_fn\(full\): module"):
-        module.apply(variables, x, sow_weights=True, mutable=["intermediates"])
-    with pytest.raises(ArgumentError, match=r"attention_fn\(full\): mask"):
-        module.apply(variables, x, mask=linen.make_causal_mask(jnp.ones((B, T))))
-    other = nnx.MultiHeadAttention(N, FEATURES, attention_fn=attention_fn(ops.full), decode=True, rngs=nnx.Rngs(0))
-    other.init_cache((B, T, FEATURES))
-    with pytest.raises(ArgumentError, match=r"attention_fn\(full\): mask"):
-        other(x[:, :1])
-
-
-@pytest.mark.parametrize("name", ["causal", "window", "document", "gpt_oss", "forgetting"])
-def test_ops_that_are_causal(name: str) -> None:
-    assert jax_nn._is_causal(getattr(ops, name))
-
-
-@pytest.mark.parametrize("op", [ops.full, ops.prefix_lm, ops.natten, lambda q, k, v: q], ids=lambda op: op.__name__)
-def test_ops_that_are_not_causal(op: Callable[..., Any]) -> None:
-    assert not jax_nn._is_causal(op)
-
-
-# ---------------------------------------------------------------------------------------------------------------- whole
+    assert mask_parts(mask) == parts
 
 
 def test_importing_it_imports_no_flax() -> None:
@@ -557,17 +326,3 @@ def test_importing_it_imports_no_flax() -> None:
 
 def test_the_examples_of_its_docstrings() -> None:
     assert doctest.testmod(jax_nn, raise_on_error=True).attempted > 0
-
-
-def test_training_with_either_attention() -> None:
-    size = replace(CPU_SIZE, layers=1, seq=32, batch=4, steps=6)
-    reports: list[tuple[int, float]] = []
-    run = train(size, attention_fn(ops.causal), lambda *report: reports.append(report), 3)
-    flax = train(size, nnx.dot_product_attention, lambda *_: None, 3)
-    np.testing.assert_allclose(run.losses, flax.losses, atol=1e-4)
-    assert run.held_out == pytest.approx(flax.held_out, abs=1e-4)
-    # An untrained model knows nothing, up to what its first logits make of the text; each Python has another.
-    assert run.losses[0] == pytest.approx(math.log(256), abs=1.0)
-    assert run.losses[-1] < run.losses[0]
-    assert [step for step, _ in reports] == [3, 6]
-    assert reports[0][1] == pytest.approx(sum(run.losses[:3]) / 3, abs=1e-5)

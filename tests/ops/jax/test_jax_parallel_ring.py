@@ -1,4 +1,4 @@
-"""Context parallelism in JAX by a ring, of variants that compute with the number of keys, against one call."""
+"""Context parallelism in JAX by a ring against one call: numbers of keys, and packed documents computed apart."""
 
 from __future__ import annotations
 
@@ -17,12 +17,24 @@ from generated.jax_parallel import context_parallel, plan
 from tests.ops.jax.test_jax_parallel import BATCH, DIM, HEADS, compare, loss_of, mesh_of
 from tests.support.rendering import importable
 
-pytestmark = pytest.mark.skipif(len(jax.devices()) < 2, reason="XLA_FLAGS gives JAX fewer than 2 devices")
+pytestmark = pytest.mark.skipif(len(jax.devices()) < 4, reason="XLA_FLAGS gives JAX fewer than 4 devices")
 
 SPEC = """
 variants:
   log_n: {mask: causal, score: score * log(kv_len), dropout: true}
   tail: {mask: kv_idx >= kv_len - 16, sink: true}
+  padded: {mask: "kv_idx < length[b]", tensors: {length: {dims: [b], dtype: int32, example: 12 - 2 * b}}, dropout: true}
+  key_bias:
+    mask: causal
+    score: score + bias[b, kv_idx]
+    tensors: {bias: {dims: [b, kv_idx], grad: true}}
+    dropout: true
+  by_place:
+    mask: causal
+    score: score * log(kv_len) + place[h, kv_idx]
+    tensors: {place: {dims: [h, kv_idx], grad: true}}
+    dropout: true
+  fading: {mask: causal, decay: true, sink: true, dropout: true}
 """
 
 
@@ -66,7 +78,61 @@ def test_every_step_has_the_number_of_all_keys(
     compare({**found, "o": o, "lse": lse}, {**wanted, "o": want_o, "lse": want_lse})
 
 
-def test_packed_sequences_are_refused(package: str) -> None:
-    op = importlib.import_module(f"{package}.jax").log_n
-    with pytest.raises(ValueError, match="got 'ring' with log_n, which reads a number of each packed sequence"):
-        plan(op, 2, seq=64, heads=HEADS, head_dim=DIM, strategy="ring", cu_seqlens=[0, 20, 64])
+ENDS = (0, 7, 40, 40, 45, 90)
+"""Where packed documents begin: one is empty, the last is half of all rows."""
+
+
+def check_documents(package: str, variant: str, ranks: int, dropout_p: float | None, balance: str = "work") -> None:
+    """Compare packed documents over several devices with those of one."""
+    entry = calls.load_manifest(package)[variant]
+    shape = calls.Shape(batch=len(ENDS) - 1, heads=HEADS[0], kv_heads=HEADS[1], seq=18, dim=DIM)
+    drawn = calls.packed(entry, calls.draw_inputs(entry, shape, dtype=torch.float32, device="cpu"))
+    arrays = {name: jnp.asarray(getattr(drawn, name).detach().numpy()) for name in ("q", "k", "v")}
+    arrays |= {name: jnp.asarray(x.detach().numpy()) for name, x in drawn.tensors.items()}
+    if "place" in arrays:
+        arrays["place"] = jnp.tile(arrays["place"], (1, len(ENDS) - 1))  # an element for each row of the call
+    fixed = {name: arrays.pop(name) for name, x in drawn.tensors.items() if not x.requires_grad}
+    given = {**drawn.scalars, "max_seqlen_q": 45, **({} if dropout_p is None else {"dropout_p": dropout_p})}
+    op = getattr(importlib.import_module(f"{package}.jax"), variant)
+    options: dict[str, Any] = {"strategy": "ring", "balance": balance, "cu_seqlens": ENDS, **fixed}
+    layout = plan(op, ranks, seq=ENDS[-1], heads=HEADS, head_dim=DIM, **options)
+    call = context_parallel(op, layout, mesh=mesh_of(cp=ranks), spec=P("cp", None))
+
+    def one(x: dict[str, Any]) -> Any:
+        o, lse = op(**x, **fixed, **given, cu_seqlens_q=jnp.array(ENDS), return_lse=True)
+        return loss_of(o, lse), (o, lse)
+
+    def several(x: dict[str, Any]) -> Any:
+        rows = {name: layout.shard(part, 0) if name in ("q", "k", "v", "g") else part for name, part in x.items()}
+        o, lse = call(**rows, **fixed, **given, return_lse=True)
+        o, lse = layout.unshard(o, 0), layout.unshard(lse, 1)
+        return loss_of(o, lse), (o, lse)
+
+    (found, (o, lse)), (wanted, (want_o, want_lse)) = (
+        jax.jit(jax.grad(f, has_aux=True))(arrays) for f in (several, one)
+    )
+    compare({**found, "o": o, "lse": lse}, {**wanted, "o": want_o, "lse": want_lse})
+
+
+full = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("variant", "dropout_p"),
+    [
+        ("padded", 0.0),
+        ("tail", None),
+        ("log_n", 0.5),  # runs of rows and keys begin inside the blocks that dropout draws for
+        pytest.param("by_place", 0.0, marks=full),
+        pytest.param("key_bias", 0.5, marks=full),
+        pytest.param("fading", 0.5, marks=full),
+    ],
+)
+def test_packed_documents_are_those_of_one_device(package: str, variant: str, dropout_p: float | None) -> None:
+    check_documents(package, variant, 2, dropout_p)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_packed_documents_over_four_devices(package: str, dropout_p: float) -> None:
+    check_documents(package, "log_n", 4, dropout_p, balance="zigzag")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from codegen.testing import golden, golden_jax
 from codegen.testing.golden import Inputs, Shape
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 
 pytestmark = [
     pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels"),

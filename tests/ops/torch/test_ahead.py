@@ -66,9 +66,9 @@ def compiled(tmp_path: Path) -> Iterator[Compilations]:
 
         op = importlib.import_module("generated.causal.torch_op")
         patch(op, "runs_reference", lambda _q: False)
-        support = importlib.import_module("generated._runtime.torch.support")
-        patch(support, "arch_of", lambda _x: ARCH)
-        patch(support, "gpu_of", lambda _x: "")
+        devices = importlib.import_module("generated._runtime.torch.devices")
+        patch(devices, "arch_of", lambda _x: ARCH)
+        patch(devices, "gpu_of", lambda _x: "")
         patch(driver, "_active", AbsentGPU.__new__(AbsentGPU))
         AbsentGPU.__init__(driver._active, ARCH)  # another number each time: a kernel remembers what it compiled by it
         patch(CompiledKernel, "_init_handles", load)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from codegen.testing import calls
-from generated.torch_parallel import plan
-from tests.ops.torch.test_parallel import PACKED_ROWS, ROWS, check, draw
+from generated.torch_parallel import context_parallel, plan
+from tests.ops.torch.test_parallel import DIM, HEADS, PACKED_ROWS, ROWS, check, draw
+from tests.support.ranks import ThreadRank, run_ranks
 from tests.support.rendering import importable
 
 pytestmark = pytest.mark.covers(family="reference", framework="torch")
@@ -69,6 +70,21 @@ def test_of_packed_sequences(package: str, variant: str, dropout_p: float) -> No
     options = {"strategy": "ring", "cu_seqlens": ends}
     given = {"cu_seqlens_q": ends}
     check(variant, inputs, PACKED_ROWS, ranks=2, plan_options=options, of_reference=given, packed=True, package=package)
+
+
+def test_documents_need_no_length_of_the_longest(package: str) -> None:
+    """Each takes a dense call, in which such a length is an error."""
+    op, ends = calls.load_op("log_n", package), torch.tensor([0, 10, 45], dtype=torch.int32)
+    q, k, v = torch.randn(45, 8, DIM), torch.randn(45, 2, DIM), torch.randn(45, 2, DIM)
+
+    def of_rank(comm: ThreadRank) -> torch.Tensor:
+        layout = plan(op, comm, seq=45, heads=HEADS, head_dim=DIM, strategy="ring", cu_seqlens=ends)
+        rows = [layout.shard(x) for x in (q, k, v)]
+        return layout.unshard(context_parallel(op, layout)(*rows, max_seqlen_q=35))
+
+    wanted = op(q, k, v, cu_seqlens_q=ends, max_seqlen_q=35)
+    for found in run_ranks(2, of_rank):
+        assert torch.allclose(found, wanted, atol=1e-5)
 
 
 def check_lengths(package: str, variant: str, seq: int, lengths: list[int], plan_options: dict[str, str]) -> None:

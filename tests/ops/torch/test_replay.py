@@ -57,7 +57,7 @@ def launches(request: pytest.FixtureRequest) -> Iterator[list[list[Any]]]:
 
         for variant in ("causal", "document"):
             patch(importlib.import_module(f"generated.{variant}.torch_op"), "runs_reference", lambda _q: False)
-        patch(importlib.import_module("generated._runtime.torch.support"), "arch_of", lambda _x: ARCH)
+        patch(importlib.import_module("generated._runtime.torch.devices"), "arch_of", lambda _x: ARCH)
         patch(driver, "_active", AbsentGPU(ARCH))
         patch(CompiledKernel, "_init_handles", load)
         patch(launching, "_scratch", lambda size, _alignment, _stream: torch.empty(size, dtype=torch.int8))

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from codegen.testing.golden import load_op
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support import transforms
 from tests.support.rendering import importable
 

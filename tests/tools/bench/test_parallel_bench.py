@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -25,9 +27,10 @@ from bench import record
 from bench.cases import parallel as cases
 from bench.options import PARALLEL_PARTS, parser
 from bench.peers.parallel_ours import draw, machine_of, nodes_of, one_gpu, reference, strategies
+from bench.peers.replayed import lone
 from bench.record import ParallelMeasurement
 from bench.report.parallel import rates, report
-from bench.runs import parallel
+from bench.runs import parallel, parallel_replay
 from bench.runs.parallel_replay import replay
 from bench.runs.parallel_run import Run
 from bench.timing.clock import Clock
@@ -168,6 +171,33 @@ def test_replay_marks_what_is_modelled(tmp_path: Path) -> None:
     assert heads.remark.startswith("refused: ")
     text = report([asdict(row) for row in rows])
     assert "modelled, links 1 GB/s" in text
+
+
+def test_replay_has_the_tensors_of_one_rank_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a rank begins, the collectives of those before it are gone, and their buffers, and all tensors."""
+    of_before: list[weakref.ref[Any]] = []
+    counts: dict[bool, list[int]] = {False: [], True: []}
+
+    def watched(rank: int, size: int, nodes: int, device: str) -> Any:
+        assert not [ref for ref in of_before if ref() is not None]
+        found = lone(rank, size, nodes, device)
+        of_before.extend(map(weakref.ref, found if nodes else [found]))
+        counts[bool(nodes)].append(sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects()))
+        return found
+
+    monkeypatch.setattr(parallel_replay, "lone", watched)
+    case = cases.tiny(cases.documents(131072))
+    job = cases.Job(part="replay", case=case, ranks=4)
+    gc.collect()
+    gc.disable()  # reference counts suffice inside of a strategy
+    try:
+        rows = list(replay(Run(SPEC, 0, tmp_path / "lines"), Ranks(0, 1, "cpu", None, None, 20.0), job))
+    finally:
+        gc.enable()
+    assert {"heads", "gather", "exchange", "ring", "2d"} == {row.implementation for row in rows if row.ms}
+    assert not any(row.note for row in rows)
+    assert len(of_before) > 4 * 3
+    assert {*counts[False], *counts[True]} == {counts[False][0]}
 
 
 def test_references_compute_the_same_as_ours() -> None:

@@ -27,7 +27,7 @@ from codegen.tune.paged_space import GROUPS, KEYS_PER_SPLIT, PagedWorkload, tile
 from codegen.tune.record import Machine, PagedGroup, PagedOutcome, TunedFile
 from codegen.tune.tuner import Context
 from generated._runtime.core import tuned
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
 
 SPEC = load(DEFAULT_SPEC)

@@ -19,7 +19,7 @@ from codegen.lint.jobs import Job, Selection, jobs
 from codegen.lint.look import Task, look_at, pass_of
 from codegen.load.spec_file import load
 from codegen.spec.model import Pass, Spec
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
 from tests.support.rendering import importable
 

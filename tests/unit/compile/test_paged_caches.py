@@ -9,7 +9,7 @@ import pytest
 from codegen.arch.chips import CHIPS
 from codegen.compile.offline import Compiled, compile_launches
 from codegen.lint.kernels import usage
-from generated._runtime.torch.support import INTERPRET
+from generated._runtime.core.settings import INTERPRET
 
 torch: Any = pytest.importorskip("torch")
 

@@ -22,7 +22,7 @@ from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
 from generated._runtime.core.options import NO_OPTIONS, checked_options
 from generated._runtime.kernels import TRAITS
-from generated._runtime.torch.support import call_options
+from generated._runtime.torch.devices import call_options
 from tests.support.paths import LIBRARY
 
 LENGTH = 4096

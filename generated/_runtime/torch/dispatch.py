@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What computes a call: the plain reference, kernels launched at once, or a custom operator."""
+
+import torch
+from torch import Tensor
+
+from ..core.settings import INTERPRET, require_triton
+from .launching import is_recording
+
+
+def runs_reference(q: Tensor) -> bool:
+    """Whether a call computes the plain reference: on the CPU, unless Triton's interpreter was asked for.
+
+    Of a meta tensor it computes nothing but shapes.
+    """
+    if (q.device.type == "cpu" and not INTERPRET) or q.is_meta:
+        return True
+    require_triton("this op")
+    return False
+
+
+def launches_directly(q: Tensor) -> bool:
+    """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
+    plain = type(q) is Tensor or type(q) is torch.nn.Parameter
+    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == is_recording()
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether a tensor has values to be read: it is not traced, fake, meta or wrapped by torch.func."""
+    return launches_directly(x) and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)

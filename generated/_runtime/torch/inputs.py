@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the arguments of a call, and what kernels read in their place."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.checks import (
+    SEED_END,
+    Size,
+    check_int,
+    check_layout,
+    check_scale,
+    check_seed,
+    check_shapes,
+    check_sizes,
+    fail,
+    sizes_text,
+)
+from .dtypes import FP8_DTYPE, as_integers, in_dtype, is_integer
+from .transforms import refuse_gradient_of, refuse_tangents
+
+_INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, FP8_DTYPE)
+
+
+def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
+    """Check q, k, v, scale and layout."""
+    check_layout(op, layout)
+    check_qkv(op, q, k, v, scale, layout)
+
+
+def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
+    """Check q, k, v and scale; `layout` may be PACKED."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            fail(op, name, "a torch.Tensor", type(x).__name__)
+    if q.dtype not in _INPUT_DTYPES:
+        fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            fail(op, name, f"dtype {q.dtype}, that of q", x.dtype)
+        if x.device != q.device:
+            fail(op, name, f"device {q.device}, that of q", x.device)
+    check_shapes(op, layout, q.shape, k.shape, v.shape)
+    refuse_tangents(op, q=q, k=k, v=v)
+    if scale is not None:
+        check_scale(op, scale)
+
+
+def check_tensor(
+    op: str,
+    name: str,
+    x: Any,
+    shape: tuple[Size, ...],
+    dtypes: tuple[str, ...],
+    like: Tensor,
+    tile_axes: tuple[int, ...] = (),
+    no_gradient: str = "",
+) -> Tensor:
+    """One of a variant's own tensors, checked, in one of `dtypes`: any float is cast for a float, any integer for one.
+
+    Offsets along `tile_axes` are 32-bit in the kernels. `no_gradient` is why a float tensor has none. Of a tensor
+    without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
+    """
+    if not isinstance(x, Tensor):
+        got = "nothing" if x is None else type(x).__name__
+        fail(op, name, f"a torch.Tensor of shape {sizes_text(shape)}", got)
+    if x.device != like.device:
+        fail(op, name, f"device {like.device}, that of q", x.device)
+    check_sizes(op, name, x.shape, shape)
+    refuse_tangents(op, **{name: x})
+    if no_gradient:
+        refuse_gradient_of(x, op, name, no_gradient)
+    cast = in_dtype(op, name, x, dtypes)
+    for axis in tile_axes:
+        if (cast.shape[axis] - 1) * cast.stride(axis) >= 2**31:
+            got = f"size {cast.shape[axis]} and stride {cast.stride(axis)}"
+            fail(op, name, f"(size - 1) * stride of axis {axis} below 2**31", got)
+    return readable(cast) if 0 in x.shape else cast
+
+
+def readable(x: Tensor) -> Tensor:
+    """A tensor with an element for every index to be clamped to: 0 where an axis has none, which has no nearest end."""
+    empty = [axis for axis, size in enumerate(x.shape) if size == 0]
+    return x.sum(empty, keepdim=True, dtype=x.dtype) if empty else x
+
+
+def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Tensor) -> tuple[int, Tensor | None]:
+    """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
+
+    `kv_len` is a tensor of integers where each batch row has a length of its own.
+    """
+    if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
+        return 0, offset_tensor(op, q_offset, q.shape[0], q.device)
+    if isinstance(q_offset, str):
+        check_offset_word(op, q_offset)
+        return (0, kv_len.to(torch.int32) - q_len) if isinstance(kv_len, Tensor) else (kv_len - q_len, None)
+    return check_int(op, "q_offset", q_offset), None
+
+
+def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -> Tensor:
+    """Offsets of so many batch rows or sequences, checked."""
+    if not is_integer(q_offset.dtype) or q_offset.shape != (count,) or q_offset.device != device:
+        got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
+        fail(op, "q_offset", f"an int, 'end' or an integer tensor [{count}] on {device}", got)
+    return as_integers(op, "q_offset", q_offset).contiguous()
+
+
+def check_offset_word(op: str, q_offset: str) -> None:
+    if q_offset != "end":
+        fail(op, "q_offset", "an int, 'end' or an integer tensor", repr(q_offset))
+
+
+def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
+    """The seed of a call, checked; where none is given, one from torch's default CPU generator."""
+    if seed is not None:
+        return check_seed(op, seed)
+    if dropout_p == 0:
+        return 0  # Nothing is drawn: the generator stays where it is.
+    if torch.compiler.is_compiling():
+        fail(op, "seed", "an int under torch.compile, which would draw one seed for all calls", None)
+    return int(torch.randint(SEED_END - 1, (), device="cpu").item())
+
+
+def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
+    """The kernels take the maximum before they scale, so the sign of a scale, or a zero, moves into q: no rounding."""
+    if scale is None:
+        return q, 1.0 / math.sqrt(q.shape[-1])
+    scale = float(scale)
+    if scale > 0:
+        return q, scale
+    if q.dtype == FP8_DTYPE:
+        bits = q.view(torch.uint8)
+        return (bits ^ 128 if scale < 0 else bits * 0).view(FP8_DTYPE), abs(scale) or 1.0
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)

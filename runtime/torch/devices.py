@@ -1,0 +1,106 @@
+"""The device of a call: its architecture, what that can do, and the tiles of its kernels there."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..archs import DEFAULT_MULTIPROCESSORS
+from ..core.configs import INTERPRETER, Tiles, tiles_for
+from ..core.options import CallOptions, checked_options
+from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
+from ..core.settings import INTERPRET
+from ..core.tuned import gpu_key
+from ..kernels import TRAITS
+from .dtypes import DTYPE_NAMES
+
+
+def _index_of(x: Tensor) -> int:
+    """The number of a tensor's GPU: the current one for a tensor without memory, of a call that is only compiled."""
+    return torch.cuda.current_device() if x.device.index is None else x.device.index
+
+
+@cache
+def _device_arch(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def arch_of(x: Tensor) -> str:
+    """The architecture a tensor's kernels are compiled for."""
+    return INTERPRETER if x.device.type == "cpu" else _device_arch(_index_of(x))
+
+
+@cache
+def _device_multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many programs that fill a multiprocessor run at once; those of an H100 where kernels are only compiled."""
+    return DEFAULT_MULTIPROCESSORS if x.device.type == "cpu" else _device_multiprocessors(_index_of(x))
+
+
+@cache
+def _device_gpu(index: int) -> str:
+    return gpu_key(torch.cuda.get_device_name(index))
+
+
+def gpu_of(x: Tensor) -> str:
+    """The folder of the tuned tiles of a tensor's GPU, such as h100; "" on a CPU."""
+    return "" if x.device.type == "cpu" else _device_gpu(_index_of(x))
+
+
+def interprets(x: Tensor) -> bool:
+    """Whether kernels run in Triton's interpreter, which has none of Hopper's."""
+    return INTERPRET and arch_of(x) == INTERPRETER
+
+
+def is_nvidia(x: Tensor) -> bool:
+    """Whether a tensor's kernels may hold PTX."""
+    return arch_of(x).startswith("sm_")
+
+
+def has_tanh_instruction(x: Tensor) -> bool:
+    """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
+    return x.element_size() <= 2 and is_nvidia(x)
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether a kernel can be launched before the one ahead ends, and wait there: on NVIDIA chips from Hopper on."""
+    arch = arch_of(x)
+    return arch.startswith("sm_") and int(arch[3:]) >= 90
+
+
+def call_options(
+    op: str,
+    config: Any,
+    family: Any,
+    deterministic: Any,
+    mode: str = "dense",
+    lengths: tuple[Any, Any] = (None, None),
+) -> CallOptions:
+    """What a call of this mode asks of its kernels. Gradients are added in a fixed order by default if torch is
+    deterministic."""
+    if deterministic is None and torch.are_deterministic_algorithms_enabled():
+        deterministic = mode not in TRAITS[op].atomic_modes
+    return checked_options(op, config, family, deterministic, mode, lengths)
+
+
+def call_tiles(
+    op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
+) -> Tiles:
+    """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
+    dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
+    return tiles_for(
+        op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options, band_keys
+    )
+
+
+def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:
+    """The tiles of a call on paged caches `k`."""
+    dtypes = DTYPE_NAMES.get(q.dtype, str(q.dtype)), str(k.dtype).removeprefix("torch.")
+    return paged_tiles(op, arch_of(q), gpu_of(q), *dtypes, q.shape[-1], group, config)

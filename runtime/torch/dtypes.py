@@ -1,0 +1,77 @@
+"""Dtypes of tensors, and casts to those that kernels read."""
+
+import torch
+from torch import Tensor
+
+from ..core.checks import fail
+from ..core.settings import DEBUG, INTERPRET
+from .dispatch import has_values
+
+FP32 = torch.float32
+_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+FP8_DTYPE = torch.float8_e4m3fn
+
+
+def in_dtype(op: str, name: str, x: Tensor, dtypes: tuple[str, ...]) -> Tensor:
+    """A tensor in one of the dtypes that the kernels read; gradients come back in the tensor's own."""
+    if DTYPE_NAMES.get(x.dtype) in dtypes:
+        return x
+    dtype = _DTYPES[dtypes[-1]]
+    if dtype.is_floating_point:
+        if not x.dtype.is_floating_point:
+            fail(op, name, "a floating-point dtype", x.dtype)
+        return x.to(dtype)
+    if dtype == torch.bool:
+        fail(op, name, "dtype torch.bool", x.dtype)
+    return as_integers(op, name, x, dtype)
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether the values of a dtype are whole numbers; those of bool are none."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
+    """A tensor of integers of any dtype, in the one that the kernels read.
+
+    Values beyond it are an error where they can be read: elsewhere that would wait for the device.
+    """
+    if x.dtype == dtype:
+        return x
+    if not is_integer(x.dtype):
+        fail(op, name, f"dtype {dtype} or another of integers", x.dtype)
+    cast = x.to(dtype)
+    if x.dtype.itemsize >= dtype.itemsize and (x.device.type == "cpu" or DEBUG) and has_values(x):
+        lost = x[(cast.to(x.dtype) != x) | ((cast < 0) & (not x.dtype.is_signed))]
+        if lost.numel() > 0:
+            fail(op, name, f"values that {dtype} holds", lost[0].item())
+    return cast
+
+
+def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cast q, k and v to autocast's dtype where it is on, as scaled_dot_product_attention does."""
+    kind = q.device.type
+    if q.dtype != FP8_DTYPE and not q.is_meta and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def result_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of o: that of q, or bfloat16 of 8-bit floats."""
+    return torch.bfloat16 if q.dtype == FP8_DTYPE else q.dtype
+
+
+def interpreter_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Triton's interpreter computes bfloat16 wrongly; there the kernels run on float32 copies."""
+    if INTERPRET and q.dtype == torch.bfloat16:
+        return q.float(), k.float(), v.float()
+    return q, k, v

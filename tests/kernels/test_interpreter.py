@@ -1,0 +1,73 @@
+"""What `tests.support.interpreter` remembers and omits leaves every result of Triton's interpreter as it is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.cases import INTERPRET
+
+pytest.importorskip("triton")
+
+import triton.language as tl
+
+pytestmark = pytest.mark.skipif(not INTERPRET, reason="nothing is replaced where kernels are compiled")
+
+
+@pytest.mark.parametrize("element", [tl.float32, tl.int32, tl.int1, tl.pointer_type(tl.float16)], ids=str)
+def test_block_types_of_one_shape_differ_in_their_elements(element: Any) -> None:
+    for shape in ([16, 64], tl.tuple([tl.constexpr(16), tl.constexpr(64)])):
+        for _ in range(2):
+            made = tl.block_type(element, shape)
+            assert (made.element_ty, made.numel, list(made.shape)) == (element, 1024, [16, 64])
+            assert made.name == f"<['16', '64'], {element}>"
+            assert made != tl.block_type(tl.float64, shape)
+            assert made != tl.block_type(element, [64, 16])
+
+
+def test_tensors_of_one_type_keep_their_own_data() -> None:
+    kind = tl.block_type(tl.float32, [8])
+    first, second = (tl.tensor(handle, kind) for handle in ("first", "second"))
+    assert (first.handle, second.handle) == ("first", "second")
+    assert (second.type, second.dtype, second.numel.value) == (kind, tl.float32, 8)
+    assert [size.value for size in second.shape] == [8]
+    scalar = tl.tensor("third", tl.int64)
+    assert (scalar.handle, scalar.type, scalar.numel.value, len(scalar.shape)) == ("third", tl.int64, 1, 0)
+
+
+@pytest.mark.parametrize("shape", [[3], [8, 0.5], (16, 64)], ids=["no power of two", "no integer", "Python's tuple"])
+def test_a_bad_shape_is_refused_each_time(shape: Any) -> None:
+    tl.block_type(tl.float32, [16, 64])
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError, AssertionError)):
+            tl.block_type(tl.float32, shape)
+
+
+def test_types_are_compared_by_name() -> None:
+    assert tl.float32 == tl.dtype("fp32")
+    assert tl.float32 != tl.float16
+    assert tl.block_type(tl.float32, [8]) != tl.float32
+    assert tl.float32 != tl.pointer_type(tl.float32)
+    assert tl.float32 != "fp32"
+
+
+def test_the_type_of_numpy_is_that_of_the_elements() -> None:
+    import numpy as np
+    from triton.runtime import interpreter
+
+    for kind, wanted in ((tl.float16, np.float16), (tl.int1, np.bool_), (tl.pointer_type(tl.float16), np.uint64)):
+        for each in (kind, tl.block_type(kind, [4])):
+            assert interpreter._get_np_dtype(each) == interpreter._get_np_dtype(each) == np.dtype(wanted)
+
+
+def test_integers_wrap_as_before() -> None:
+    """No assertion read the check of overflow that is omitted."""
+    import triton
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def doubled(x_ptr: Any, y_ptr: Any) -> None:
+        tl.store(y_ptr, tl.load(x_ptr) + tl.load(x_ptr))
+
+    x, y = torch.tensor([2**30], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    doubled[(1,)](x, y)
+    assert y.item() == -(2**31)
