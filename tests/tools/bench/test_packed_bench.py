@@ -107,6 +107,14 @@ def test_every_case_is_kept_until_time_is_over(monkeypatch: pytest.MonkeyPatch) 
     assert kept == [1, 2]
 
 
+def test_every_implementation_is_compiled_and_flex_behind_the_others() -> None:
+    front = cases.front_cases()
+    alone = [(case.name, *case.implementations) for case in packed.rehearsals(front)]
+    assert sorted(alone) == sorted((case.name, name) for case in front for name in case.implementations)
+    is_flex = [name == "flex" for _, name in alone]
+    assert is_flex == sorted(is_flex)
+
+
 def test_shares_are_of_the_dense_rate_at_the_length() -> None:
     rates = {
         ("dense B8 S16384", "dense"): 400.0,
