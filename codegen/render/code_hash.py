@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
-import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,25 +22,6 @@ HASH_LENGTH = 16
 _OPENING, _CLOSING = ("FSTRING_START", "TSTRING_START"), ("FSTRING_END", "TSTRING_END")
 
 
-# What `_plain_words` leaves to Python's own tokeniser, which takes three times as long: strings with parts, and white
-# space other than spaces and ends of lines outside of them.
-_UNUSUAL = re.compile(r"""\b[rRbBuU]?[fFtT][rR]?["']|\\\n|[\t\f\r]|\A[ ]""")
-_DIGITS = r"\d(?:_?\d)*"
-_TOKEN = re.compile(
-    rf"""
-    [ ]* (
-      \n[ ]* | \#[^\n]*
-    | [rRbBuU]{{0,2}} (?: \"{{3}} (?:[^\\]|\\.)*? \"{{3}} | \'{{3}} (?:[^\\]|\\.)*? \'{{3}}
-                     | \" (?:[^\\\n"]|\\.)* \" | ' (?:[^\\\n']|\\.)* ' )
-    | 0[xX](?:_?[0-9a-fA-F])+ | 0[bB](?:_?[01])+ | 0[oO](?:_?[0-7])+
-    | (?: {_DIGITS}\.?(?:{_DIGITS})? | \.{_DIGITS} ) (?:[eE][-+]?{_DIGITS})? [jJ]?
-    | \w+
-    | \*\*=? | //=? | >>=? | <<=? | \.\.\. | -> | [-+*/%&|^@=<>!:]= | .
-    )""",
-    re.VERBOSE | re.DOTALL,
-)
-
-
 @cache
 def code_hash(source: str) -> str:
     """A hash of what a module does: of its tokens, without comments and docstrings. Every Python gives the same hash.
@@ -49,12 +29,6 @@ def code_hash(source: str) -> str:
     >>> code_hash("x = 1  # one\\n") == code_hash("x = 1\\n"), code_hash("x = 1\\n") == code_hash("x = 2\\n")
     (True, False)
     """
-    words = _words(source) if _UNUSUAL.search(source) else _plain_words(source)
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:HASH_LENGTH]
-
-
-def _words(source: str) -> list[str]:
-    """The tokens that count, by Python's tokeniser; of white space its kind."""
     words: list[str] = []
     starts_line = True
     for kind, text in _tokens(source):
@@ -62,45 +36,7 @@ def _words(source: str) -> list[str]:
             continue
         words.append(kind if text.isspace() or not text else text)
         starts_line = kind in ("NEWLINE", "INDENT", "DEDENT")
-    return words
-
-
-def _plain_words(source: str) -> list[str]:
-    """The same of a source without anything of `_UNUSUAL`."""
-    words: list[str] = []
-    columns, column, depth = [0], 0, 0
-    has_tokens = False  # this line, or those that brackets make one of
-    starts_line = True
-    for text in _TOKEN.findall(source):
-        first = text[0]
-        if first == "\n":
-            if depth:
-                continue
-            if has_tokens:
-                words.append("NEWLINE")
-                has_tokens, starts_line = False, True
-            column = len(text) - 1
-            continue
-        if first == "#":
-            continue
-        if not has_tokens:
-            has_tokens = True
-            if column > columns[-1]:
-                columns.append(column)
-                words.append("INDENT")
-            while column < columns[-1]:
-                columns.pop()
-                words.append("DEDENT")
-        if starts_line and text[-1] in "\"'":
-            continue
-        words.append(text)
-        starts_line = False
-        if first in "([{":
-            depth += 1
-        elif first in ")]}":
-            depth -= 1
-    ends = ["NEWLINE"] * has_tokens + ["DEDENT"] * (len(columns) - 1)
-    return [*words, *ends, "ENDMARKER"]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:HASH_LENGTH]
 
 
 def kernel_hash(path: str, kernels: Iterable[str], sources: Mapping[str, str]) -> str:

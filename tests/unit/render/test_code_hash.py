@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from codegen.render import code_hash as hashing
 from codegen.render.code_hash import code_hash, kernel_hash
 from tests.setup import pythons
 from tests.support.paths import ROOT
@@ -51,51 +50,6 @@ def test_code_hash_ignores_comments_and_lone_strings(old: str, new: str) -> None
 @pytest.mark.parametrize(("old", "new"), [("{{braces}}", "{{brackets}}"), (":.2f", ":.3f"), ("third", "fourth")])
 def test_code_hash_sees_every_part_of_an_fstring(old: str, new: str) -> None:
     assert code_hash(SOURCE.replace(old, new)) != HASH
-
-
-# Each kind of number, string, operator and indentation that Python's own tokeniser tells apart.
-PLAIN = """\
-# a comment
-'''A docstring
-of two lines.''' 'and its end'
-class A(B):  # another
-    "Of the class."
-
-    x = 0xF_f + 0b1_0 - 0o17 * 1_000 ** .5 / 5. // 1e-5 % 2.5E+3j @ 1if a else b
-    def f(self, *rest: int, **named) -> None:
-        if self.x[1:-1] != 'a # no \\'comment' and (
-            # in brackets
-            y := ~x
-        ):
-                pass
-
-        else: return ...
-      # between
-    x <<= 1; x >>= 2; x **= 3; x //= 4; x |= 5; x ^= x & y << 2 >> 1 <= 2 >= 1 == 0
-r"raw\\n", b'''bytes
-'of' two lines''', u"\\"", rb"\\\\"
-"begins a line"
-"""
-
-
-@pytest.mark.parametrize(
-    "source", [PLAIN, PLAIN.rstrip("\n"), "", "\n", "x", "if x:\n  y", "'alone'\n'strings'\nx = 1"]
-)
-def test_both_tokenisers_find_the_same_words(source: str) -> None:
-    assert not hashing._UNUSUAL.search(source)
-    assert hashing._plain_words(source) == hashing._words(source)
-
-
-@pytest.mark.parametrize("path", KERNELS)
-def test_both_tokenisers_find_the_same_words_of_kernels(path: str) -> None:
-    source = (ROOT / "generated" / path).read_text(encoding="utf-8")
-    assert not hashing._UNUSUAL.search(source)
-    assert hashing._plain_words(source) == hashing._words(source)
-
-
-@pytest.mark.parametrize("source", ['f"{x}"', "rF'{x}'", "t'{x}'", "x = \\\n1", "\tx", "x\f", "x\r\n", " x"])
-def test_other_sources_take_the_tokeniser_of_python(source: str) -> None:
-    assert hashing._UNUSUAL.search(source)
 
 
 def test_code_hash_is_the_same_on_every_python_found(capsys: pytest.CaptureFixture[str]) -> None:
