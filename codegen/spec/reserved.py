@@ -136,7 +136,7 @@ _WORDS = """
     zero_sums
     v_scale v_unit with_scales
     OPTIONS lse_start packed_forward results run_blocks runs
-    BackwardRuns backward_runs gradients_of_runs pad_rows store_dq
+    BackwardRuns backward_runs gradients_of_runs num_run_blocks pad_rows query_gradients_of_runs run_rows store_dq
     columns output_dtype q_scale result_dtype scaled_run value_columns
 """
 WORDS = frozenset(_WORDS.split())

@@ -169,8 +169,10 @@ def test_check_notes_what_was_measured_on_other_kernels(
     source = ROOT / "generated" / "tuned" / "h100" / "causal.json"
     (folder / "mine.json").write_text(source.read_text())
     assert cli.main(["check", *wanted]) == cli.EXIT_OK
-    old = "dkdv, dq, fwd, families of bwd, families of fwd"
-    assert f"note: tuned/imaginary_1/mine.json: {old} measured on other kernels" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    (note,) = [line for line in out.splitlines() if line.startswith("note: tuned/imaginary_1/mine.json: ")]
+    found, _, _ = note.partition(": ")[2].partition(": ")[2].partition(" measured on other kernels")
+    assert {"dkdv", "dq", "fwd", "families of bwd", "families of fwd"} <= set(found.split(", "))
     (folder / "mine.json").write_text("{")
     assert cli.main(["check", *wanted]) == cli.EXIT_OK
     assert "note: tuned/imaginary_1/mine.json: cannot be read" in capsys.readouterr().out
