@@ -92,11 +92,7 @@ class _Line:
 
     def take(self, count: int, wanted: float) -> tuple[list[Chunk], float]:
         """Take so many rows with about the wanted work: their runs, and the work that they are."""
-        low, high = 0, count
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._load(middle, count) < wanted else (low, middle)
-        front = low
+        low = front = self._front(count, wanted)
         for unit in CUTS:
             rounded = [each for each in self._rounded(low, unit) if 0 <= each <= count]
             best = min(rounded, key=lambda each: abs(self._load(each, count) - wanted), default=low)
@@ -105,6 +101,26 @@ class _Line:
                 break
         load = self._load(front, count)
         return self._taken(front, count), load
+
+    def _front(self, count: int, wanted: float) -> int:
+        """The fewest rows from the front with which `count` rows are the wanted work; all where none are.
+
+        Between two ends of documents the work is nearly a line: every other try is where that meets what is wanted.
+        """
+        low, high = 0, count
+        less, more = self._load(low, count), self._load(high, count)
+        if less >= wanted:
+            return low
+        by_line = True
+        while high - low > 1:
+            middle = (low + high) // 2
+            if by_line and more > less:
+                along = low + int((wanted - less) / (more - less) * (high - low))
+                middle = min(max(along, low + 1), high - 1)
+            load = self._load(middle, count)
+            by_line = not by_line
+            low, less, high, more = (middle, load, high, more) if load < wanted else (low, less, middle, load)
+        return high
 
     def _load(self, front: int, count: int) -> float:
         """The work of `count` rows, of which so many are from the front."""

@@ -4,6 +4,7 @@
 Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty where it has no rows.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -63,14 +64,15 @@ class Piece:
 
 def pieces_of(cu_seqlens: Sequence[int], runs: Sequence[Chunk]) -> list[Piece]:
     """The rows of a rank, cut where documents end."""
-    bounds, found, at = np.asarray(cu_seqlens), [], 0
+    found, at = [], 0
     for begin, length in runs:
-        first, last = np.searchsorted(bounds, [begin, begin + length - 1], side="right") - 1
-        for number in range(int(first), int(last) + 1):
-            low, high = max(begin, int(bounds[number])), min(begin + length, int(bounds[number + 1]))
+        number = bisect_right(cu_seqlens, begin) - 1
+        while number + 1 < len(cu_seqlens) and cu_seqlens[number] < begin + length:
+            start = cu_seqlens[number]
+            low, high = max(begin, start), min(begin + length, cu_seqlens[number + 1])
             if low < high:
-                position = low - int(bounds[number])
-                found.append(Piece(document=number, position=position, length=high - low, at=at + low - begin))
+                found.append(Piece(document=number, position=low - start, length=high - low, at=at + low - begin))
+            number += 1
         at += length
     return found
 

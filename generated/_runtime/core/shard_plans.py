@@ -91,12 +91,12 @@ def make_layout(
     else:
         work = (rows.ends - rows.begins) * (rows.ends - rows.starts) / BLOCK**2
     in_rows = RowWork.of(rows.begins, rows.ends, work)
-    dealt = DEALS[balance](in_rows, seq, row_ranks)
-    if balance == "work":
+    if balance == "work" and begins is not None and strategy != "ring":
         # In a ring all ranks have runs of the same lengths.
-        by_documents = begins is not None and strategy != "ring"
-        first = deal_documents(in_rows, seq, row_ranks, np.asarray(begins, np.int64)) if by_documents else ()
-        dealt = balanced(in_rows, seq, row_ranks, first)
+        by_documents = deal_documents(in_rows, seq, row_ranks, np.asarray(begins, np.int64))
+        dealt = balanced(in_rows, seq, row_ranks, by_documents)
+    else:
+        dealt = DEALS[balance](in_rows, seq, row_ranks)
     planned = _Planned(
         works=works,
         given=[given for _, given in calls],
