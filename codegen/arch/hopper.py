@@ -54,7 +54,7 @@ class HopperFamily:
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
             Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
-        packed_fused_backward_from: the same of sequences end to end, in their average length.
+        packed_fused_backward_from: the same for packed sequences, by their average length.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones,
             because padding to 256 columns costs more than these kernels gain.
     """

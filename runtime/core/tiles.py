@@ -91,7 +91,7 @@ class HopperFamily:
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
-        packed_fused_backward_from: the same of sequences end to end, in their average length.
+        packed_fused_backward_from: the same for packed sequences, by their average length.
         slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones.
     """
 

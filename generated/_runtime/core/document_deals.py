@@ -103,9 +103,9 @@ class _Line:
         return self._taken(front, count), load
 
     def _front(self, count: int, wanted: float) -> int:
-        """The fewest rows from the front with which `count` rows are the wanted work; all where none are.
+        """The fewest rows from the front with which `count` rows have at least the wanted work; `count` if none have.
 
-        Between two ends of documents the work is nearly a line: every other try is where that meets what is wanted.
+        A bisection in which every other step interpolates, because the work grows almost linearly within a document.
         """
         low, high = 0, count
         less, more = self._load(low, count), self._load(high, count)

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 48fa40b8d0a2a1a3
+# hash: 3b839cf6eee7c83e
 """Triton kernels of `band`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -215,7 +215,7 @@ def band_packed_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # A table of runs has no mark of entries that are left over.
+    # A table of runs does not mark its unused entries: it says how many blocks there are.
     if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
         return
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.

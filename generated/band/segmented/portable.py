@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 312cbe627cc7ce8f
+# hash: 6b77408b2b78345c
 """Triton kernels of `band`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -298,7 +298,7 @@ def band_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # Where there are blocks of runs, the packed kernel has computed them.
+    # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return

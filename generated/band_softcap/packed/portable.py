@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: 9b6ff2566acae9fb
+# hash: 1fc71eaf21783ee9
 """Triton kernels of `band_softcap`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -224,7 +224,7 @@ def band_softcap_packed_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # A table of runs has no mark of entries that are left over.
+    # A table of runs does not mark its unused entries: it says how many blocks there are.
     if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
         return
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: bd955e5e5995d42c
+# hash: 041f09f2d05a59fc
 """Triton kernels of `band_softcap`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -310,7 +310,7 @@ def band_softcap_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # Where there are blocks of runs, the packed kernel has computed them.
+    # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return

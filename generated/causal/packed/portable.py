@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/portable.py.jinja
-# hash: a0da04664c8915c3
+# hash: f46797f7a71be3d8
 """Triton kernels of `causal`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -192,7 +192,7 @@ def causal_packed_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # A table of runs has no mark of entries that are left over.
+    # A table of runs does not mark its unused entries: it says how many blocks there are.
     if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
         return
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/portable.py.jinja
-# hash: 04aa5b297f1dba43
+# hash: 4b871fc0439153b8
 """Triton kernels of `causal`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -282,7 +282,7 @@ def causal_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # Where there are blocks of runs, the packed kernel has computed them.
+    # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return

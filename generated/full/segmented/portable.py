@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/portable.py.jinja
-# hash: 0a73f79798072085
+# hash: 7b26991a4f24f464
 """Triton kernels of `full`, with segment ids: forward and gradients.
 
 keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -248,7 +248,7 @@ def full_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # Where there are blocks of runs, the packed kernel has computed them.
+    # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: 8278515b171c9a7b
+# hash: b2cdd8c7d9e78303
 """Triton kernels of `gemma2_local`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -289,7 +289,7 @@ def gemma2_local_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # Where there are blocks of runs, the packed kernel has computed them.
+    # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return

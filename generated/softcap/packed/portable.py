@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: f080d8f15c87c179
+# hash: 72d929f79153c432
 """Triton kernels of `softcap`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -199,7 +199,7 @@ def softcap_packed_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # A table of runs has no mark of entries that are left over.
+    # A table of runs does not mark its unused entries: it says how many blocks there are.
     if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
         return
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: aac31448b93de858
+# hash: 988340d227e627d0
 """Triton kernels of `window`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < size and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -291,7 +291,7 @@ def window_segmented_bwd_dq(
     `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
     stored for the kernel of dk and dv.
     """
-    # Where there are blocks of runs, the packed kernel has computed them.
+    # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return
