@@ -69,6 +69,18 @@ def compare(got: Any, want: Any, bound: float = BOUND) -> None:
         assert error < bound, f"{name}: {error:.1e}"
 
 
+def loss_over(call: Any, layout: Any, given: dict[str, Any], axis: int) -> Any:
+    """The loss of a call over several devices, with o and lse in the order of one; `axis`: of rows in q."""
+
+    def several(trained: dict[str, Any]) -> Any:
+        rows = {name: layout.shard(x, axis) if name in ("q", "k", "v", "g") else x for name, x in trained.items()}
+        o, lse = call(**rows, **given, return_lse=True)
+        o, lse = layout.unshard(o, axis), layout.unshard(lse, axis + 1)
+        return loss_of(o, lse), (o, lse)
+
+    return several
+
+
 def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **plan_options: Any) -> Any:
     """Compare with one device; the compiled function of the gradients over several."""
     op = load(variant)
@@ -84,12 +96,7 @@ def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **pl
         o, lse = op(**trained, **fixed, **numbers, return_lse=True)
         return loss_of(o, lse), (o, lse)
 
-    def several(trained: dict[str, Any]) -> Any:
-        rows = {name: layout.shard(x, 1) if name in ("q", "k", "v", "g") else x for name, x in trained.items()}
-        o, lse = over_devices(**rows, **fixed, **numbers, return_lse=True)
-        o, lse = layout.unshard(o, 1), layout.unshard(lse, 2)
-        return loss_of(o, lse), (o, lse)
-
+    several = loss_over(over_devices, layout, {**fixed, **numbers}, axis=1)
     compiled = jax.jit(jax.grad(several, has_aux=True)).lower(trained).compile()
     (found, (o, lse)), (wanted, (want_o, want_lse)) = compiled(trained), jax.grad(one, has_aux=True)(trained)
     compare({**found, "o": o, "lse": lse}, {**wanted, "o": want_o, "lse": want_lse})

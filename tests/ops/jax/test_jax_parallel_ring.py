@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from codegen.testing import calls
 from generated.jax_parallel import context_parallel, plan
-from tests.ops.jax.test_jax_parallel import BATCH, DIM, HEADS, compare, loss_of, mesh_of
+from tests.ops.jax.test_jax_parallel import BATCH, DIM, HEADS, compare, loss_of, loss_over, mesh_of
 from tests.support.rendering import importable
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 4, reason="XLA_FLAGS gives JAX fewer than 4 devices")
@@ -66,12 +66,7 @@ def test_every_step_has_the_number_of_all_keys(
         o, lse = op(**x, **given, return_lse=True)
         return loss_of(o, lse), (o, lse)
 
-    def several(x: dict[str, Any]) -> Any:
-        rows = {name: layout.shard(part, 1) if name in ("q", "k", "v") else part for name, part in x.items()}
-        o, lse = call(**rows, **given, return_lse=True)
-        o, lse = layout.unshard(o, 1), layout.unshard(lse, 2)
-        return loss_of(o, lse), (o, lse)
-
+    several = loss_over(call, layout, given, axis=1)
     (found, (o, lse)), (wanted, (want_o, want_lse)) = (
         jax.jit(jax.grad(f, has_aux=True))(trained) for f in (several, one)
     )
@@ -102,12 +97,7 @@ def check_documents(package: str, variant: str, ranks: int, dropout_p: float | N
         o, lse = op(**x, **fixed, **given, cu_seqlens_q=jnp.array(ENDS), return_lse=True)
         return loss_of(o, lse), (o, lse)
 
-    def several(x: dict[str, Any]) -> Any:
-        rows = {name: layout.shard(part, 0) if name in ("q", "k", "v", "g") else part for name, part in x.items()}
-        o, lse = call(**rows, **fixed, **given, return_lse=True)
-        o, lse = layout.unshard(o, 0), layout.unshard(lse, 1)
-        return loss_of(o, lse), (o, lse)
-
+    several = loss_over(call, layout, {**fixed, **given}, axis=0)
     (found, (o, lse)), (wanted, (want_o, want_lse)) = (
         jax.jit(jax.grad(f, has_aux=True))(arrays) for f in (several, one)
     )
