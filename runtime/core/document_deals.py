@@ -5,6 +5,8 @@ A rank then computes all its rows in one packed call. numpy alone is imported.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import sub
 
 import numpy as np
 
@@ -64,25 +66,22 @@ class _Line:
         self.begins: list[int] = begins[order].tolist()
         self.ends: list[int] = ends[order].tolist()
         self.origins = list(self.begins)
+        self._before: list[float] = first[order].tolist()
+        self._until_end: list[float] = last[order].tolist()
         self._edges: list[float] = rows.edges.tolist()
         self._total: list[float] = rows.total.tolist()
+        self._rates: list[float] = (np.diff(rows.total) / np.diff(rows.edges)).tolist()
         self._measure()
 
     def _measure(self) -> None:
         """Rows and work up to each document of the line."""
-        self._rows, self._work = [0], [0.0]
-        for begin, end in zip(self.begins, self.ends, strict=True):
-            self._rows.append(self._rows[-1] + end - begin)
-            self._work.append(self._work[-1] + self._between(begin, end))
-
-    def _between(self, begin: int, end: int) -> float:
-        """The work of some rows that follow each other."""
-        return self._until(end) - self._until(begin)
+        self._rows: list[int] = list(accumulate(map(sub, self.ends, self.begins), initial=0))
+        self._work: list[float] = list(accumulate(map(sub, self._until_end, self._before), initial=0.0))
 
     def _until(self, row: int) -> float:
-        at = min(max(bisect_right(self._edges, row) - 1, 0), len(self._edges) - 2)
-        (low, high), (before, behind) = self._edges[at : at + 2], self._total[at : at + 2]
-        return before + (behind - before) * (min(row, high) - low) / (high - low)
+        """The work of all rows before this one."""
+        at = bisect_right(self._edges, row, 1, len(self._rates)) - 1
+        return self._total[at] + self._rates[at] * (row - self._edges[at])
 
     @property
     def work(self) -> float:
@@ -91,13 +90,12 @@ class _Line:
 
     def take(self, count: int, wanted: float) -> tuple[list[Chunk], float]:
         """Take so many rows with about the wanted work: their runs, and the work that they are."""
-        low = front = self._front(count, wanted)
+        front = self._front(count, wanted)
         for unit in CUTS:
-            rounded = [each for each in self._rounded(low, unit) if 0 <= each <= count]
-            best = min(rounded, key=lambda each: abs(self._load(each, count) - wanted), default=low)
-            if abs(self._load(best, count) - wanted) <= BALANCED / 4 * wanted:
-                front = best
-                break
+            loads = {near: self._load(near, count) for near in self._rounded(front, unit) if 0 <= near <= count}
+            best = min(loads, key=lambda near: abs(loads[near] - wanted), default=front)
+            if best in loads and abs(loads[best] - wanted) <= BALANCED / 4 * wanted:
+                return self._taken(best, count), loads[best]
         load = self._load(front, count)
         return self._taken(front, count), load
 
@@ -123,12 +121,20 @@ class _Line:
 
     def _load(self, front: int, count: int) -> float:
         """The work of `count` rows, of which so many are from the front."""
-        at, rest = self._at_front(front)
-        begin, end = (self.begins[at], self.ends[at]) if rest else (0, 0)
-        work = self._work[at] + self._between(*self._end(begin, end, rest, of_front=True))
-        at, rest = self._at_back(count - front)
-        begin, end = (self.begins[at - 1], self.ends[at - 1]) if rest else (0, 0)
-        return work + self.work - self._work[at] + self._between(*self._end(begin, end, rest, of_front=False))
+        first, of_first = self._at_front(front)
+        last, of_last = self._at_back(count - front)
+        load = self._work[first] + self.work - self._work[last]
+        if of_first:
+            load += self._part(first, of_first, at_end=self.late)
+        if of_last:
+            load += self._part(last - 1, of_last, at_end=not self.late)
+        return load
+
+    def _part(self, document: int, count: int, *, at_end: bool) -> float:
+        """The work of so many rows at a document's end, or at its begin."""
+        if at_end:
+            return self._until_end[document] - self._until(self.ends[document] - count)
+        return self._until(self.begins[document] + count) - self._before[document]
 
     def _at_front(self, count: int) -> tuple[int, int]:
         """How many whole documents the first rows of the line are, and how many rows of the next one."""
@@ -140,10 +146,6 @@ class _Line:
         begin = self._rows[-1] - count
         at = bisect_left(self._rows, begin)
         return at, self._rows[at] - begin
-
-    def _end(self, begin: int, end: int, count: int, *, of_front: bool) -> tuple[int, int]:
-        """So many rows of a document that are taken from the front of the line, or from its back."""
-        return (end - count, end) if self.late == of_front else (begin, begin + count)
 
     def _rounded(self, front: int, unit: int) -> list[int]:
         """Counts of rows from the front, near this one, that cut a document at a multiple of `unit` of its rows."""
@@ -160,15 +162,18 @@ class _Line:
         for at, rest, of_front in ((first, of_first, True), (last - 1, of_last, False)):
             if rest == 0:
                 continue
-            begin, end = self._end(self.begins[at], self.ends[at], rest, of_front=of_front)
+            begin, end = self.begins[at], self.ends[at]
+            if self.late == of_front:
+                begin = self.ends[at] = end - rest
+                self._until_end[at] = self._until(begin)
+            else:
+                end = self.begins[at] = begin + rest
+                self._before[at] = self._until(end)
             begins.append(begin)
             ends.append(end)
-            if begin == self.begins[at]:
-                self.begins[at] = end
-            else:
-                self.ends[at] = begin
         kept = [i for i in range(first, last) if self.begins[i] < self.ends[i]]
         self.begins, self.ends, self.origins = ([x[i] for i in kept] for x in (self.begins, self.ends, self.origins))
+        self._before, self._until_end = ([x[i] for i in kept] for x in (self._before, self._until_end))
         self._measure()
         return _runs(begins, ends)
 

@@ -3,7 +3,8 @@
 Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty where it has no rows.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -84,9 +85,12 @@ def count_calls(cu_seqlens: Sequence[int], chunks: Sequence[Sequence[Chunk]]) ->
     """
     seq, most = cu_seqlens[-1], 1
     for own in chunks:
-        runs = joined([(begin, min(length, seq - begin)) for begin, length in own if begin < seq])
-        numbers = [piece.document for piece in pieces_of(cu_seqlens, runs)]
-        most = max([most, *np.bincount(numbers).tolist()]) if numbers else most
+        runs: Counter[int] = Counter()
+        for begin, length in joined([chunk for chunk in own if chunk[0] < seq]):
+            # Other runs have rows of its first and last document alone: those between are whole.
+            first, last = bisect_right(cu_seqlens, begin) - 1, bisect_left(cu_seqlens, min(begin + length, seq)) - 1
+            runs.update({first, last})
+        most = max([most, *runs.values()])
     return most
 
 

@@ -176,7 +176,7 @@ class _Planned:
         """
         sizes = self.seq, self.ranks, self.heads, self.head_dim, self.machine
         runs, is_packed = max(map(len, self.dealt.chunks)), self.begins is not None
-        calls = runs if self.begins is None else count_calls(self.begins, self.dealt.chunks)
+        calls = runs if self.begins is None else self.dealt.calls or count_calls(self.begins, self.dealt.chunks)
         gather = gather_cost(self.layers, self.dealt.imbalance, calls, *sizes)
         by_heads = None if _unsplit(self.works) or by_rows else heads_cost(self.layers, *sizes)
         why_not_heads = (

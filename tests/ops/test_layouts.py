@@ -188,10 +188,10 @@ def test_plans_are_made_in_about_a_millisecond() -> None:
     for options in ({}, {"cu_seqlens": ends}):
         taken = []
         for _ in range(20):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             causal(8, **options)
-            taken.append(time.perf_counter() - begun)
-        assert min(taken) < 3e-3  # 0.2 ms and 0.5 ms where nothing else runs
+            taken.append(time.thread_time() - begun)
+        assert min(taken) < 3e-3  # 0.4 ms and 1 ms on a slow core; other tests run beside it
 
 
 def test_equal_plans_are_equal_and_hash_alike() -> None:
