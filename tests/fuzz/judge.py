@@ -85,7 +85,9 @@ def wanted(problem: Problem, dtype: str, with_lse: bool, *, tanh: bool = False) 
             bound = torch.full_like(want, SCORE * eps32 * largest)
         own = problem.tensors.get(name.removeprefix("d"))
         if own is not None and name != "o":
-            bound += torch.finfo(own.dtype).eps * want.abs()
+            # A gradient is rounded to the declared dtype, which kernels read, and then to that of the tensor.
+            declared = problem.entry.get("tensors", {}).get(name.removeprefix("d"), {}).get("dtype", "float32")
+            bound += max(torch.finfo(own.dtype).eps, torch.finfo(getattr(torch, declared)).eps) * want.abs()
         bounds[name] = bound
     for nudge in _nudges(str(problem.entry.get("score")), instruction=tanh and dtype != "float32"):
         moved = Attention(problem, nudge=nudge).results(with_lse)
