@@ -17,8 +17,8 @@ _KEY = int_var("kv_idx")
 
 
 def _strides(x: str, axes: str, of: str, compiled: str = "") -> ArgGroup:
-    """The strides of a tensor, a letter each, as the method `of` of the call gives them; `compiled` are literals of the
-    kernel."""
+    """The strides of a tensor, one for each letter of `axes`, as the call's method `of` gives them. The strides of the
+    axes in `compiled` are literals of the kernel."""
     names = tuple(f"stride_{x}{axis}" for axis in axes)
     rows = tuple(f"stride_{x}{axis}" for axis in compiled)
     return ArgGroup(names=names, host=host(f"*{{}}.{of}({{}})", "call", x), row_strides=rows)
@@ -104,7 +104,7 @@ def forward_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) 
 
 
 def forward_constants(variant: Variant, *, offset: bool) -> list[str]:
-    """Its compile-time constants, in order."""
+    """The compile-time constants of the forward of one split, in order."""
     return [
         *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if offset else []),
         *(["SCALARS_LOADED"] if variant.scalars else []),
@@ -149,7 +149,7 @@ def plan_arguments(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> l
 
 
 def plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[str]:
-    """Its compile-time constants, in order."""
+    """The compile-time constants of the kernel that plans the splits, in order."""
     read = frozenset().union(*map(expr.names, roots))
     return [
         *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if shift else []),

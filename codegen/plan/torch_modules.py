@@ -79,7 +79,7 @@ MODULE_NAMES = frozenset(
         "sizes",
     }
 )
-"""What a module has already, torch's own and those of the package: a parameter of that name gets another."""
+"""Attributes that a module has already, from torch and from the package: a parameter of such a name is renamed."""
 
 BESIDE = frozenset(
     {
@@ -87,7 +87,7 @@ BESIDE = frozenset(
         *("BY_ROW", "DENSE", "FLOAT_DTYPES", "NAME", "PACKED", "PASSES", "SEGMENTED"),
     }
 )
-"""What else the module of an op has: a variant whose class had such a name has a class of another."""
+"""Other names in the Python module of an op: a class of a variant that would have such a name is renamed."""
 
 _CONSTRUCTOR = ("self", "device", "dtype", "dropout_p")
 
