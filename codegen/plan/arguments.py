@@ -111,7 +111,7 @@ class Argument:
 
     @property
     def jax_annotation(self) -> str:
-        """The annotation in JAX, where a scalar may be an array too."""
+        """The annotation in JAX. There a scalar may also be an array."""
         return "Array | None" if self.is_tensor else f"{self.required} | Array | None"
 
     @property

@@ -84,7 +84,7 @@ class Literal(Code):
 
 @dataclass(frozen=True)
 class Infix(Code):
-    """`left symbol right`; the printer puts parentheses where an operand binds looser."""
+    """`left symbol right`; the printer puts parentheses around an operand that binds looser."""
 
     symbol: str
     left: Code

@@ -76,7 +76,7 @@ class BackwardPlan:
 
     @property
     def shares_producer(self) -> bool:
-        """True if both backwards have one producer: if they take their work in the same order."""
+        """True if both backwards share one producer, because they take their work in the same order."""
         kernel = self.kernel
         return not kernel.orders_work and (kernel.shares_work or not kernel.longest_first)
 

@@ -285,7 +285,7 @@ class ForwardPlan:
 
     @property
     def extra(self) -> list[str]:
-        """What the launch passes beside the portable kernel's arguments."""
+        """The arguments that the launch passes beside those of the portable kernel."""
         batch = [] if self.kernel.packed else ["batch"]
         runs = ["run_blocks_ptr"] if self.leaves_runs else []
         return batch + runs + (["work_counter_ptr"] if self.kernel.shares_work else [])

@@ -192,7 +192,7 @@ def _where_kept(code: Code) -> Code:
 
 
 def _gradient(term: GradientTerm, local: Code | None, partial: bool) -> Code:
-    """The gradient of each pair, 0 where the mask keeps none."""
+    """The gradient of each pair; 0 for pairs that the mask drops."""
     if term.sign:
         return _DS if term.sign > 0 else Prefix("-", _DS)
     assert local is not None

@@ -160,7 +160,7 @@ def _loaded(targets: tuple[str, str], table: str, first: int, factor: Name | Non
 
 
 def _ranged(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBounds:
-    """A block's four numbers, counted in blocks: where the visited ones and the full ones among them begin and end."""
+    """Bounds from a block's four numbers: begin and end of the visited and of the full blocks, counted in blocks."""
     begin, end = axis.name("begin"), axis.name("end")
     return LoopBounds(
         statements=[
@@ -190,7 +190,7 @@ def _table_row(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis, table: 
 
 
 def _listed(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBounds:
-    """A block's four numbers: its list holds partial blocks from the left and full ones from the right."""
+    """Bounds from a block's four numbers: its list holds partial blocks from the left and full ones from the right."""
     return LoopBounds(
         statements=[
             Comment("The list of this block: partial blocks from the left, full ones from the right."),

@@ -96,7 +96,7 @@ class Lowering:
 
     @property
     def _vector_in_loop(self) -> Level:
-        """The level of vectors that change in the loop: keys where a program owns query rows, else rows."""
+        """The level of vectors that change in the loop: keys if a program owns query rows, else rows."""
         return Level.KEY if self.query_axis == 0 else Level.QUERY
 
     def block(self, *roots: Expr | None, whole: bool = False) -> tuple[list[Assign], list[Code | None]]:
@@ -132,7 +132,7 @@ class Lowering:
     def _define(self, node: Expr, statements: list[Assign], taken: set[str]) -> None:
         own = level(node)
         in_loop = own in (Level.TILE, self._vector_in_loop) or _STARTS[self.query_axis] in expr.names(node)
-        # A hoisted value is visible in every block of the loop, in those lowered before it too.
+        # A hoisted value is visible in every block of the loop, also in blocks that were lowered before it.
         name = _fresh(_stem(node), taken | self._taken | (set() if in_loop else self._in_loops))
         statement = Assign(
             targets=(name,),
@@ -237,14 +237,14 @@ class Lowering:
     # ------------------------------------------------------------------------------------------------------- tensors
 
     def _element(self, e: Load, *, tile: bool) -> Code:
-        # 64-bit arithmetic on tiles costs twice the instructions; each call checks that such an axis fits 32 bits.
+        # 64-bit arithmetic on tiles costs twice the instructions; each call checks that offsets in tiles fit 32 bits.
         address = total([Name(f"{e.tensor}_ptr"), *self._offsets(e, e.tensor, tile=tile, narrow=True)])
         of_pairs = level(e) is Level.TILE
         read = call("load_pairs", address, Name("PTX")) if of_pairs else builtin("load", address)
         return Cast(read, "float32") if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else read
 
     def _offsets(self, e: Load, strides: str, *, tile: bool, narrow: bool) -> list[Code]:
-        """The offset along each axis; those that differ between the pairs of a tile come last, and only they have 32
+        """The offset along each axis. Offsets that differ between the pairs of a tile come last, and only they have 32
         bits if `narrow`."""
         offsets: list[Code] = []
         last: list[Code] = []

@@ -29,7 +29,7 @@ from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
-"""Tensors that every op has in a segmented call, apart from the variant's own."""
+"""Tensors that every op has in a segmented call, beside the variant's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values of an index name as a tensor with the axes of `[B, Hq, S]`, of length 1 where it has one value.
+    """The values of an index name as a tensor with the axes of `[B, Hq, S]`, of length 1 if the name does not vary
+    along an axis.
 
     All have three axes, since JAX may be told to refuse operands of different ranks.
     """
@@ -240,7 +241,7 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
 
 
 def _grid_sources(variant: Variant, mode: Mode, framework: Framework) -> dict[str, HostCode]:
-    """Index name -> its grid, in an order in which each reads only those before it."""
+    """Index name -> its grid, in an order in which each grid reads only earlier grids."""
     rows, keys = (framework.reshaped(framework.arange(size), (1, 1, -1)) for size in ("q_len", "kv_len"))
     heads = framework.reshaped(framework.arange("num_heads"), (1, -1, 1))
     batch = framework.reshaped(framework.arange("num_seqs" if mode is Mode.PACKED else "batch"), (-1, 1, 1))

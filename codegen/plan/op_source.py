@@ -121,7 +121,7 @@ class OpSource(OpPlan):
 
     @property
     def values_of_runs(self) -> str:
-        """The arguments of the packed forward where it computes the runs of a segmented call."""
+        """The arguments of the packed forward when it computes the runs of a segmented call."""
         own = [a.name for a in self.arguments if a.name not in (*TOKEN_IDS, PADDING.name)]
         offset = ["row_offsets", "row_offset"] if self.has_offset else []
         given = {name: name for name in ("q", "k", "v", *own, *offset, "scale")}
@@ -136,13 +136,13 @@ class OpSource(OpPlan):
 
     @property
     def gradients_of_runs(self) -> str:
-        """The arguments of the packed backward where it computes the runs of a segmented call."""
+        """The arguments of the packed backward when it computes the runs of a segmented call."""
         given = ["do", "q", "k", "v", "runs", "dq_sums", "dk", "dv", *self.runs_parameters, "scale", "tile"]
         return ", ".join(given)
 
     @property
     def query_gradients_of_runs(self) -> str:
-        """The arguments of the packed dq where it computes the runs of a segmented call."""
+        """The arguments of the packed dq when it computes the runs of a segmented call."""
         given = ["o", "do", "dlse", "q", "k", "v", "lse", "runs.query_rows", "delta", "dq"]
         return ", ".join([*given, *self.runs_parameters, "scale", 'tiles["dq"]'])
 

@@ -65,7 +65,7 @@ def _own_sizes(variant: Variant, loads: Sequence[Load]) -> list[ArgGroup]:
 
 
 def _has_element(dim: str | int, index: Expr) -> bool:
-    """True if an axis has an element for such an index, whatever its size."""
+    """True if an axis always has an element for an index, whatever the size of the axis."""
     by_kind = dim in (PAGE, "q_idx") or (dim == "h" and index == HEAD)
     return by_kind or (dim == SLOT and index == _KEY)
 

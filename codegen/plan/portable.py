@@ -70,7 +70,7 @@ def key_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) ->
 
 
 def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
-    """The kernel of the sums of ds by distance; None if no gradient is made of them.
+    """The kernel of the sums of ds by distance; None if no gradient needs them.
 
     Its logit is what the score adds to the product: the same tile for all blocks along a block diagonal.
     """
@@ -116,7 +116,7 @@ def _without_full(union: Union) -> Union:
 
 
 def _finished(plan: KernelPlan, variant: Variant) -> KernelPlan:
-    """The plan with the constants of a mask with ranges: what `keep_range` wants, and whether a band is narrow."""
+    """The plan with the constants of a mask with ranges: that of `keep_range`, and whether a band is narrow."""
     if "keep_range" not in plan.helpers:
         return plan
     scalars = split_ranges(variant.mask, variant.scalars).band_scalars

@@ -31,7 +31,7 @@ class ReferenceText:
 def reference_text(variant: Variant, mode: Mode, framework: Framework) -> ReferenceText:
     """The reference of a variant in one mode of calls."""
     printer = _printer(variant, mode, framework)
-    # Both printers gather what they read in one set.
+    # Both printers gather the names that they read in one set.
     score, mask = _score(variant, printer), _mask(variant, replace(printer, kept=frozenset()))
     known = {"b", "h", "hkv", *ROWS, *ROWS.values(), *expr.LENGTH_NAMES}
     of_decay = {"b", "h", *ROWS.values()} if variant.decay else set()

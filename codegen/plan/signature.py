@@ -126,7 +126,7 @@ class Signatures:
             reads=[delta],
             first=[pointers(x) for x in filled],
         )
-        # Tables are made for blocks of keys, apart from those of dq.
+        # Tables for blocks of keys are made separately from the tables of dq.
         own = {name: f"key_{name}" for name in (*PACKED_TABLES, *self.tables)}
         return [replace(g, host=g.host.renamed(own)) for g in groups]
 

@@ -13,7 +13,7 @@ from codegen.plan.code import Arange, Code, Infix
 
 @dataclass(frozen=True, kw_only=True)
 class Assign:
-    """`targets = values`, evaluated once a program, for each row, for each key or for each pair, as `level` says.
+    """`targets = values`, evaluated once per program, per row, per key or per pair, as `level` says.
 
     `of_tokens`: the value is what a segmented call passes for each token, its position or its segment id.
     """

@@ -167,7 +167,7 @@ class PackedLayout(TokenLayout):
         return total([product(Name("h"), entries), Name("first_entry"), _QUERY_BLOCK])
 
     part = "slots"
-    """A program's slots, some of which hold no part, because two sequences share none."""
+    """A program's slots for parts. Two sequences share no slot, so some slots hold no part."""
 
     list_room = "num_others_most"
     """Blocks of sequences have lists of different length: each has the room of the longest."""

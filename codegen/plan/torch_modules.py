@@ -112,7 +112,7 @@ class Scalar:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter: its attribute, the op's argument, source of its shape, and what it holds at first.
+    """A parameter: its attribute, the op's argument, source of its shape, and its initial values.
 
     `initial` is source over `axes`, variables for the positions along some axes; empty for zeros.
     """
@@ -144,7 +144,7 @@ class ModulePlan:
 
     @property
     def fills_by_axes(self) -> bool:
-        """True if what a parameter holds at first depends on the position along an axis."""
+        """True if the initial value of a parameter depends on the position along an axis."""
         return any(parameter.initial and parameter.axes for parameter in self.parameters)
 
     @property
