@@ -21,20 +21,21 @@ from codegen.spec.model import ScalarSpec, Variant
 class Argument:
     """One of the variant's own arguments: a tensor, the sink, the log-decay, or a scalar.
 
-    `public` is the name that the op's callers know, where generated code calls it otherwise. `shape` is a tuple of
-    expected sizes, an entry `at_least(n)` where longer is fine, `packed_shape` the same in a packed call; `limits` are
-    further arguments of a scalar's check; `doc` is its line in the op's docstring. A `trained` tensor has a flag that
-    tells the backward whether a call wants its gradient; `no_gradient` is why a float tensor has none, by the name that
-    the runtime's `refuse_gradient` knows. An index into one of the `tile_axes` differs between pairs of query and key.
+    `public` is the keyword that the op's callers use, if generated code uses another name. `shape` is a tuple of
+    expected sizes; an entry `at_least(n)` admits larger sizes. `packed_shape` is the shape in a packed call. `limits`
+    are further arguments of a scalar's check. `doc` is the argument's line in the op's docstring. A `trained` tensor
+    has a flag that tells the backward whether a call wants its gradient; `no_gradient` is the reason why a float tensor
+    has no gradient, under the name that the runtime's `refuse_gradient` knows. The index into each of the `tile_axes`
+    differs between pairs of query and key.
     """
 
     name: str
-    required: str  # the annotation where the argument is there: Tensor, int or float
+    required: str  # the annotation if the argument is given: Tensor, int or float
     dims: tuple[str | int, ...] = ()
     shape: HostCode = NONE
     packed_shape: HostCode = NONE
-    dtype: str = ""  # the element type of a tensor; empty where any float serves
-    is_float: bool = False  # a tensor of floats, which kernels and references widen to what they compute in
+    dtype: str = ""  # the element type of a tensor; empty if any float dtype is admitted
+    is_float: bool = False  # a tensor of floats, which kernels and references widen to the dtype they compute in
     limits: str = ""
     trained: bool = False
     no_gradient: str = ""
@@ -63,24 +64,24 @@ class Argument:
 
     @property
     def parameter(self) -> Parameter:
-        """The parameter of a launch that it is passed as. JAX may pass a scalar as an array of one element."""
+        """The parameter by which a launch takes the argument. JAX may pass a scalar as an array of one element."""
         by_pointer = not self.is_tensor and self.name != PADDING.name
         annotation = f"{self.required} | Tensor" if by_pointer else self.required
         return Parameter(self.name, annotation, is_tensor=self.is_tensor)
 
     @property
     def flag(self) -> str:
-        """The parameter that says whether a call wants its gradient."""
+        """The parameter that says whether a call wants the gradient of this argument."""
         return f"grad_{self.name.lower()}"
 
     @property
     def check(self) -> str:
-        """The statement that checks it in a dense call of torch."""
+        """The statement that checks the argument in a dense call of torch."""
         return f"{self.name} = {self._checked(self.shape, self.tile_axes, ', q', self._refusal)}"
 
     @property
     def packed_check(self) -> str:
-        """That of a packed call."""
+        """The statement that checks the argument in a packed call of torch."""
         return f"{self.name} = {self._checked(self.packed_shape, self._packed_tile_axes, ', q', self._refusal)}"
 
     @property
@@ -89,7 +90,7 @@ class Argument:
 
     @property
     def checked(self) -> str:
-        """Source of the checked argument, in JAX: arrays of one program are on one device."""
+        """Source of the checked argument in JAX. It checks no device: arrays of one program are on one device."""
         return self._checked(self._of_arguments(self.shape), self.tile_axes)
 
     @property
@@ -98,19 +99,19 @@ class Argument:
 
     @staticmethod
     def _of_arguments(shape: HostCode) -> HostCode:
-        """A shape in terms of what JAX's op has checked already."""
+        """A shape in terms of the arguments that JAX's op has checked already."""
         return shape.renamed({name: f"arguments.{name}" for name in ("q", "k", "row_offset", "cu_seqlens_q")})
 
     @property
     def check_functions(self) -> frozenset[str]:
-        """What its checks take from the runtime, besides the check of a tensor."""
+        """The names that the argument's checks use; of a tensor, those beside `check_tensor`."""
         if not self.is_tensor:
             return frozenset((f"check_{self.required}",))
         return self.shape.names | self.packed_shape.names | self.dtypes.names
 
     @property
     def jax_annotation(self) -> str:
-        """The annotation in JAX, where a scalar may be an array too."""
+        """The annotation in JAX. There a scalar may also be an array."""
         return "Array | None" if self.is_tensor else f"{self.required} | Array | None"
 
     @property
@@ -126,7 +127,7 @@ class Argument:
 
     @property
     def of_sequence(self) -> str:
-        """What the reference of one packed `sequence` gets for it."""
+        """Source of the argument as the reference of one packed `sequence` takes it."""
         if not has_tokens(self.dims):
             return self.name
         return f"sequence.own({', '.join([self.name, *(_quoted(d) for d in self.dims)])})"
@@ -137,7 +138,7 @@ def _quoted(dim: str | int) -> str:
 
 
 def mask_arguments(variant: Variant, arguments: Sequence[Argument]) -> list[Argument]:
-    """Those that decide which blocks are visited."""
+    """The arguments that the mask reads: they decide which blocks are visited."""
     if variant.mask is None:
         return []
     read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
@@ -156,7 +157,7 @@ _ANY = _at_least(HostCode("1"))
 _SIZES = {"b": _axis("q", 0), "h": _axis("q", 1), "hkv": _axis("k", 1)}
 _POSITIONS = {"q_idx": host("{} + {}", "row_offset", _axis("q", 2)), "kv_idx": _axis("k", 2)}
 _FURTHEST = host("max({})", listed(_POSITIONS.values()))
-# The same in a packed call, where q and k are `[total, H, D]`.
+# Sizes in a packed call, where q and k are `[total, H, D]`.
 _PACKED_SIZES = _SIZES | {
     "b": host("{} - 1", _axis("cu_seqlens_q", 0)),
     "q_idx": _axis("q", 0),
@@ -166,7 +167,7 @@ _TOTALS = {"q_idx": "total_q", "kv_idx": "total_k"}
 
 
 def own_arguments(variant: Variant, atomic: Mapping[str, Sequence[Mode]]) -> list[Argument]:
-    """The arguments of its own tensors and scalars. `atomic`: tensor -> modes in which atomics add its gradient."""
+    """A variant's own arguments. `atomic`: tensor -> modes in which atomics add its gradient."""
     found = []
     for spec in variant.tensors.values():
         sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
@@ -218,7 +219,7 @@ def own_arguments(variant: Variant, atomic: Mapping[str, Sequence[Mode]]) -> lis
 
 
 def _no_gradient(variant: Variant, spec: TensorSpec) -> str:
-    """Why a float tensor has no gradient, by the runtime's name; empty where it has one, or could have none."""
+    """Why a float tensor has no gradient, as a name of the runtime; empty if it has one, or is no float tensor."""
     if spec.grad or spec.element is not Type.FLOAT:
         return ""
     in_score = variant.score is not None and any(load.tensor == spec.name for load in expr.loads(variant.score))
@@ -251,14 +252,14 @@ def _tuple(sizes: Sequence[HostCode]) -> HostCode:
 
 
 def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[str, HostCode] = MappingProxyType({})) -> HostCode:
-    """The sizes in a packed call; where positions index a named dim, only the device knows how far they reach."""
+    """The sizes in a packed call; any size if positions index an axis: only the device knows how far they reach."""
     kept = [own_dims[axis] for axis in packed_axes(own_dims)]
     known = _PACKED_SIZES | dict(computed)
     return _tuple([HostCode(str(d)) if isinstance(d, int) else known.get(d, _ANY) for d in kept])
 
 
 def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, HostCode]:
-    """Computed dim -> its size. What follows from the length of a packed sequence only the device knows."""
+    """Computed dim -> its size; any size if it depends on lengths of packed sequences: only the device knows them."""
     sizes = _PACKED_SIZES if packed else _SIZES | {"q_len": _axis("q", 2), "kv_len": _axis("k", 2)}
     kinds = {name: scalar.type for name, scalar in variant.scalars.items()}
     values = {name: sizes[name] for name in dims.SIZES if name in sizes} | {x: host("{}", x) for x in kinds}
@@ -271,7 +272,7 @@ def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, 
 
 
 def _computed_size(e: Expr, text: str, values: Mapping[str, HostCode]) -> HostCode:
-    """A size as an expression, checked by the runtime's `computed`; `values`: of each name."""
+    """A size as an expression, checked by the runtime's `computed`; `values`: name -> its source."""
     names = sorted(expr.names(e))
     form = dims.source(e, text, dict.fromkeys(names, "{}"))
     return host(form, *(values[name] for name in names)).calling("computed")
@@ -287,7 +288,7 @@ def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
 
 
 def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> HostCode:
-    """The size an axis must have: exact for heads and batch, at least the furthest position where one indexes it."""
+    """The size an axis must have: exact for heads and batch, at least the furthest position if positions index it."""
     if isinstance(dim, int):
         return HostCode(str(dim))
     computed = _computed(variant, variant.tensors[tensor], packed=False)
@@ -303,5 +304,6 @@ def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> Host
     if not needed:
         return _ANY
     size = needed.pop() if len(needed) == 1 else _FURTHEST
-    # Positions of the call's own reach no further than the caller likes; a dim of positions has an element per row.
+    # If the call gives positions, only the caller knows how far they reach. An axis over rows or keys has an element
+    # for each of them in any case.
     return _at_least(size if dim in _POSITIONS else host("{} if {} is None else 1", size, "q_positions"))

@@ -16,14 +16,14 @@ from codegen.plan.variant_reads import positions_read
 from codegen.spec.model import Variant
 
 OFFSETS = ("row_offset", "row_offsets")
-"""The query offset of a call: a number, and a tensor if batch rows or sequences differ."""
+"""The query offset of a call: a number, and a tensor if it differs between batch rows or sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtremesLaunch:
     """The launch of the kernel that reduces tensors to minima and maxima of parts, and the buffers it fills.
 
-    The launch has the buffers in a list, `block_extremes`: first those of values, then those of positions.
+    The launch keeps the buffers in a list, `block_extremes`: first the buffers of values, then those of positions.
     """
 
     kernel: str
@@ -34,7 +34,7 @@ class ExtremesLaunch:
     of_keys: bool
     positions: Sequence[str]
     buffers: Sequence[tuple[str, str, str]]  # name, number of parts, dtype
-    position_buffers: Sequence[tuple[str, str, str]]  # name, number of parts, None without this argument
+    position_buffers: Sequence[tuple[str, str, str]]  # name, number of parts, the argument without which it is None
 
     @property
     def names(self) -> list[str]:
@@ -47,12 +47,12 @@ class ExtremesLaunch:
 
     @property
     def runs(self) -> list[tuple[str, str, int]]:
-        """How many buffers of values follow each other with as many parts and one dtype."""
+        """Number of parts, dtype, and how many buffers of values in a row have these two."""
         return [(*kind, len(list(same))) for kind, same in groupby((x[1], x[2]) for x in self.buffers)]
 
     @property
     def position_runs(self) -> list[tuple[str, str, int]]:
-        """The same of positions, with the argument without which there are none."""
+        """Number of parts, the argument of positions, and how many buffers of positions in a row have these two."""
         return [(*kind, len(list(same))) for kind, same in groupby((x[1], x[2]) for x in self.position_buffers)]
 
 
@@ -82,12 +82,12 @@ class ListsOp:
 
     @property
     def by_batch(self) -> bool:
-        """True if each batch row has tables of its own, whatever the offset. Packed sequences always have."""
+        """True if each batch row has its own tables, whatever the offset. Each packed sequence always does."""
         return self.per_batch or self.packed
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Parameters of the function that makes tables, behind q, k and v: what its launches read."""
+        """Parameters of the function that makes tables, after q, k and v: the arguments that its launches read."""
         others = [*map(tensor, CU_SEQLENS), *self.positions]
         reads, shifted = self.kernel_reads, self.shifted
         if self.extremes is not None:

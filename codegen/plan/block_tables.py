@@ -33,8 +33,8 @@ _LENGTHS = {"q_len": host("{}.shape[2]", "q"), "kv_len": host("{}.shape[2]", "k"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockExtreme:
-    """A value whose minimum and maximum over a block are stored in buffers of type `dtype`; the name of one that the
-    decision does not read is empty."""
+    """A value whose minimum and maximum over a block are stored in buffers of type `dtype`. The name `minimum` or
+    `maximum` is empty if the decision does not read it."""
 
     value: Code
     minimum: str
@@ -48,7 +48,7 @@ class BlockExtreme:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """The reduction, `min` or `max`, of the extremes of parts to that of a block; `widened` casts it to 64 bits."""
+    """The reduction, `min` or `max`, of the extremes of parts to those of a block; `widened` casts it to 64 bits."""
 
     name: str
     reduction: str
@@ -59,8 +59,8 @@ class Reduction:
 class ExtremesKernel:
     """The kernel that reduces every tensor value that the mask compares, over small parts of the queries and keys.
 
-    `positions`: of each axis whose positions the decision reads where a call gives them, the names of their extremes;
-    `given`: those arguments.
+    `positions`: axis -> the names of the smallest and largest position of a part, for each axis whose positions a call
+    may give and the decision reads. `given`: the arguments of positions that the kernel reads.
     """
 
     kernel: KernelPlan
@@ -83,7 +83,8 @@ class ListKernel:
     """The kernel that decides, for each block of one axis, which blocks of the other axis it visits.
 
     `starts` are the axes along which a packed program needs to know where its sequence begins. `loaded` are the
-    extremes of its own block, `gathered` those of the others; `may` and `must` decide a vector of the others.
+    extremes of the program's own block, `gathered` those of the blocks of the other axis. `may` and `must` decide a
+    vector of blocks of the other axis.
     """
 
     kernel: KernelPlan
@@ -134,7 +135,7 @@ class ListsPlan(InMode):
 
 
 def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> ListsPlan | None:
-    """The plan of the kernels that make a variant's tables; None where its schedule needs none."""
+    """The plan of the kernels that make a variant's tables; None if its schedule needs no tables."""
     decision, schedule = analysis.decision, analysis.schedule
     if schedule not in TABLES or decision is None or variant.mask is None:
         return None
@@ -243,12 +244,12 @@ class _Builder:
         return sorted({"q" if x.of_queries else "kv" for x in reads}, reverse=True)
 
     def _lengths(self, axes: Sequence[str]) -> list[ArgGroup]:
-        """The lengths of the axes. A packed program reads those of its sequence, and takes how many parts all have."""
+        """The axes' lengths. A packed program reads them itself, and takes the number of parts of all sequences."""
         names = tuple(f"{axis}_{'parts' if self.packed else 'len'}" for axis in axes)
         return [numbers(*names)] if names else []
 
     def _other_lengths(self, values: Sequence[Expr], axes: Sequence[str]) -> list[ArgGroup]:
-        """The lengths that values read, of axes along which none varies. A packed program reads its own."""
+        """The lengths that values read of axes along which no value varies. A packed program reads them itself."""
         if self.packed:
             return []
         read = frozenset().union(*map(expr.names, values))
@@ -320,7 +321,7 @@ class _Builder:
 
     @property
     def _fixed_room(self) -> bool:
-        """True if every list has the room of the longest: packed sequences have different numbers of blocks."""
+        """True if every list has room for the longest list: packed sequences differ in their numbers of blocks."""
         return self.packed and self.schedule is Schedule.LISTS
 
     def _loadable(self, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
@@ -335,7 +336,7 @@ class _Builder:
 def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> list[ArgGroup]:
     """The arguments by which a program finds its batch row and head, if values or an offset per batch row need them.
 
-    Not `by_batch`, its number is that of its head.
+    Without `by_batch`, the number of the program is that of its head.
     """
     read = frozenset().union(*map(expr.names, roots))
     heads = ArgGroup(names=("num_heads",), host=listed(("list_heads",)), varies=True)
@@ -363,7 +364,7 @@ def _dtype(variant: Variant, x: Extreme) -> str:
 def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -> list[Reduction]:
     found = []
     for x in reads:
-        # Integers are compared in 64 bits: differences of extremes may pass 32.
+        # Integers are compared in 64 bits: differences of extremes may exceed 32.
         widened = "" if _dtype(variant, x) == "float32" else ".to(tl.int64)"
         found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
         found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))

@@ -84,7 +84,7 @@ class Literal(Code):
 
 @dataclass(frozen=True)
 class Infix(Code):
-    """`left symbol right`; the printer puts parentheses where an operand binds looser."""
+    """`left symbol right`; the printer puts parentheses around an operand that binds looser."""
 
     symbol: str
     left: Code
@@ -146,7 +146,7 @@ class Broadcast(Code):
 
 @dataclass(frozen=True)
 class Arange(Code):
-    """The vector 0, 1, ... up to `size`, a compile-time constant; `layout` is what Gluon distributes it by."""
+    """The vector 0, 1, ..., `size` - 1 of a compile-time `size`; `layout` is the name of its layout in Gluon."""
 
     size: str
     layout: str = "KEY"
@@ -213,7 +213,7 @@ def product(*factors: Code) -> Code:
 
 
 def added(first: Code, terms: Code) -> Code:
-    """`first + terms`, summed from left to right where `terms` is a sum itself.
+    """`first + terms`, summed from left to right if `terms` is a sum itself.
 
     >>> added(Name("a"), Infix("-", Name("b"), Name("c"))) == Infix("-", Infix("+", Name("a"), Name("b")), Name("c"))
     True
@@ -224,7 +224,7 @@ def added(first: Code, terms: Code) -> Code:
 
 
 def rebuilt(code: Code, replaced: Callable[[Code], Code | None]) -> Code:
-    """A copy in which each node that `replaced` answers for is exchanged."""
+    """A copy in which each node for which `replaced` returns code is replaced by this code."""
     found = replaced(code)
     if found is not None:
         return found
@@ -239,7 +239,7 @@ def rebuilt(code: Code, replaced: Callable[[Code], Code | None]) -> Code:
 
 
 def renamed(code: Code, names: Mapping[str, str]) -> Code:
-    """The same with other names for some variables.
+    """The code with other names for some variables.
 
     >>> renamed(Infix("+", Name("a"), Name("b")), {"a": "c"})
     Infix(symbol='+', left=Name(name='c'), right=Name(name='b'))

@@ -14,10 +14,10 @@ _FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
     "distances": ("load_vector", "store_diagonals"),
     "keep_range": ("keep_range",),
 }
-"""What a kernel's plan lists in `helpers` -> the functions to import for it."""
+"""Entry of a kernel plan's `helpers` -> the functions to import for it."""
 
 HELPER_FUNCTIONS = frozenset(_FUNCTIONS)
-"""All that a plan may list in `helpers`."""
+"""All entries that a plan's `helpers` may have."""
 
 
 def device_functions(helpers: Iterable[str]) -> list[str]:

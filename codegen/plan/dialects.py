@@ -31,7 +31,7 @@ from codegen.plan.statements import Assign, Comment, Statement
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
     """Prints kernel code. `module` is the language's module; `helpers` are the functions of Triton's language that this
-    one lacks, so that a kernel file defines them. A dialect with `layouts` says how a vector is distributed.
+    dialect lacks, so that a kernel file defines them. A dialect with `layouts` prints the layout of a vector.
 
     >>> TL.text(Infix("+", Name("a"), Builtin("exp2", (Name("b"),))))
     'a + tl.exp2(b)'
@@ -70,7 +70,7 @@ class Dialect:
             case Literal(value=value):
                 return literal_text(value)
             case Infix(symbol=symbol, left=left, right=right):
-                # Comparisons do not chain: the left operand of one is never another.
+                # Comparisons do not chain: a comparison that is the left operand of another needs parentheses.
                 own = code.strength
                 return f"{self._operand(left, own + (own == COMPARE))} {symbol} {self._operand(right, own + 1)}"
             case Prefix(symbol=symbol, operand=operand):

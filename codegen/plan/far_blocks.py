@@ -1,4 +1,4 @@
-"""Blocks whose pairs all read one element by distance: their score, and from which distance on they are there."""
+"""Far blocks, whose pairs all read the same element by distance: their score, and the distances that bound them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from codegen.plan.kernel import ArgGroup, FarBlocks, pointers
 from codegen.spec.model import Variant
 
 BEFORE, BEHIND = "near_first", "near_last"
-"""The distances up to which, and from which on, the elements are the same."""
+"""The names of the distances up to which, and from which on, all pairs read the same element."""
 
 SUMS = "SUMS_FAR"
-"""The constant that says whether a kernel sums ds of such blocks."""
+"""The constant that says whether a kernel sums ds of far blocks."""
 
 _LIMITS = {"before": BEFORE, "behind": BEHIND}
 
 
 def far_blocks(variant: Variant) -> FarBlocks | None:
-    """The sides on which there are such blocks; None if there are none."""
+    """The sides of the diagonal on which there are far blocks; None if there are none."""
     lags = far_lags(variant)
     return FarBlocks(before=bool(lags.first), behind=bool(lags.last)) if lags.known else None
 
 
 def limits(far: FarBlocks | None) -> list[ArgGroup]:
-    """The arguments of a kernel that tells such blocks from others."""
+    """The two limits, as arguments of a kernel that treats far blocks apart; none if `far` is None."""
     if far is None:
         return []
     names = tuple(_LIMITS[side] for side in far.sides)
@@ -35,12 +35,12 @@ def limits(far: FarBlocks | None) -> list[ArgGroup]:
 
 
 def sums(far: FarBlocks | None) -> list[ArgGroup]:
-    """The buffer of their sums."""
+    """The buffer of the sums of ds over far blocks."""
     return [] if far is None else [pointers(FAR_SUMS)]
 
 
 def far_score(variant: Variant, score: Expr, side: str) -> Expr:
-    """A score in such a block of a side: each read by distance is that of the side's limit."""
+    """The score in a far block of a side: every read by distance is the read at the side's limit."""
     replaced: dict[Expr, Expr] = {}
     for load in distance_loads(variant):
         by_distance = by_lag(load)
@@ -50,8 +50,8 @@ def far_score(variant: Variant, score: Expr, side: str) -> Expr:
 
 
 def host_limits(variant: Variant) -> tuple[HostCode, HostCode]:
-    """The two limits as the host finds them, None where there is none. A side without one of its own has that of the
-    mask, which keeps no pair from there on."""
+    """The two limits as the host computes them, None if a side has none. A side on which reads by distance set no limit
+    has the limit of the mask, from which on the mask keeps no pair."""
     lags, kept = far_lags(variant), kept_lags(variant.mask)
     none_first = () if kept.least is None else (kept.least - 1,)
     none_last = () if kept.most is None else (kept.most + 1,)

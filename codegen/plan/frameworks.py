@@ -9,13 +9,13 @@ from codegen.plan.host_code import HostCode, host
 
 
 class Framework(StrEnum):
-    """What an op is an op of."""
+    """The framework that an op belongs to."""
 
     TORCH = "torch"
     JAX = "jax"
 
     def arange(self, size: str) -> HostCode:
-        """The numbers below a size."""
+        """The integers from 0 on and below a size."""
         if self is Framework.TORCH:
             return host("{}.arange({}, device={}.device)", "torch", size, "q")
         return host("{}.arange({})", "jnp", size)

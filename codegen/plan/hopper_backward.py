@@ -29,7 +29,7 @@ from codegen.spec.model import Variant
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A backward of Hopper's family. `is_wide`: for more than 128 columns, where each warpgroup owns all keys."""
+    """A backward of Hopper's family. `is_wide`: for more than 128 columns; each warpgroup then owns all keys."""
 
     kernel: KernelPlan
     variant: Variant
@@ -61,12 +61,12 @@ class BackwardPlan:
 
     @cached_property
     def visited_rows(self) -> VisitFunction | None:
-        """The function that counts them, where that takes more than a statement."""
+        """The function that counts the blocks of rows, if that takes more than two statements."""
         counts = map(Name, ("num_partial", "num_full"))
         return visit_function(self.visits, [*counts, *self.masked_start, *self.plain_start])
 
     def visits_read_by(self, *, plain: bool) -> frozenset[str]:
-        """What a walk over the blocks reads of it; `plain`: also where blocks without a mask start."""
+        """The results of `visited_rows` that loops over blocks read; `plain`: also for where unmasked blocks start."""
         return uses(self.masked_start, self.plain_start if plain else ()) | {"num_partial", "num_full"}
 
     @property
@@ -76,25 +76,25 @@ class BackwardPlan:
 
     @property
     def shares_producer(self) -> bool:
-        """True if both backwards have one producer: if they take their work in the same order."""
+        """True if both backwards share one producer, because they take their work in the same order."""
         kernel = self.kernel
         return not kernel.orders_work and (kernel.shares_work or not kernel.longest_first)
 
     @property
     def shared_plain_start(self) -> list[Assign]:
-        """Where such a producer starts the block of `row_turn`."""
+        """Where block `row_turn` without a mask starts, in a producer that both backwards share."""
         return self.plain_start if self.one_loop else full_start(self.bounds, "start_m", "BLOCK_M", Name("row_turn"))
 
     @property
     def plain_start(self) -> list[Assign]:
-        """Where the nth block without a mask starts, or in a wide kernel the block of `row_turn`."""
+        """Where the nth block without a mask starts; in a wide kernel, block `row_turn`."""
         if self.one_loop:
             return [assign("start_m", product(Name("nth"), Name("BLOCK_M")))]
         return full_start(self.bounds, "start_m", "BLOCK_M", Name("row_turn" if self.is_wide else "nth"))
 
     @property
     def far_loops(self) -> bool:
-        """True if the blocks without a mask that are far have loops of their own, ahead of and behind the others."""
+        """True if far blocks without a mask have loops of their own, before and after the loop over the others."""
         bounds, far = self.bounds, self.kernel.far
         return far is not None and bounds.has_full and not (self.is_wide or bounds.lists or bounds.full_jumps)
 
@@ -108,12 +108,12 @@ class BackwardPlan:
 
     @property
     def visit_prologue(self) -> list[Assign]:
-        """What the number of visited blocks is computed of, once for a block of keys."""
+        """Statements that the number of visited blocks is computed from, once for each block of keys."""
         return needed(self.kernel.prologue, self._visit_names)
 
     @property
     def visit_head_prologue(self) -> list[Assign]:
-        """The same, of each query head."""
+        """Statements that the number of visited blocks is computed from, once for each query head."""
         return needed(self.kernel.head_prologue, self._visit_names)
 
     @property
@@ -124,7 +124,7 @@ class BackwardPlan:
 
     @property
     def _keys(self) -> Code:
-        """The keys of a warpgroup, counted from the block's first: its own half, or all."""
+        """The keys of a warpgroup, counted from the block's first key: half of the block, or all of it if `is_wide`."""
         keys = Arange("KEYS", "KEY")
         return keys if self.is_wide else Infix("+", product(Name("PART"), Name("KEYS")), keys)
 
@@ -133,16 +133,16 @@ class BackwardPlan:
 
     @property
     def prologue(self) -> list[Assign]:
-        """Statements of a block of keys."""
+        """Statements that run once for each block of keys."""
         return self._of_keys(self._without_far(self.kernel.prologue))
 
     @property
     def head_prologue(self) -> list[Assign]:
-        """Statements of a block of keys and a query head."""
+        """Statements that run once for each block of keys and query head."""
         return self._of_keys(self._without_far(self.kernel.head_prologue))
 
     def _without_far(self, statements: Sequence[Assign]) -> Sequence[Assign]:
-        """The statements without what is read by scores of far blocks alone, unless these have loops of their own."""
+        """The statements without those that only scores of far blocks read, unless far blocks have their own loops."""
         kernel = self.kernel
         if kernel.far is None or self.far_loops:
             return statements
@@ -158,7 +158,7 @@ class BackwardPlan:
 
     @property
     def block_term_of_rows(self) -> bool:
-        """True if the part that all scores of a block share changes with its rows."""
+        """True if the part that all scores of a block share changes from one block of rows to the next."""
         return "row_start" in uses(self.kernel.block_term)
 
     @cached_property
@@ -173,7 +173,7 @@ class BackwardPlan:
 
     @property
     def first_key(self) -> Code | None:
-        """The position of the first of a warpgroup's keys; None where a call may give any positions."""
+        """The position of a warpgroup's first key; None if a call may give any positions."""
         if self.kernel.segmented:
             return None
         start = Name("start_n")
@@ -181,8 +181,9 @@ class BackwardPlan:
 
     @property
     def derivative_first(self) -> bool:
-        """True if probabilities are multiplied by the score's derivative ahead of dp: what both are computed of is then
-        dead where dp is live. All that is summed up pair by pair reads ds without the derivative, and later."""
+        """True if probabilities are multiplied by the score's derivative before dp is computed. The values that both
+        are computed from are then no longer live while dp is. It is False if anything is summed pair by pair: such sums
+        read ds without the derivative, and later."""
         sums = self.kernel.row_adds or self.plain.gradients or self.masked.gradients or self.variant.dropout
         return self.plain.dscore is not None and not sums
 
@@ -192,7 +193,7 @@ class BackwardPlan:
 
     @property
     def reads_own_rows(self) -> bool:
-        """True if threads read an element of each vector of rows ahead of the products."""
+        """True if each thread reads one element of a vector of rows ahead of the products."""
         return any(step.reads for step in self._steps)
 
     @property
@@ -209,7 +210,7 @@ class BackwardPlan:
         )
 
     def plain_reads_rows(self, name: str) -> bool:
-        """True if the step without a mask of a role reads where its block of rows starts."""
+        """True if a role's step for blocks without a mask reads where the block of rows starts."""
         if name != "consume":
             return True
         kernel, step = self.kernel, self.plain
@@ -228,7 +229,7 @@ class BackwardPlan:
 
     @property
     def counts(self) -> list[str]:
-        """What the launch passes beside the portable kernel's arguments, numbers alone."""
+        """The numbers that the launch passes beside the portable kernel's arguments."""
         if not self.kernel.packed:
             return ["batch"]
         per_head = any(term.kind is GradientKind.HEAD for term in self.kernel.stores)
@@ -249,16 +250,16 @@ class BackwardPlan:
 
     @property
     def _head_rows(self) -> str:
-        """What the place of a head's first block of rows is computed of."""
+        """The names from which the place of a head's first block of rows is computed."""
         return "h num_row_blocks row_first" if self.kernel.packed else "h b num_heads num_blocks"
 
     @property
     def _own_rows(self) -> str:
-        """The same of a head's first row in a sum of rows."""
+        """The names from which the place of a head's first row in a buffer of row sums is computed."""
         return "h q_total q_start q_len" if self.kernel.packed else "h b num_heads q_len"
 
     def _role(self, own: str, *parts: Part) -> Role:
-        """A role walks over blocks of keys, and of each over the blocks of rows of the query heads of its group."""
+        """A role loops over blocks of keys, and for each over the blocks of rows of all query heads of its group."""
         kernel = self.kernel
         reads = uses(parts, self.visits, self.visit_prologue) | frozenset(own.split())
         reads |= uses(self.visit_head_prologue) if kernel.bounds_per_head else frozenset()
@@ -374,7 +375,7 @@ class BackwardPlan:
 
 
 def backward_imports(*plans: BackwardPlan) -> dict[str, list[str]]:
-    """What a file with these backwards takes from the device library, by module."""
+    """Module of the device library -> the names that a file with these backwards takes from it."""
     found: dict[str, set[str]] = {}
     for plan in plans:
         for module, names in plan.imports.items():

@@ -79,7 +79,7 @@ class ForwardPlan:
 
     @property
     def exponentials(self) -> Code | None:
-        """The weights of a block without the mask, where one call computes them all from its product."""
+        """The weights of a block without the mask, if one call computes them all from the block's product."""
         if not self.has_fixed_reference or self.kernel.row_term is not None or self.plain.of_score:
             return None
         return exponentials(self._full.logit, Name("REFERENCE"))
@@ -93,12 +93,12 @@ class ForwardPlan:
 
     @cached_property
     def visited_keys(self) -> VisitFunction | None:
-        """The function that counts them, where that takes more than two statements."""
+        """The function that counts the blocks of keys, if that takes more than two statements."""
         counts = [Name("num_partial"), Name("num_full")]
         return visit_function(self.visits, [*counts, *self._block_starts, *self._first_plain])
 
     def visits_read_by(self, role: str) -> frozenset[str]:
-        """What the producer of `rows` or of `keys` reads of it."""
+        """The results of `visited_keys` that the producer of `rows` or of `keys` reads."""
         counts = frozenset({"num_masked"} | ({"num_partial", "num_full"} if self.bounds.has_full else set()))
         return counts | uses(self._block_starts if role == "keys" else self._first_plain)
 
@@ -131,7 +131,7 @@ class ForwardPlan:
 
     @property
     def start_without_masked(self) -> list[Assign]:
-        """Where the first block starts if none needs a mask, unless `masked_start` has that."""
+        """Where the first block starts if no block needs a mask; empty if `masked_start` covers this case."""
         if not self.bounds.has_full or self._first_full_is_zero:
             return []
         return full_start(self.bounds, "start_n", "BLOCK_N", Literal(0))
@@ -216,7 +216,7 @@ class ForwardPlan:
 
     @cached_property
     def prologue(self) -> list[Assign]:
-        """Statements of a block of rows."""
+        """Statements that run once for each block of rows."""
         return needed(self.kernel.prologue, self._block_reads)
 
     @cached_property
@@ -240,17 +240,17 @@ class ForwardPlan:
 
     @property
     def row_term_is_name(self) -> bool:
-        """True if what all keys of a row share is a vector that has a name."""
+        """True if the part of a score that all keys of a row share is a vector that has a name."""
         return isinstance(self.kernel.row_term, Name)
 
     @property
     def row_term_name(self) -> str:
-        """The variable of what all keys of a row share."""
+        """The variable with the part of a score that all keys of a row share."""
         return self.kernel.row_term.name if isinstance(self.kernel.row_term, Name) else "row_term"
 
     @property
     def reads_own_keys(self) -> bool:
-        """True if threads read an element of each vector of keys ahead of the product."""
+        """True if each thread reads one element of a vector of keys ahead of the product."""
         steps = (self.plain, self.masked)
         return any(node == OWN_KEYS for s in steps for a in s.ahead for v in a.values for node in v.walk())
 
@@ -285,7 +285,7 @@ class ForwardPlan:
 
     @property
     def extra(self) -> list[str]:
-        """What the launch passes beside the portable kernel's arguments."""
+        """The arguments that the launch passes beside those of the portable kernel."""
         batch = [] if self.kernel.packed else ["batch"]
         runs = ["run_blocks_ptr"] if self.leaves_runs else []
         return batch + runs + (["work_counter_ptr"] if self.kernel.shares_work else [])
@@ -305,11 +305,11 @@ class ForwardPlan:
 
     @property
     def producer_prologue(self) -> list[Assign]:
-        """What the number of visited blocks is computed of."""
+        """Statements that the number of visited blocks is computed from."""
         return self._producer_prologue
 
     def _producer(self, reads: frozenset[str], own: str) -> Role:
-        """A producer computes where a block of rows is, and which blocks of keys it visits."""
+        """A producer's role. Producers compute where a block of rows is, and which blocks of keys it visits."""
         reads |= uses(self.visits, self._producer_prologue)
         own += " BLOCK_M num_heads q_len block_seqs_ptr"
         own += " group_size" if "hkv" in reads else ""

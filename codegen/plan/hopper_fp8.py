@@ -1,4 +1,4 @@
-"""The plan of Hopper's forward of float8_e4m3fn: the one of 16 bits, with scales of each head and transposed values."""
+"""The plan of Hopper's forward of float8_e4m3fn: that of 16-bit inputs, with a scale per head and v transposed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from codegen.plan.signature import Signatures
 from codegen.plan.statements import rewritten, uses
 
 _OWN = ("begin_block", "begin_pv", "product_layout", "raise_maximum")
-"""What the kernel takes of its own module in the place of what has the same name in those of 16 bits."""
+"""Functions that the kernel takes from `gl_fp8` instead of the functions of these names for 16-bit inputs."""
 
 _SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
-    """The kernel of a forward of 16 bits for float8_e4m3fn, whose weights need a maximum of their rows."""
+    """The kernel of a 16-bit forward, changed for float8_e4m3fn: its weights need the running maxima of their rows."""
     assert kernel.full is not None
     assert kernel.partial is not None
     args = _arguments(kernel.args)
@@ -37,7 +37,7 @@ def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
 
 
 def _arguments(args: Sequence[ArgGroup]) -> list[ArgGroup]:
-    """Its arguments: values as columns, whose strides follow from their number, and the scales."""
+    """The arguments of the fp8 kernel: v as columns, whose strides follow from their number, and the scales."""
     first, *others = args
     assert first == pointers("q", "k", "v")
     lengths = next(i for i, group in enumerate(others) if "num_heads" in group.names)
@@ -48,7 +48,7 @@ def _arguments(args: Sequence[ArgGroup]) -> list[ArgGroup]:
 
 
 def _scaled_by_head(block: Block) -> Block:
-    """The scores of a block, scaled by the factor of their head in the place of that of the call."""
+    """The block with scores that are scaled by the factor of their head instead of the call's scale."""
 
     names = {"scale": "head_scale"}
 
@@ -60,7 +60,7 @@ def _scaled_by_head(block: Block) -> Block:
 
 @dataclass(frozen=True)
 class Fp8ForwardPlan(ForwardPlan):
-    """The roles of its warps."""
+    """The roles of the warps of the fp8 forward."""
 
     @property
     def fp8(self) -> bool:

@@ -32,9 +32,10 @@ _START_M, _Q_LEN = Name("start_m"), Name("q_len")
 class GradientStep:
     """Probabilities and ds of one block of rows, and the gradients that are summed up pair by pair.
 
-    `reads`: of rows, ahead of the products, one element a thread; of these, threads then exchange the `exchanged`.
-    `shared`: what scores and gradients share; `score` and `segments`: what the scores need, the latter for the part of
-    the mask that compares segments; `again`: what gradients need, computed once more behind the exponentials.
+    `reads` run ahead of the products: each thread reads one element of a vector of rows. Threads then exchange the
+    elements of the vectors in `exchanged`. `shared`: statements that scores and gradients both need. `score` and
+    `segments`: statements that scores need, the latter for the part of the mask that compares segments. `again`:
+    statements that gradients need, computed once more after the exponentials.
     """
 
     reads: Sequence[Assign]
@@ -55,8 +56,8 @@ class GradientStep:
         return "keep" in uses([part.value for part in self.gradients], self.dscore)
 
     def p_dscore(self, *, is_bounded: bool) -> Code | None:
-        """The probabilities times the score's derivative, None where that is 1. Where no pair is kept they are 0: that
-        needs no condition if the derivative `is_bounded`."""
+        """The probabilities times the score's derivative, None if the derivative is 1. Pairs that the mask drops have a
+        probability of 0, so their product needs no condition if the derivative `is_bounded`."""
         if self.dscore is None:
             return None
         code = renamed(self.dscore, {"ds": "p"})
@@ -69,7 +70,7 @@ class GradientStep:
 
     @property
     def parts(self) -> list[Part]:
-        """All code of it."""
+        """All code of the step."""
         statements = [*self.reads, *self.shared, *self.score, *self.segments, *self.again]
         run = [] if self.run is None else self.run.parts
         gradients = [part.value for part in self.gradients]
@@ -79,7 +80,7 @@ class GradientStep:
 def gradient_step(block: Block, *, linear: bool, first_key: Code | None) -> GradientStep:
     """A block's statements, in the order in which a backward runs them. `linear`: a score is the scaled product.
 
-    `first_key`: the position of the first of a warpgroup's keys; None where positions need not follow each other.
+    `first_key`: the position of a warpgroup's first key; None if positions need not follow each other.
     """
     order: BlockOrder = block_order(block)
     score, logit = [exchanged(s) for s in order.score], block.logit
@@ -106,14 +107,17 @@ def gradient_step(block: Block, *, linear: bool, first_key: Code | None) -> Grad
 
 
 def _distance(first_key: Code) -> Assign:
-    """How far each pair's row is behind its key: from places in the block, which are the same along a diagonal."""
+    """Row less key position of each pair, from places in the block, whose difference is equal along a diagonal."""
     places = Infix("-", Broadcast(Arange("BLOCK_M", "ROW"), 1), Broadcast(Arange("KEYS", "KEY"), 0))
     first_row = Infix("+", _START_M, Name("q_shift"))
     return assign("apart", Infix("+", places, Infix("-", first_row, grouped(first_key, SUM))), level=Level.TILE)
 
 
 def _run(run: MaskRun, keep: Code | None, *, linear: bool) -> RunStatements:
-    """Rows behind the last have probabilities of 0, unless a score of zeros may be inf: then a run ends there."""
+    """Statements that find the kept rows of each key.
+
+    Rows after the last have probabilities of 0, so the run needs no end there if scores are linear. Another score of a
+    product of 0 may be inf: then the run ends at the last row."""
     first, end = Name("run_first"), Name("run_end")
 
     def of_keys(value: Code) -> Code:

@@ -1,6 +1,7 @@
 """The kernels of the Hopper family, in Gluon: forward, backward, and what runs before and after the backward.
 
-They evaluate terms that rows or keys share once a row or key, and split the mask where its part can be cheaper.
+They evaluate a term that all keys of a row, or all rows of a key, share once per row or key. They split the mask if a
+part of it is cheaper to evaluate on its own.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ class HopperBuilder(KernelBuilder):
 
 
 def sums_by_keys(terms: Sequence[GradientTerm]) -> bool:
-    """True if programs of blocks of keys can gather all gradients: those of a head are sums of sums, and those of a
-    row, where they are sums of ds, products as dq is. Sums of distances have a kernel of their own."""
+    """True if programs that own blocks of keys can gather all gradients. They can add up the gradients of a head, and
+    those of a row if these are sums of ds, which are gathered as dq is. Sums by distance have a kernel of their own."""
     return all(t.kind in (GradientKind.COLUMN, GradientKind.HEAD) or t.is_sum for t in terms if not t.by_distance)
 
 
 def forward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
-    """The kernel of o and lse. It adds what all keys of a row share to the row's maximum."""
+    """The kernel of o and lse. It adds the part of a score that all keys of a row share to the row's maximum."""
     return forward_kernel(variant, analysis, sign, sign.constants())[0]
 
 
 def forward_kernel(
     variant: Variant, analysis: BlockAnalysis, sign: Signatures, constants: Sequence[str]
 ) -> tuple[KernelPlan, HopperBuilder]:
-    """The same with its builder, for a kernel with constants of its own."""
+    """The kernel of o and lse, with the given compile-time constants, and its builder."""
     whole = logits(variant, sign.mode)
     # A sink's logit is not bounded.
     reference = None if variant.sink else fixed_reference(whole.logit)
@@ -65,10 +66,10 @@ def forward_kernel(
 
 
 def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> KernelPlan:
-    """The kernel of dk and dv, and where it can gather all gradients of dq.
+    """The kernel of dk and dv, and of dq if it can gather all gradients.
 
-    What all rows of a key share it adds once a key; what all keys of a row share comes with the row's lse, from
-    `delta`.
+    It adds the part of a score that all rows of a key share once per key. The part that all keys of a row share comes
+    with the row's lse, from `delta`.
     """
     own = _split_by_sides(variant, sign)
     builder = HopperBuilder(variant, sign.mode, own, query_axis=1, walks_heads=True)
@@ -79,7 +80,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
     assert plan.bounds is not None
     assert plan.full is not None
     assert plan.partial is not None
-    # Terms of a row alone are found in `delta`: what only they read is no argument here.
+    # The kernel of `delta` computes terms of a row alone: names that only they read are no arguments here.
     blocks = [plan.full.parts, plan.partial.parts, plan.key_term, plan.block_term]
     read = uses(plan.prologue, plan.head_prologue, plan.bounds.statements, *blocks)
     if far is not None or "row_start" in uses(plan.block_term):
@@ -98,7 +99,7 @@ def backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> Ker
 
 
 def _far_blocks(variant: Variant, builder: HopperBuilder) -> FarBlocks | None:
-    """The blocks of a backward whose sums go to the gradient of one element, with their score."""
+    """A backward's far blocks, with their logits. All ds of a far block go to the gradient of one element."""
     far = far_blocks(variant) if any(term.by_distance for term in builder.logits.terms) else None
     if far is None:
         return None
@@ -117,13 +118,13 @@ def _far_blocks(variant: Variant, builder: HopperBuilder) -> FarBlocks | None:
 
 
 def wide_backward(plan: KernelPlan) -> KernelPlan:
-    """The backward for more than 128 columns. Its blocks take longer, and pairs of a long and a short block would leave
-    more programs without work at the end: so it orders its work."""
+    """The backward for more than 128 columns. Its blocks take longer, and if each program took a long and a short block
+    in turn, more programs would be without work at the end. So it takes the longest blocks first."""
     return replace(plan, name=f"{plan.name}_wide", orders_work=plan.longest_first and not plan.shares_work)
 
 
 def delta(variant: Variant, sign: Signatures) -> KernelPlan:
-    """The kernel that runs before the backward: delta, and what all keys of a row share."""
+    """The kernel before the backward. It computes delta, and the part of a score that all keys of a row share."""
     own = _split_by_sides(variant, sign)
     builder = KernelBuilder(variant, sign.mode, own, query_axis=0)
     row_term = builder.term(own.row_term)
@@ -149,5 +150,5 @@ def _split_by_sides(variant: Variant, sign: Signatures) -> Logits:
 
 
 def _in_order(sign: Signatures) -> bool:
-    """True if positions are rows and keys; a segmented call may give any."""
+    """True if positions are the numbers of rows and keys; a segmented call may give any positions."""
     return sign.mode is not Mode.SEGMENTED

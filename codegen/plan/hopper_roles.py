@@ -12,7 +12,7 @@ MATH = ("clamp_index", "floor_div", "floor_mod", "load_pairs", "log1p", "round_e
 """The functions of `runtime/device/gl_math.py`."""
 
 LINE_OF_NAMES = 90
-"""Characters of the names that a function unpacks from one tuple; of more it unpacks several tuples."""
+"""Most characters of names that a function unpacks from one tuple; longer lists are split into several tuples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class Role:
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """The tensors by what they are, under the names of the tuples that they are passed in; empty if one tuple that
-        fits a line has them all."""
+        """Name of a tuple that the function takes -> the `tensors` in it: pointers, strides or numbers. Empty if one
+        tuple that fits a line has them all."""
         if len(", ".join(self.tensors)) <= LINE_OF_NAMES:
             return {}
         found: dict[str, list[str]] = {"pointers": [], "strides": [], "numbers": []}
@@ -56,7 +56,7 @@ def role(kernel: KernelPlan, args: Iterable[str], constants: Iterable[str], read
 class VisitFunction:
     """A function of a kernel file that counts the blocks which a block visits, so that every role calls it.
 
-    `results` are what the loops over these blocks read.
+    `results` are the names that the loops over these blocks read.
     """
 
     statements: Sequence[Statement]
@@ -64,12 +64,12 @@ class VisitFunction:
 
     @property
     def tensors(self) -> list[str]:
-        """What it takes that is known at run time."""
+        """The function's arguments that are known at run time."""
         return [name for name in self._free if not name.isupper()]
 
     @property
     def literals(self) -> list[str]:
-        """What it takes that is compiled in."""
+        """The function's arguments that are compiled in."""
         return [name for name in self._free if name.isupper()]
 
     @property
@@ -77,13 +77,13 @@ class VisitFunction:
         return sorted(free(self.statements) - {"LOG2E"})
 
     def results_for(self, reads: Iterable[str]) -> list[str]:
-        """The names that a caller which reads `reads` gives the results."""
+        """The names that a caller which reads `reads` gives the results; unread ones start with `_`."""
         read = set(reads)
         return [name if name in read else f"_{name}" for name in self.results]
 
 
 def visit_function(statements: Sequence[Statement], loops: Iterable[Part]) -> VisitFunction | None:
-    """The function with these statements, whose results `loops` read; None where two statements do."""
+    """The function with these statements, whose results `loops` read; None if one or two statements compute them."""
     if sum(isinstance(statement, Assign) for statement in statements) < 3:
         return None
     read = uses(loops)
@@ -97,6 +97,6 @@ def sorted_names(names: Iterable[str]) -> list[str]:
 
 
 def math_imports(parts: Iterable[Part]) -> list[str]:
-    """What the code calls of `gl_math`."""
+    """The functions of `gl_math` that the code calls."""
     called = calls(parts)
     return [name for name in MATH if name in called]

@@ -1,4 +1,4 @@
-"""The mask of a block where it leaves each row one run of keys, or each key one run of rows."""
+"""The mask of a block, if it keeps one run of keys for each row, or one run of rows for each key."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from codegen.plan.kernel import MaskRun
 from codegen.plan.statements import Assign, Part, uses
 
 ZEROS = "run_zeros"
-"""A vector of zeros, to which a limit is added that is the same for all rows, or all keys."""
+"""A vector of zeros. A limit that is one number for all rows, or all keys, is added to it to make a vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatements:
-    """Statements that compute `keep`. `ragged` is for a cut last block, and stands between the others."""
+    """Statements that compute `keep`. `ragged` is for a cut last block, and stands between `before` and `after`."""
 
     before: Sequence[Assign]
     ragged: Assign
@@ -28,13 +28,13 @@ class RunStatements:
 
     @property
     def reads_zeros(self) -> bool:
-        """True if a limit that is the same for all is made a vector."""
+        """True if a limit that is one number for all rows or keys is made a vector."""
         return ZEROS in uses(self.parts)
 
 
 def bits_of_run(run: MaskRun, limits: Sequence[Code], start: Name, before: Callable[[Code], Code]) -> Code:
-    """The bits of the positions within all limits and outside of the gap: `before` gives those ahead of a position in
-    the block, which begins at `start`."""
+    """The bits of the positions within all limits and outside of the gap. `before` gives the bits of the positions that
+    lie before a place in the block, which begins at `start`."""
     bits = list(limits)
     if run.gap_end is not None:
         ahead, behind = (before(Infix("-", Name(name), start)) for name in ("run_gap_first", "run_gap_end"))

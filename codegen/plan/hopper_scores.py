@@ -1,4 +1,4 @@
-"""The scores of a block of keys in Hopper's forward: which statements run ahead of the product, and which behind it."""
+"""The scores of a block of keys in Hopper's forward: which statements run before the product, and which after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from codegen.plan.statements import (
 from codegen.plan.thread_reads import by_distance, exchanged, thread_reads
 
 _EXCHANGED_WHERE_USED = ("own_key", "own_col", "own_segment")
-"""Vectors of one element a thread that each reader exchanges for itself."""
+"""Vectors with one element per thread that threads exchange anew in each statement that reads them."""
 
 _ROWS, _KEYS = Arange("ROWS", "ROW"), Arange("BLOCK_N", "KEY")
 OWN_KEYS = Arange("BLOCK_N", "OWN_KEY")
@@ -37,10 +37,10 @@ _START_N = Name("start_n")
 class ScoreStep:
     """The scores of one block of keys, between their product and the online softmax.
 
-    `ahead`: of keys alone, computed ahead of the product; of these, threads then exchange the `exchanged`. Behind it,
-    `score` leads to the scores, in the variable `tile`. `of_score`, `of_mask` and `of_segments` are what the call gives
-    of tokens, each read ahead of its use. `keep` and `same` are the conditions of the mask; of a mask that leaves each
-    row one run of keys, `run` finds `keep`.
+    `ahead`: statements on keys alone, which run before the product. Threads then exchange the elements of the vectors
+    in `exchanged`. After the product, `score` computes the scores, in the variable `tile`. `of_score`, `of_mask` and
+    `of_segments` read data that the call gives for each token, ahead of the statements that need it. `keep` and `same`
+    are the conditions of the mask. If the mask keeps one run of keys for each row, `run` computes `keep`.
     """
 
     tile: str
@@ -56,14 +56,14 @@ class ScoreStep:
 
     @property
     def parts(self) -> list[Part]:
-        """All code of it."""
+        """All code of the step."""
         statements = (self.ahead, self.of_score, self.score, self.of_mask, self.of_segments)
         run = [] if self.run is None else self.run.parts
         return [*(s for each in statements for s in each), self.keep, self.same, *run]
 
 
 def score_step(kernel: KernelPlan, block: Block, first_position: Code | None, *, is_masked: bool) -> ScoreStep:
-    """The scores of a block, with the mask or without. `first_position` is that of a warpgroup's first row."""
+    """The scores of a block, with the mask or without. `first_position`: of a warpgroup's first row."""
     keys = vectors(block.statements)
     own = [rewritten(statement, by_distance) for statement in tiles(block.statements)]
     logit = by_distance(block.logit)
@@ -91,7 +91,7 @@ def score_step(kernel: KernelPlan, block: Block, first_position: Code | None, *,
 
 
 def _distance(kernel: KernelPlan, first_position: Code | None) -> Assign:
-    """How far each pair's row is behind its key: from places in the block, which are the same along a diagonal."""
+    """Row less key position of each pair, from places in the block, whose difference is equal along a diagonal."""
     assert first_position is not None
     places = Infix("-", Broadcast(_ROWS, 0), Broadcast(_KEYS, 1))
     value: Code = Infix("+", places, Infix("-", first_position, _START_N))
@@ -102,7 +102,7 @@ def _distance(kernel: KernelPlan, first_position: Code | None) -> Assign:
 
 
 def _ahead(kernel: KernelPlan, block: Block, keys: Sequence[Assign], *, is_masked: bool) -> list[Assign]:
-    """What is computed of keys alone, ahead of the product: a thread reads one element of a vector."""
+    """Statements on keys alone, which run before the product: a thread reads one element of a vector."""
     read = thread_reads(keys)
     later = uses([rewritten(s, by_distance) for s in tiles(block.statements)], by_distance(block.logit), block.keep)
     if is_masked and block.run is None:

@@ -16,7 +16,7 @@ _PRODUCT = Name("qk")
 
 def exponentials(logit: Code, reference: Code) -> Code | None:
     """The weights relative to `reference`, of a logit that is a literal times the tanh of a multiple of the product;
-    None of others.
+    None for other logits.
 
     >>> half = Infix("*", Infix("*", Literal(0.5), Name("scale")), Name("qk"))
     >>> found = exponentials(Infix("*", Literal(3.0), call("tanh", half, Name("HARDWARE_TANH"))), Name("REFERENCE"))

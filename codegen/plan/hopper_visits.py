@@ -101,7 +101,7 @@ def _skips(jumps: Sequence[Jump], start: str, gap: str) -> list[Assign]:
 
 
 def _listed(begin: Code, end: Code, start: str, block: str, i: Code) -> list[Assign]:
-    """The i-th entry of a list; behind its end, which is read if it is empty, block 0."""
+    """The i-th entry of a list; block 0 behind the end of the list, which is read if the list is empty."""
     entry = Name("list_entry")
     pointer = Infix("+", Name("block_list_ptr"), entry)
     load = Builtin("load", (pointer,), (("mask", Infix("<", entry, end)), ("other", ZERO)))

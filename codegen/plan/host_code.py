@@ -1,4 +1,4 @@
-"""Python source that launches hold, with the names that it reads: so that it can be asked for them, and renamed."""
+"""Python source that launches hold, with the names that it reads, which can be listed and replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class HostCode:
     """Source with a hole `{}` in `form` for each of the `holes`, the names of variables and functions.
 
-    `others`: names that the form reads besides, where a printer of expressions made a part of it.
+    `others`: further names that the form reads, if a printer of expressions made a part of it.
 
     >>> strides = host("*{}.stride()[:3]", "q")
     >>> strides.text, strides.renamed({"q": "k"}).text
@@ -32,11 +32,11 @@ class HostCode:
         return self.others.union(self.holes)
 
     def renamed(self, names: Mapping[str, str]) -> HostCode:
-        """The same with other names in some of the holes."""
+        """The source with other names in some of the holes."""
         return HostCode(self.form, tuple(names.get(name, name) for name in self.holes), self.others)
 
     def calling(self, *functions: str) -> HostCode:
-        """The same, and functions that its form names."""
+        """The source with functions that its form calls added to `others`."""
         return HostCode(self.form, self.holes, self.others.union(functions))
 
     def __str__(self) -> str:

@@ -18,8 +18,8 @@ from codegen.plan.token_layout import InMode
 class BlockGradient:
     """A gradient term inside one loop body.
 
-    `value` is the gradient of each pair; `offset`, of a term with atomics, its offset in the buffer; `pair_offset` the
-    same pair by pair, of a term along diagonals where a call may give any positions.
+    `value` is the gradient of each pair. `offset` is the offset in the buffer of a term with atomics. `pair_offset` is
+    the offset of each pair, for a term along diagonals if a call may give any positions.
     """
 
     term: GradientTerm
@@ -30,11 +30,11 @@ class BlockGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRun:
-    """A run of positions along the loop: from `first` on and before `end`, for each row or key for which `own` holds.
-    Of it those from `gap_first` on and before `gap_end` are left out.
+    """A run of kept positions along the loop: `[first, end)` without `[gap_first, gap_end)`, for each row or key for
+    which `own` holds.
 
-    Each is a vector, or a number where it is the same for all: then it is not among `vectors`, which names fields. None
-    where there is no limit.
+    Each field is a vector, or a number if it is the same for all rows or keys, or None if there is no limit. `vectors`
+    names the limits that are vectors.
     """
 
     first: Code | None
@@ -50,14 +50,14 @@ class MaskRun:
         return [code for code in limits if code is not None]
 
     def limit(self, name: str, number: Callable[[Code], Code]) -> Code | None:
-        """A limit as a vector; `number` makes one of a number."""
+        """A limit as a vector; `number` makes a vector of a number."""
         value: Code | None = getattr(self, name)
         return value if value is None or name in self.vectors else number(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskRange:
-    """Pairs at a distance of 0 or more and less than `count`: a tile, and a number of at least 0."""
+    """Pairs with `0 <= distance < count`: `distance` is a tile, `count` a number of at least 0."""
 
     distance: Code
     count: Code
@@ -67,9 +67,9 @@ class MaskRange:
 class Block:
     """The part of a loop body that depends on the variant.
 
-    `keep` is the mask. A kernel may split it: then `run` is the run of positions that it leaves, or `same` the part
-    that compares segments, or `ranges` are ranges of distances, and `keep` is the rest. `dscore` is ds times the
-    derivative of the score, None where that is 1.
+    `keep` is the mask. A kernel may split it: then `run` is the run of positions that the mask keeps, or `same` the
+    part that compares segments, or `ranges` are the ranges of distances that it keeps, and `keep` is the rest of the
+    mask. `dscore` is ds times the derivative of the score, None if the derivative is 1.
     """
 
     statements: Sequence[Assign]
@@ -83,7 +83,7 @@ class Block:
 
     @property
     def parts(self) -> list[Part]:
-        """All statements and code, to be asked which names they read."""
+        """All statements and code, from which the names that they read are found."""
         run = [] if self.run is None else self.run.parts
         ranges = (code for part in self.ranges for code in (part.distance, part.count))
         own = (part.value for part in self.gradients)
@@ -92,10 +92,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class FarBlocks:
-    """Blocks so far from the diagonal that all pairs read the same elements by distance, those of `near_first` or those
-    of `near_last`: `before` and `behind` say on which sides there are such blocks.
+    """Blocks so far from the diagonal that all pairs read the same elements by distance: the elements at the distance
+    `near_first`, or at `near_last`. `before` and `behind` say on which sides there are such blocks.
 
-    `logits`: of each side, less the row's lse; none in a kernel that computes no scores of its own.
+    `logits`: side -> its logit less the row's lse; empty in a kernel that does not compute the scores of these blocks.
     """
 
     before: bool
@@ -112,9 +112,9 @@ class FarBlocks:
 class ArgGroup:
     """Kernel parameters that are passed together: their names, and the host's source that gives them.
 
-    `varies`: the number changes from call to call, so that kernels are not compiled for each. `dtype`: the element
-    type, where it must not follow from the value. `loadable`: may also be a pointer to the number. `row_strides`: those
-    of the names that are strides between rows.
+    `varies`: the number changes from call to call, so that no kernel is compiled for a single value. `dtype`: the
+    element type, if it must not follow from the value. `loadable`: the argument may also be a pointer to the number.
+    `row_strides`: the names that are strides between rows.
     """
 
     names: tuple[str, ...]
@@ -139,19 +139,17 @@ def numbers(*names: str, dtype: str = "", loadable: bool = False) -> ArgGroup:
 class KernelPlan(InMode):
     """One kernel: its name, arguments and variant-dependent code.
 
-    `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row share, all rows of a key, and all
-    pairs of a block, where a kernel adds them apart. `sums_by_products`: sums of ds over rows and keys are products
-    with ones. Such a product is of the operand that feeds dq and dk, so it is a sum of ds only if the score's
-    derivative is 1. `orders_work`: Hopper's programs take the blocks first that visit the most others. `starts_long`:
-    all rows visit the first keys of a head, as attention sinks, and few rows the other keys; Hopper's programs take the
-    first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented call whose segments
-    are runs of tokens.
-    `fixed_reference`: what the bfloat16 weights of Hopper's forward are relative to, if the score is bounded; None if
-    they are relative to running maxima. `dscore_is_bounded`: the score's derivative is finite whatever q and k are.
-    `stores_delta`: a kernel that runs later reads delta.
-    `far`: blocks that read one element by distance, where there may be any.
-    `narrow`: of a band whose width the call gives, whether it is so narrow that one loop visits all blocks with the
-    mask.
+    `row_term`, `key_term` and `block_term`: parts of the logit that all keys of a row, all rows of a key, or all pairs
+    of a block share, if a kernel adds them separately. `sums_by_products`: sums of ds over rows and keys are products
+    with ones. Such a product reads the operand that feeds dq and dk, so it is a sum of ds only if the score's
+    derivative is 1. `orders_work`: Hopper's programs first take the blocks that visit the most other blocks.
+    `starts_long`: all rows visit the first keys of a head, as attention sinks, and few rows the other keys; Hopper's
+    programs take the first blocks of all heads first. `leaves_runs`: the kernel of packed calls computes a segmented
+    call whose segments are runs of tokens. `fixed_reference`: what the bfloat16 weights of Hopper's forward are
+    relative to, if the score is bounded; None if they are relative to running maxima. `dscore_is_bounded`: the score's
+    derivative is finite whatever q and k are. `stores_delta`: a kernel that runs later reads delta. `far`: blocks whose
+    pairs all read one element by distance, if there may be any. `narrow`: source of the condition that a band, whose
+    width the call gives, is so narrow that one loop visits all blocks with the mask.
     """
 
     name: str
@@ -202,13 +200,13 @@ class KernelPlan(InMode):
 
     @property
     def is_band(self) -> bool:
-        """True if a block visits the tiles of a band, of which those near an end of the sequence have fewer, or several
-        ranges of tiles."""
+        """True if a block visits the tiles of a band, or several ranges of tiles. Blocks near an end of the sequence
+        visit fewer tiles of a band."""
         return self.bounds is not None and (self.bounds.two_sided or bool(self.bounds.jumps))
 
     @property
     def work_order(self) -> str:
-        """The device function that orders the blocks of keys of a dense call; empty if they are in turn."""
+        """The device function that orders the blocks of keys of a dense call; empty if programs take them in turn."""
         if self.packed:
             return ""
         return "longest_first" if self.orders_work else "first_blocks_first" if self.starts_long else ""
@@ -231,12 +229,12 @@ class KernelPlan(InMode):
 
     @property
     def row_sums(self) -> list[GradientTerm]:
-        """The terms that a kernel of keys gathers as sums of rows."""
+        """The terms of a row that a kernel whose programs own blocks of keys gathers by products with ones."""
         return [t for t in self.gradients if self.sums_by_products and t.kind is GradientKind.ROW and t.is_sum]
 
     @property
     def row_adds(self) -> list[GradientTerm]:
-        """The other sums of rows of such a kernel: of ds before the score's derivative, in float32."""
+        """The other terms of a row in such a kernel, which it adds in float32 from ds before the score's derivative."""
         return [t for t in self.gradients if not self.sums_by_products and t.kind is GradientKind.ROW]
 
     @property
@@ -281,7 +279,8 @@ class KernelPlan(InMode):
 
     @property
     def tile_reads(self) -> list[str]:
-        """The parameters of a function of `partial`'s statements: those of the kernel, and what a program finds."""
+        """The parameters of a function of `partial`'s statements: the kernel's arguments, and what a program
+        computes."""
         assert self.partial is not None
         read = uses(self.prologue, self.partial.parts)
         own = [name for group in self.args for name in group.names]
@@ -289,7 +288,7 @@ class KernelPlan(InMode):
 
     @property
     def row_term_reads(self) -> frozenset[str]:
-        """The names that are read for `row_term`, and for what it is computed from."""
+        """The names that `row_term` reads, and the statements from which it is computed."""
         return uses(self.prologue, self.row_term)
 
     @property
@@ -300,13 +299,13 @@ class KernelPlan(InMode):
 
     @property
     def types(self) -> dict[str, str]:
-        """Argument -> the type of the language that it is annotated with, of those that have one."""
+        """Argument with a type annotation -> the type of the kernel language in it."""
         typed = {name: group.dtype for group in self.args if group.dtype for name in group.names}
         return typed | dict.fromkeys(self.compiled, "constexpr")
 
     @property
     def loadable(self) -> list[str]:
-        """Numbers that the kernel loads where SCALARS_LOADED: then they are pointers."""
+        """Numbers that the kernel loads if SCALARS_LOADED is set: they are pointers then."""
         return [name for group in self.args if group.loadable for name in group.names]
 
     @property

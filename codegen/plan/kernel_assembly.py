@@ -63,7 +63,7 @@ def key_kernel(
 ) -> KernelPlan:
     """A kernel whose programs own blocks of keys and loop over the query heads that share them; it gathers `terms`.
 
-    `reads_keys`: it reads the vector of keys, whatever the variant does.
+    `reads_keys`: the kernel reads the vector of keys, even if no expression of the variant does.
     """
     by_pairs = [t for t in terms if t.kind is not GradientKind.ROW]
     full = builder.block(partial=False, terms=by_pairs, backward=True)
@@ -97,7 +97,7 @@ def key_kernel(
 
 
 def _also_gathered(terms: Sequence[GradientTerm]) -> str:
-    """The tensors whose gradients a kernel gathers besides, for its docstring."""
+    """The tensors whose gradients a kernel also gathers, as text for its docstring."""
     names = dict.fromkeys("g" if t.tensor == "decay" else t.tensor for t in terms)
     return "".join(f" and {name}" for name in names)
 
@@ -110,7 +110,7 @@ def _reads_head(union: Union) -> bool:
 
 
 def _starts_long(union: Union) -> bool:
-    """True if rows visit a block of keys up to the later of two ends, one of which holds for some keys alone."""
+    """True if the rows that visit a block of keys end at the later of two limits, one of which some keys alone have."""
     end = union.main.end
     return (
         isinstance(end, Op)

@@ -102,8 +102,8 @@ class KernelBuilder:
         return RangedMask(rest=keep or expr.TRUE)
 
     def masks(self) -> tuple[Expr | None, Expr | None, Limits]:
-        """The mask in the parts that the kernel evaluates apart: which pairs it keeps, whether their segments are equal
-        or else the limits of a run of positions. Here it is one part."""
+        """The parts of the mask that the kernel evaluates separately: which pairs it keeps, whether their segments are
+        equal, and the limits of a run of positions. Here the first part is the whole mask."""
         return unless_true(self.variant.mask), None, Limits()
 
     def _run(self, limits: Limits) -> MaskRun | None:
@@ -113,7 +113,7 @@ class KernelBuilder:
         codes = dict(zip(limits.all, self.lowering.own_shape(limits.all), strict=True))
 
         def along(e: Expr | None) -> Code | None:
-            """A limit along the loop, whose rows count from the call's offset on."""
+            """A limit along the loop. A loop over rows counts rows, which are positions less the query offset."""
             if e is None:
                 return None
             return Infix("-", codes[e], _Q_SHIFT) if self.transposed else codes[e]
@@ -128,7 +128,7 @@ class KernelBuilder:
         )
 
     def term(self, term: Expr) -> Code | None:
-        """What the logits of a row, a key or a block share, in the shape that it has; None if that is nothing."""
+        """The part that the logits of a row, a key or a block share, in its own shape; None if it is 0."""
         if expr.is_const(term, 0):
             return None
         self.reads |= expr.names(term)
@@ -154,8 +154,8 @@ class KernelBuilder:
         return found
 
     def _offsets(self, term: GradientTerm) -> tuple[Code | None, Code | None]:
-        """The offset of a term with atomics in its buffer, and of one along diagonals the same pair by pair where
-        positions may not follow each other; None without atomics."""
+        """The offset of a term in its buffer, None without atomics; and the offset of each pair, if the term is along
+        diagonals and positions need not follow each other, else None."""
         if not term.atomic:
             return None, None
         by_pair = self.lowering.offset(term.load, term.accumulator, tile=True)
@@ -168,7 +168,7 @@ class KernelBuilder:
 
 
 def _given_position(axis: str, otherwise: Code) -> Code:
-    """The position of each row or key where a segmented call gives it, else `otherwise`."""
+    """The position of each row or key if a segmented call gives it, else `otherwise`."""
     lies, length = (_ROWS, Name("q_len")) if axis == "q" else (_KEYS, Name("kv_len"))
     batch = product(Name("b"), Name(f"stride_{axis}_positions_b"))
     pointers = total([Name(f"{axis}_positions_ptr"), batch, lies])
@@ -192,7 +192,7 @@ def _where_kept(code: Code) -> Code:
 
 
 def _gradient(term: GradientTerm, local: Code | None, partial: bool) -> Code:
-    """The gradient of each pair, 0 where the mask keeps none."""
+    """The gradient of each pair; 0 for pairs that the mask drops."""
     if term.sign:
         return _DS if term.sign > 0 else Prefix("-", _DS)
     assert local is not None

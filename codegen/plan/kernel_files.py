@@ -1,4 +1,4 @@
-"""The kernel files of a mode, and by which names the hashes of their kernels are known."""
+"""The kernel files of a mode, and the names that their kernels have among the hashes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ FORWARD = "hopper_fwd"
 """File stem of Hopper's forward, in Gluon, and its name among the hashes of kernels."""
 
 FORWARD_FP8 = "hopper_fwd_fp8"
-"""File stem of the same of float8_e4m3fn."""
+"""File stem of Hopper's forward of float8_e4m3fn."""
 
 BACKWARD, WIDE_BACKWARD, DELTA = "hopper_bwd", "hopper_bwd_wide", "hopper_delta"
-"""The same of its backward; the names of the one for more than 128 columns, and of what runs before and after it."""
+"""File stem of Hopper's backward.
+
+The names among the hashes are those of the backward, of the backward for more than 128 columns, and of the kernels that
+run before and after a backward."""
 
 
 def fuses_backward(planned: VariantPlan) -> bool:
-    """Whether one kernel can compute dq, dk and dv, with all that the variant gathers besides."""
+    """Whether one kernel can compute dq, dk and dv, and all other gradients of the variant."""
     return sums_by_keys(planned.terms)
 
 
@@ -39,7 +42,7 @@ def measured_kernels(planned: VariantPlan) -> dict[str, tuple[str, list[str]]]:
 
 
 RUNS = "runs_"
-"""Prefix of what computes runs, among the hashes of segmented calls: kernels of packed calls."""
+"""Prefix, among the hashes of segmented calls, of the packed kernels that compute runs of tokens."""
 
 
 def kernels_of_runs(planned: VariantPlan) -> list[str]:

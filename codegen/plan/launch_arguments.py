@@ -46,7 +46,8 @@ def launch_groups(
 ) -> list[LaunchGroup]:
     """The arguments of a kernel's launch, in the order of its signature.
 
-    `made` are buffers that the launch has in the list `block_extremes`, in their order; `renamed` what it calls others.
+    `made`: the buffers that the launch keeps in the list `block_extremes`, in order. `renamed`: name in the arguments
+    -> name in the launch.
     """
     found = []
     for _, groups in groupby(_with_list(kernel.args, made), _kind):
@@ -63,7 +64,7 @@ def _kind(group: ArgGroup) -> str:
 
 
 def _with_list(args: Iterable[ArgGroup], made: Sequence[str]) -> list[ArgGroup]:
-    """The arguments with one entry in the place of all buffers of the list."""
+    """The arguments with one entry, the list, in place of all buffers in it."""
     found: list[ArgGroup] = []
     listed_names: list[str] = []
     for group in args:
@@ -91,7 +92,7 @@ def _merged(parts: Iterable[HostCode]) -> list[HostCode]:
 
 
 def _function(form: str) -> str:
-    """The function whose results a piece of source passes, if it is one call; else anything else."""
+    """The function whose results a piece of source passes, if the source is one call; else some other text."""
     return form.removeprefix("*").partition("(")[0] if form.endswith("})") else form
 
 

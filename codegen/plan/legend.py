@@ -97,7 +97,7 @@ PAGED_SHAPES = {
 
 
 def paged_legend(written: Variant, tensors: Mapping[str, TensorSpec], args: Sequence[ArgGroup]) -> str:
-    """The same of kernels of paged calls, with formulas as they were `written`; `tensors`: as such calls have them."""
+    """The legend of kernels of paged calls, with formulas as `written`; `tensors` have the dims of such calls."""
     return _rows(replace(written, tensors=dict(tensors)), args, PAGED_SHAPES)
 
 

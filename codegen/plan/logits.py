@@ -25,12 +25,12 @@ PRODUCT = expr.mul(expr.mul(LOG2E, _SCALE), _QK)
 class Logits:
     """The expressions a kernel evaluates per tile, in terms of `qk` and `scale`.
 
-    `row_term`, `key_term` and `block_term` are parts of the logit that a kernel adds apart from it: what all keys of a
-    row share, all rows of a key, and all pairs of a block.
+    `row_term`, `key_term` and `block_term` are the parts of the logit that all keys of a row, all rows of a key, and
+    all pairs of a block share, if a kernel adds them separately.
     """
 
     logit: Expr  # times log2(e)
-    dscore: Expr | None  # d score expression / d score; None where it is 1
+    dscore: Expr | None  # d score expression / d score; None if it is 1
     linear: bool
     terms: tuple[GradientTerm, ...]
     row_term: Expr = NOTHING
@@ -38,12 +38,12 @@ class Logits:
     block_term: Expr = NOTHING
 
     def split_by_rows(self, *, in_order: bool) -> Logits:
-        """The same with what all keys of a row share apart. `in_order`: positions are rows and keys, not the call's."""
+        """The logits with `row_term` split off. `in_order`: positions are the numbers of rows and keys, not given."""
         logit, row_term = split_rows(self.logit, in_order=in_order)
         return replace(self, logit=logit, row_term=row_term)
 
     def split_by_sides(self, *, in_order: bool) -> Logits:
-        """The same with what rows, keys and blocks share apart, where all that a pair has of its own is its product."""
+        """The logits with all three terms split off, if all that then remains of a logit is the scaled product."""
         sides = split_sides(self.logit, PRODUCT, in_order=in_order)
         if sides is None:
             return self

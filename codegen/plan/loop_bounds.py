@@ -17,7 +17,7 @@ from codegen.plan.statements import Assign, Comment, Statement, assign, uses
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """A gap that a loop over several ranges steps over: at the row or key `at` it goes on `by` further."""
+    """A gap that a loop over several ranges steps over: at the row or key `at` the loop skips `by` rows or keys."""
 
     at: Code
     by: Code
@@ -27,9 +27,9 @@ class Jump:
 class LoopBounds:
     """Statements that compute the bounds, and the code that a loop header uses.
 
-    Without `masked` only a cut last block is partial. `begins_partial`: the mask cuts blocks before the full ones;
-    `two_sided`: behind them too. Without `has_full` every block is partial. Of two ranges, the loops over partial and
-    over full blocks take the `jumps` and `full_jumps`. `lists`: the blocks are read from lists.
+    If not `masked`, only a cut last block is partial. `begins_partial`: the mask cuts blocks before the full ones;
+    `two_sided`: after them too. If not `has_full`, every block is partial. If there are two ranges, the loops over
+    partial and over full blocks take the `jumps` and `full_jumps`. `lists`: the blocks are read from lists.
     """
 
     statements: Sequence[Statement] = ()
@@ -106,15 +106,15 @@ def split_bounds(union: Union, lowering: Lowering) -> LoopBounds:
 
 
 def full_bounds(union: Union, lowering: Lowering) -> LoopBounds | None:
-    """The same bounds with those of the full blocks between them; None where there are none, or two ranges."""
+    """The bounds of `split_bounds`, and of the full blocks inside; None if there are no full blocks, or two ranges."""
     if union.other is not None or not union.main.has_full:
         return None
     return _one_range(union.main, lowering, _KEYS, Schedule.CLOSED_FORM)
 
 
 def seen_keys(r: Range, lowering: Lowering) -> list[Assign]:
-    """Statements that find the keys from `first_seen` on and before `end_seen`, which some of `BLOCK_M` query rows from
-    `start_m` on see: a range without the rest of its blocks. No key is seen: `end_seen` is 0."""
+    """Statements that find the keys `[first_seen, end_seen)`, which some of the `BLOCK_M` query rows from `start_m` on
+    see. The range is not rounded to blocks. `end_seen` is 0 if no key is seen."""
     first, end, shift = Name("first_seen"), Name("end_seen"), Name("q_shift")
     found = [
         assign(first.name, ZERO if r.first is None else _bound(lowering, r.first, _KEYS)),
@@ -152,7 +152,7 @@ def _bounds(
 
 
 def _loaded(targets: tuple[str, str], table: str, first: int, factor: Name | None = None) -> Assign:
-    """Two neighbours of a program's four numbers, from the `first` on."""
+    """The statement that loads two of a program's four numbers, those at `first` and `first + 1`."""
     places = [Infix("+", Name(table), Literal(i)) if i else Name(table) for i in (first, first + 1)]
     values = [builtin("load", place) for place in places]
     scaled = tuple(value if factor is None else product(value, factor) for value in values)
@@ -160,7 +160,7 @@ def _loaded(targets: tuple[str, str], table: str, first: int, factor: Name | Non
 
 
 def _ranged(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBounds:
-    """A block's four numbers, counted in blocks: where the visited ones and the full ones among them begin and end."""
+    """Bounds from a block's four numbers: begin and end of the visited and of the full blocks, counted in blocks."""
     begin, end = axis.name("begin"), axis.name("end")
     return LoopBounds(
         statements=[
@@ -179,7 +179,7 @@ def _ranged(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBou
 
 
 def _table_row(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis, table: str) -> Code:
-    """The pointer to a program's four numbers in a table `[B, H, blocks, 4]`, or `[H, entries, 4]` of packed ones."""
+    """The pointer to a program's four numbers in a table `[B, H, blocks, 4]`, packed `[H, entries, 4]`."""
     start, block = ("start_m", "BLOCK_M") if axis is _KEYS else ("start_n", "BLOCK_N")
     own: Code = Infix("//", Name(start), Name(block))
     head = [product(Name("h"), Name(f"stride_{table}_h"))] if analysis.tables_per_head else []
@@ -190,7 +190,7 @@ def _table_row(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis, table: 
 
 
 def _listed(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBounds:
-    """A block's four numbers: its list holds partial blocks from the left and full ones from the right."""
+    """Bounds from a block's four numbers: its list holds partial blocks from the left and full ones from the right."""
     return LoopBounds(
         statements=[
             Comment("The list of this block: partial blocks from the left, full ones from the right."),
@@ -207,7 +207,7 @@ def _listed(analysis: BlockAnalysis, lowering: Lowering, axis: _Axis) -> LoopBou
 
 
 def _one_range(r: Range, lowering: Lowering, axis: _Axis, schedule: Schedule) -> LoopBounds:
-    """One range, by what of it is given.
+    """The bounds of one range, by which of its limits are given.
 
     | `first` | `full_first` | blocks before the full ones |
     |---|---|---|
@@ -215,7 +215,7 @@ def _one_range(r: Range, lowering: Lowering, axis: _Axis, schedule: Schedule) ->
     | None | given | partial ones from 0 on |
     | given | either | partial ones from `first` on |
 
-    `end` and `full_end` are the length where they are None, and never beyond it (`Range`).
+    `end` and `full_end` are the length if they are None, and never beyond it (`Range`).
     """
     begin: Code = ZERO if r.first is None else axis.name("begin")
     end = axis.length if r.end is None else axis.name("end")
@@ -263,7 +263,7 @@ def _factor(code: Code) -> Code:
 
 
 def _bound(lowering: Lowering, e: Expr, axis: _Axis) -> Code:
-    """A bound in 32 bits, as coordinates of TMA copies have: one that reads a 64-bit tensor is clamped to the axis."""
+    """A bound in 32 bits, like coordinates of TMA copies: a bound from a 64-bit tensor is clamped to the axis."""
     (code,) = lowering.own_shape([e])
     if all(lowering.tensors[load.tensor].dtype != "int64" for load in expr.loads(e)):
         return code
@@ -293,7 +293,7 @@ class _Joined:
 
 
 def _two_ranges(union: Union, main: LoopBounds, lowering: Lowering, axis: _Axis) -> LoopBounds:
-    """The main range, and what the other adds before and behind it: ascending, each block in one of them."""
+    """The main range, and the parts of the other range before and after it: ascending and disjoint."""
     assert union.other is not None
     begin, end, stop = axis.name("begin"), axis.name("end"), axis.name("stop")
     names = _Names(
@@ -357,9 +357,10 @@ def _full_jumps(ranges: Sequence[_Names]) -> list[Jump]:
 
 
 def _clipped(joined: _Joined, r: Range, number: str, lowering: Lowering, axis: _Axis, low: Code, high: Name) -> _Names:
-    """A range between two others' edges, `low` and `high`; empty where it does not reach beyond them.
+    """A range cut to what lies between two edges, `low` and `high`; empty if nothing of it does.
 
-    `high` may lie behind the axis, as where a range begins that is empty in this call: the length cuts it, too.
+    `high` may lie beyond the axis, if it is the start of a range that is empty in this call. So the length cuts the
+    range, too.
     """
     begin, end, stop = (Name(f"{axis.prefix}_{bound}_{number}") for bound in ("begin", "end", "stop"))
     names = _Names(
@@ -376,7 +377,7 @@ def _clipped(joined: _Joined, r: Range, number: str, lowering: Lowering, axis: _
     inside = high if high == axis.length else builtin("minimum", high, axis.length)
     limit = inside if r.end is None else builtin("minimum", _bound(lowering, r.end, axis), high)
     found: list[Statement] = [assign(begin.name, start), assign(end.name, builtin("maximum", limit, begin))]
-    if is_zero(low) or (r.has_full and r.full_first is not None):  # of the last range, only its full blocks ask for it
+    if is_zero(low) or (r.has_full and r.full_first is not None):  # in the last range, only full blocks read it
         found.append(assign(stop.name, axis.rounded_up(end)))
     if r.has_full:
         full_first: Code = begin

@@ -56,7 +56,7 @@ INFIX = {
 """Operation of the IR -> operator of the kernel language."""
 
 HELPERS = {"floordiv": "floor_div", "mod": "floor_mod", "round": "round_even", "log1p": "log1p", "tan": "tan"}
-"""Operation -> the helper that a kernel file defines where it uses it; so it does with `tanh`."""
+"""Operation -> the helper that a kernel file has if it uses the operation; `tanh` has a helper of its own name."""
 
 _RENAMED = {"min": "minimum", "max": "maximum"}
 
@@ -96,7 +96,7 @@ class Lowering:
 
     @property
     def _vector_in_loop(self) -> Level:
-        """The level of vectors that change in the loop: keys where a program owns query rows, else rows."""
+        """The level of vectors that change in the loop: keys if a program owns query rows, else rows."""
         return Level.KEY if self.query_axis == 0 else Level.QUERY
 
     def block(self, *roots: Expr | None, whole: bool = False) -> tuple[list[Assign], list[Code | None]]:
@@ -132,7 +132,7 @@ class Lowering:
     def _define(self, node: Expr, statements: list[Assign], taken: set[str]) -> None:
         own = level(node)
         in_loop = own in (Level.TILE, self._vector_in_loop) or _STARTS[self.query_axis] in expr.names(node)
-        # A hoisted value is visible in every block of the loop, in those lowered before it too.
+        # A hoisted value is visible in every block of the loop, also in blocks that were lowered before it.
         name = _fresh(_stem(node), taken | self._taken | (set() if in_loop else self._in_loops))
         statement = Assign(
             targets=(name,),
@@ -165,7 +165,7 @@ class Lowering:
     # ------------------------------------------------------------------------------------------------- expressions
 
     def _shaped(self, e: Expr, *, tile: bool) -> Code:
-        """The code of `e` where a tile is wanted, or where its own shape is."""
+        """The code of `e` as a tile, or in its own shape."""
         return self._condition(e, tile=tile)
 
     def _code(self, e: Expr, *, tile: bool) -> Code:
@@ -221,13 +221,13 @@ class Lowering:
         return builtin(_RENAMED.get(op, op), *args)
 
     def _condition(self, e: Expr, *, tile: bool) -> Code:
-        """A value that others of a tile may meet. Triton's interpreter takes a comparison of two floats for a float
-        where it makes a tile of it; `!= 0` makes it an integer."""
+        """The code of a value that may be combined with a tile. Triton's interpreter treats a comparison of two scalar
+        floats as a float when it broadcasts it to a tile; `!= 0` makes it an integer."""
         code = self._code(e, tile=tile)
         return Infix("!=", grouped(code, SUM), ZERO) if self._compares_numbers(e) else code
 
     def _compares_numbers(self, e: Expr) -> bool:
-        """True if a boolean is one for the whole program and comes of a comparison of floats."""
+        """True if `e` is one boolean for the whole program that comes from a comparison of floats."""
         if not isinstance(e, Op) or e.type is not Type.BOOL or e.op in ("and", "or", "not"):
             return False
         if level(e) is not Level.UNIFORM or self.vectors & expr.names(e):
@@ -237,14 +237,14 @@ class Lowering:
     # ------------------------------------------------------------------------------------------------------- tensors
 
     def _element(self, e: Load, *, tile: bool) -> Code:
-        # 64-bit arithmetic on tiles costs twice the instructions; each call checks that such an axis fits 32 bits.
+        # 64-bit arithmetic on tiles costs twice the instructions; each call checks that offsets in tiles fit 32 bits.
         address = total([Name(f"{e.tensor}_ptr"), *self._offsets(e, e.tensor, tile=tile, narrow=True)])
         of_pairs = level(e) is Level.TILE
         read = call("load_pairs", address, Name("PTX")) if of_pairs else builtin("load", address)
         return Cast(read, "float32") if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else read
 
     def _offsets(self, e: Load, strides: str, *, tile: bool, narrow: bool) -> list[Code]:
-        """The offset along each axis; those that differ between the pairs of a tile come last, and only they have 32
+        """The offset along each axis. Offsets that differ between the pairs of a tile come last, and only they have 32
         bits if `narrow`."""
         offsets: list[Code] = []
         last: list[Code] = []
@@ -262,19 +262,19 @@ class Lowering:
             if level(index) is Level.TILE:
                 last.append(product(Cast(position, "int32" if narrow else "int64"), stride))
             else:
-                # A position times an unknown stride may pass 32 bits.
+                # A position times an unknown stride may exceed 32 bits.
                 offsets.append(product(Cast(position, "int64"), stride))
         return [*offsets, *last]
 
     def _exact(self, tensor: str, axis: int, index: Expr, *, tile: bool) -> Code | None:  # noqa: ARG002  (paged)
-        """The element of an axis where an index cannot leave it; None for other indices, which are clamped."""
+        """The index along an axis that it cannot leave; None for other indices, which are clamped."""
         if not exact_index(self.tensors, tensor, axis, index):
             return None
         assert isinstance(index, Var)
         return Name(index.name)
 
     def _position(self, tensor: str, axis: int, index: Expr, *, tile: bool) -> tuple[list[Code], Code]:
-        """The start of this sequence on an axis along which packed ones follow each other, and the clamped index."""
+        """The start of this sequence, on an axis of packed sequences that follow each other, and the clamped index."""
         dim, own = self.tensors[tensor].dims[axis], self._code(index, tile=tile)
         # In a whole block every key lies inside the sequence.
         inside = self._whole and self.query_axis == 0 and index in _KEYS and dim in POSITIONS
@@ -310,7 +310,7 @@ def _fresh(stem: str, taken: set[str]) -> str:
 
 
 def _worth_naming(roots: Sequence[Expr]) -> Iterator[Expr]:
-    """Tensor reads, and what is used twice and costs more than a name; innermost first."""
+    """Tensor reads, and float operations on vectors or tiles that are used more than once; innermost first."""
     uses: Counter[Expr] = Counter(roots)
     order: dict[Expr, None] = {}
 

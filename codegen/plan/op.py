@@ -29,7 +29,7 @@ from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
-"""Tensors that every op has in a segmented call, apart from the variant's own."""
+"""Tensors that every op has in a segmented call, beside the variant's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class OpPlan(InMode):
     mask_only: Sequence[str]  # tensors without a gradient, as only the mask reads them
     has_offset: bool
     loadable: Sequence[str]  # numbers that the kernels also take by pointer
-    band_keys: HostCode | None  # keys of the band that a row sees, where the call gives its width
+    band_keys: HostCode | None  # keys of the band that a row sees, if the call gives its width
     uses_tanh: bool
     reads_pairs: bool
     decay: bool
@@ -92,7 +92,7 @@ class OpPlan(InMode):
 
     @property
     def reads_lengths(self) -> bool:
-        """True if it reads the number of keys of a batch row, which only a segmented call gives."""
+        """True if the op reads the number of keys of a batch row, which only a segmented call gives."""
         return "kv_len" in self.reference.index_names or any(a.name == KEY_LENGTHS.name for a in self.tensors)
 
     @property
@@ -136,7 +136,7 @@ class OpPlan(InMode):
 
     @property
     def marks_disorder(self) -> bool:
-        """True if the forward checks the order of given positions. In JAX the code around it does."""
+        """True if the forward checks the order of given positions. In JAX the code around the forward does."""
         return self.by_row is not None and self.layout.gives_positions
 
     @property
@@ -213,7 +213,7 @@ class OpPlan(InMode):
 
     @property
     def computes_gradients(self) -> bool:
-        """True if the gradients of its own tensors are computed from these; else they are these."""
+        """True if the gradients of the variant's own tensors are computed from `sums`; else they are the `sums`."""
         return [source.text for source in self.gradients.values()] != self.sums
 
     @property
@@ -301,7 +301,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             dq=launch_groups(planned.dq),
             dkdv=launch_groups(planned.dkdv),
             distances=[] if planned.distances is None else launch_groups(planned.distances),
-            # Its vectors of rows are padded to whole blocks.
+            # The vectors of rows of Hopper's backward are padded to whole blocks.
             hopper_bwd=launch_groups(planned.hopper_bwd, renamed={"lse": "row_lse", "delta": "row_delta"}),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],
             row_numbers=[group.host for group in planned.hopper_delta.numbers],
@@ -328,7 +328,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
 
 
 def _band_keys(planned: VariantPlan) -> HostCode | None:
-    """The keys of the band that a row of a dense call sees, if the call gives its width; None in memory."""
+    """Source of how many keys of a band a row sees, if a dense call gives the width; None for a width in memory."""
     width = band_width(planned.analysis) if planned.mode is Mode.DENSE else None
     factors = {term.name: factor for term, factor in (width or {}).items() if isinstance(term, Var)}
     if not factors:

@@ -29,7 +29,8 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The values of an index name as a tensor with the axes of `[B, Hq, S]`, of length 1 where it has one value.
+    """The values of an index name as a tensor with the axes of `[B, Hq, S]`, of length 1 if the name does not vary
+    along an axis.
 
     All have three axes, since JAX may be told to refuse operands of different ranks.
     """
@@ -39,9 +40,9 @@ class Grid:
 
 
 def buffers(terms: Sequence[GradientTerm], mode: Mode, *, in_keys: bool = False) -> list[Buffer]:
-    """One buffer per term, one per tensor for terms with atomics; without elements if a call does not want them.
+    """One buffer per term, one per tensor for terms with atomics; a buffer that a call does not want is empty.
 
-    `in_keys`: programs of blocks of keys may leave the sums of a head, of which there are `head_parts` then.
+    `in_keys`: programs that own blocks of keys may leave the sums of a head; each head then has `head_parts` sums.
     """
     found = {t.accumulator: _allocation(t, mode, in_keys=in_keys) for t in terms if not t.by_distance}
     flags = dict.fromkeys(t.flag.lower() for t in terms if t.by_distance)
@@ -64,8 +65,9 @@ def _allocation(term: GradientTerm, mode: Mode, *, in_keys: bool) -> HostCode:
         shape = host("({}, {}, {})", batch, "num_heads", _sizes(term, mode, in_keys=in_keys))
         none = host("(0,)")
     wanted = host("{} if {} else {}", shape, term.flag.lower(), none) if term.trained else shape
-    # Every program stores the sums of its own rows or keys, but there may be more entries than blocks of packed
-    # sequences, and programs of keys add to those of rows. Pairs in blocks that a mask leaves out are never visited.
+    # Every program stores the sums of its own rows or keys. But there may be more entries than blocks of packed
+    # sequences, programs that own keys add to sums of rows, and pairs in blocks that a mask leaves out are never
+    # visited: these buffers start as zeros.
     is_added = term.kind is GradientKind.ROW and in_keys
     whole = term.summed and not is_added and not (term.kind is GradientKind.HEAD and mode is Mode.PACKED)
     return host(f"{{}}.{'new_empty' if whole else 'new_zeros'}({{}}, dtype={{}}.FP32)", "q", wanted, "backend")
@@ -86,7 +88,7 @@ def _sizes(term: GradientTerm, mode: Mode, *, in_keys: bool) -> HostCode:
 def gradients(
     variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework: Framework, *, in_keys: bool = False
 ) -> dict[str, HostCode]:
-    """Each tensor's gradient, where a call wants it, from its buffers."""
+    """Tensor -> its gradient, computed from its buffers in calls that want it."""
     found = {}
     for spec in variant.tensors.values():
         if spec.grad:
@@ -102,7 +104,7 @@ def gradients(
 
 
 def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework, *, in_keys: bool) -> HostCode:
-    """The gradient through one read, float32 of the tensor's shape."""
+    """The gradient through one read, in float32 and of the tensor's shape."""
     sums = framework.filled(term.accumulator)
     if term.atomic:
         return sums
@@ -139,8 +141,8 @@ def _part(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework
 
 
 def _table_line(term: GradientTerm, framework: Framework) -> LagLine | None:
-    """The index by distance of a table by head and distance, each distance of which is an element apart; None of other
-    tensors, and in JAX, where XLA makes one kernel of a gradient."""
+    """The index by distance into a table of heads and distances, in which neighbouring distances are neighbouring
+    elements. None for other tensors, and in JAX, where XLA makes one kernel of a gradient."""
     if not term.by_distance or framework is Framework.JAX:
         return None
     head, *others = _read(term).indices
@@ -149,7 +151,7 @@ def _table_line(term: GradientTerm, framework: Framework) -> LagLine | None:
 
 
 def _axes(term: GradientTerm) -> str:
-    """What each axis of the tensor counts, a letter each."""
+    """One letter for each axis of the tensor: what the axis counts."""
     return "".join(_letter(i) for i in term.load.indices)
 
 
@@ -179,7 +181,7 @@ def _own_grids(term: GradientTerm, mode: Mode) -> dict[str, str]:
 
 
 def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framework) -> HostCode:
-    """The indices as the kernels read: clamped to the tensor."""
+    """The indices of the elements that a term's sums belong to, clamped to the tensor like the kernels' reads."""
 
     def exact(tensor: str, axis: int, index: Expr) -> bool:
         return exact_index(variant.tensors, tensor, axis, index)
@@ -205,7 +207,7 @@ def _places(variant: Variant, term: GradientTerm, mode: Mode, framework: Framewo
 
 
 def _read(term: GradientTerm) -> Load:
-    """The read, by distance where the sums are."""
+    """The read of a term, indexed by distance if its sums are by distance."""
     found = by_lag(term.load) if term.by_distance else term.load
     assert found is not None
     return found
@@ -239,7 +241,7 @@ def grids(variant: Variant, terms: Sequence[GradientTerm], mode: Mode, framework
 
 
 def _grid_sources(variant: Variant, mode: Mode, framework: Framework) -> dict[str, HostCode]:
-    """Index name -> its grid, in an order in which each reads only those before it."""
+    """Index name -> its grid, in an order in which each grid reads only earlier grids."""
     rows, keys = (framework.reshaped(framework.arange(size), (1, 1, -1)) for size in ("q_len", "kv_len"))
     heads = framework.reshaped(framework.arange("num_heads"), (1, -1, 1))
     batch = framework.reshaped(framework.arange("num_seqs" if mode is Mode.PACKED else "batch"), (-1, 1, 1))
@@ -261,7 +263,7 @@ def _grid_sources(variant: Variant, mode: Mode, framework: Framework) -> dict[st
 
 
 def _lag_axis(variant: Variant) -> HostCode:
-    """What the axis of a call's sums by distance follows from."""
+    """The arguments from which the axis of a call's sums by distance follows."""
     return listed(("q", "k", "row_offset", "row_offsets", *host_limits(variant)))
 
 

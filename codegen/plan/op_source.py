@@ -33,7 +33,7 @@ class OpSource(OpPlan):
 
     @property
     def launch_imports(self) -> list[str]:
-        """What the launches import of what all launches share."""
+        """The names that the launches import from the code that all launches share."""
         prefix = "packed_" if self.layout.has_sequences else ""
         names = ["Backend", "Tensor", "delta_constants", "empty_gradients", "tile_constants", "tiles_of"]
         names += [f"{prefix}strides", f"{prefix}unit_strides"]
@@ -44,7 +44,7 @@ class OpSource(OpPlan):
 
     @property
     def constants(self) -> dict[str, str]:
-        """What kernels are compiled for besides tiles, wanted gradients and a cut last block: name -> source."""
+        """Constants of kernels besides tiles, wanted gradients and a cut last block: name -> source."""
         found = {"Q_OFFSET_PER_BATCH": "row_offsets is not None"} if self.has_offset else {}
         if self.loadable:
             found["SCALARS_LOADED"] = f"backend.is_loaded({', '.join(self.loadable)})"
@@ -57,17 +57,17 @@ class OpSource(OpPlan):
         return found | ({"DROPOUT": "threshold > 0"} if self.dropout else {})
 
     def constants_of(self, kernel: KernelPlan) -> dict[str, str]:
-        """Those that a kernel of Hopper's backward has, which may read no positions."""
+        """The `constants` that a kernel of Hopper's backward takes, which may read no positions."""
         lacked = self.constants_beside(kernel)
         return {name: source for name, source in self.constants.items() if name not in lacked}
 
     def constants_beside(self, kernel: KernelPlan) -> dict[str, str]:
-        """Those that it lacks."""
+        """The `constants` that a kernel of Hopper's backward does not take."""
         read = {"Q_OFFSET_PER_BATCH": kernel.has_offset, "POSITIONS": kernel.has_positions}
         return {name: source for name, source in self.constants.items() if not read.get(name, True)}
 
     def own_constants(self, kernel: KernelPlan, beside: KernelPlan | None = None) -> dict[str, str]:
-        """Those that a portable kernel does not share: what the kernel `beside` it of Hopper's lacks, and its own."""
+        """Constants of a portable kernel alone: those that Hopper's kernel `beside` it lacks, and its own."""
         shared_by_none = {} if beside is None else self.constants_beside(beside)
         needs_ptx = "PTX" in kernel.constants and not self.reads_pairs
         narrow = {} if kernel.narrow is None else {"NARROW": kernel.narrow.text}
@@ -106,22 +106,22 @@ class OpSource(OpPlan):
 
     @property
     def function(self) -> str:
-        """What the op's module calls it."""
+        """The name of the op's function in its module."""
         return function_symbol(self.name)
 
     @property
     def keywords(self) -> str:
-        """The arguments that callers know by another name, as keyword arguments of the decorator that says so."""
+        """Public keyword of an argument with another name -> this name, as keyword arguments of a decorator."""
         return ", ".join(f'{a.keyword}="{a.name}"' for a in self.arguments if a.public)
 
     @property
     def mask_keywords(self) -> str:
-        """The same for the op's schedule."""
+        """The `keywords` of the arguments that the op's schedule takes."""
         return ", ".join(f'{a.keyword}="{a.name}"' for a in self.mask_arguments if a.public)
 
     @property
     def values_of_runs(self) -> str:
-        """The arguments of the packed forward where it computes the runs of a segmented call."""
+        """The arguments of the packed forward when it computes the runs of a segmented call."""
         own = [a.name for a in self.arguments if a.name not in (*TOKEN_IDS, PADDING.name)]
         offset = ["row_offsets", "row_offset"] if self.has_offset else []
         given = {name: name for name in ("q", "k", "v", *own, *offset, "scale")}
@@ -136,13 +136,13 @@ class OpSource(OpPlan):
 
     @property
     def gradients_of_runs(self) -> str:
-        """The arguments of the packed backward where it computes the runs of a segmented call."""
+        """The arguments of the packed backward when it computes the runs of a segmented call."""
         given = ["do", "q", "k", "v", "runs", "dq_sums", "dk", "dv", *self.runs_parameters, "scale", "tile"]
         return ", ".join(given)
 
     @property
     def query_gradients_of_runs(self) -> str:
-        """The arguments of the packed dq where it computes the runs of a segmented call."""
+        """The arguments of the packed dq when it computes the runs of a segmented call."""
         given = ["o", "do", "dlse", "q", "k", "v", "lse", "runs.query_rows", "delta", "dq"]
         return ", ".join([*given, *self.runs_parameters, "scale", 'tiles["dq"]'])
 
@@ -174,7 +174,7 @@ class OpSource(OpPlan):
         return [name for name in names if name in self.gradient_reads]
 
     def reductions_of(self, *others: OpSource) -> list[str]:
-        """The same of several modes, where they compute gradients."""
+        """The `reductions` of all those of several modes that compute gradients."""
         found = {name for op in (self, *others) if op.computes_gradients for name in op.reductions}
         return sorted(found)
 
@@ -188,7 +188,7 @@ class OpSource(OpPlan):
         return any("row_offset" in a.check for a in arguments if a.is_tensor)
 
     def checks_read_positions(self, arguments: Sequence[Argument]) -> list[str]:
-        """The positions that the checks of these tensors ask for, whether a call gives any."""
+        """The positions that the checks of these tensors read, because they ask whether a call gives any."""
         checks = [a.check for a in arguments if a.is_tensor]
         return [name for name in ("q_positions", "kv_positions") if any(name in check for check in checks)]
 
@@ -227,7 +227,7 @@ class OpSource(OpPlan):
 
     @property
     def gradient_code(self) -> tuple[object, ...]:
-        """What that function is made of: modes of equal code share one."""
+        """The parts of the function that computes gradients: modes whose parts are equal share one function."""
         return (self.gradients, self.grids, self.placed)
 
 

@@ -67,10 +67,10 @@ class PagedBuilder(KernelBuilder):
 class PagedPlan:
     """The kernels of paged calls.
 
-    `block` is the body of the forward's loop, `full` that of blocks which need no mask and lie in one run, inside
-    `full_bounds`; both are None where there is no such run. `inside` says of each key whether some row may see it; None
-    where the length alone says so. `legend` has the symbols of both kernels, `bound_names` the names that the plan
-    reads.
+    `block` is the body of the forward's loop. `full` is the body for blocks that need no mask and lie in one run,
+    inside `full_bounds`; `full` and `full_bounds` are None if there is no such run. `inside` says of each key whether
+    some row may see it; None if the length alone decides. `legend` has the symbols of both kernels. `bound_names` are
+    the names that the bounds of the plan read.
     """
 
     written: Variant
@@ -101,14 +101,15 @@ class PagedPlan:
 
     @property
     def looks(self) -> bool:
-        """True if a program looks for the keys that its rows may see: bounds say nothing of them, and the mask reads no
-        tensor that lies in pages, which would cost as much as it saves where every key is seen."""
+        """True if a program searches for the keys that its rows may see. It does if there is a mask, its bounds exclude
+        no key, and it reads no tensor that lies in pages: such reads would cost as much as they save when every key is
+        seen."""
         read = uses(self.mask_statements, self.block.keep)
         return self.block.keep is not None and not self.bounds.statements and not read & {str(PAGE), str(SLOT), "pages"}
 
     @property
     def mask_statements(self) -> list[Statement]:
-        """What the mask of a block is computed from."""
+        """The statements that the mask of a block is computed from."""
         return needed(self.block.statements, uses(self.block.keep))
 
     @property
@@ -124,7 +125,7 @@ class PagedPlan:
 
     @property
     def split_constants(self) -> list[str]:
-        """The constants of the plan that they depend on: numbers given by pointer are loaded once."""
+        """The constants of the plan that the splits of a tile depend on. Scalars given by pointer are loaded before."""
         return [name for name in self.plan.constants if name != "SCALARS_LOADED"]
 
     @property
@@ -135,7 +136,7 @@ class PagedPlan:
 
     @property
     def full_statements(self) -> list[Statement]:
-        """What finds the run of blocks that need no mask."""
+        """The statements that find the run of blocks that need no mask."""
         if self.full_bounds is None:
             return []
         return needed(self.full_bounds.statements, uses(self.full_bounds.full_begin, self.full_bounds.full_end))
@@ -147,7 +148,7 @@ class PagedPlan:
 
     @property
     def plan_reads(self) -> frozenset[str]:
-        """The same of the plan of the splits."""
+        """The names that the bounds of the plan of the splits read."""
         return uses(self.plan_bounds.statements)
 
     @property
@@ -177,7 +178,7 @@ class PagedPlan:
 
     @property
     def tile_functions(self) -> list[str]:
-        """What they import of `device/tl.py`."""
+        """What the kernels import of `device/tl.py`."""
         base_two = ["LOG2E"] if self.forward.linear or self.variant.sink else []
         own = ["LN2", *base_two]
         return sorted([*own, *(self.called & frozenset(device_functions(HELPER_FUNCTIONS)))])
@@ -189,8 +190,8 @@ def is_legal(variant: Variant) -> bool:
 
 
 def _logits(written: Variant) -> Logits:
-    """The logits of a variant as it is written: a log-decay's differences are taken before they are scaled, which would
-    round each sum."""
+    """The logits of a variant as it is written. The sums of a log-decay are subtracted before they are scaled, because
+    scaling would round each sum."""
     found = logits(paged(replace(written, decay=False)), Mode.DENSE)
     if not written.decay:
         return found
@@ -198,7 +199,7 @@ def _logits(written: Variant) -> Logits:
 
 
 def paged_plan(written: Variant) -> PagedPlan | None:
-    """Decide everything about a variant's kernels on paged caches; None where it has none."""
+    """Decide everything about a variant's kernels on paged caches; None if it has none."""
     if not is_legal(written):
         return None
     variant = paged(symbolised(written))
@@ -208,7 +209,7 @@ def paged_plan(written: Variant) -> PagedPlan | None:
     inside = _within(union)
     (inside_code,) = builder.lowering.own_shape([inside]) if inside is not None else (None,)
     bounds = split_bounds(union, builder.lowering)
-    # A program that looks for its keys knows of no run.
+    # A program that searches for its keys knows no run of full blocks.
     whole = full_bounds(union, builder.lowering) if bounds.statements or block.keep is None else None
     full = None if whole is None else builder.block(partial=False, terms=(), backward=False)
     of_bounds = [*bounds.statements, *([] if whole is None else whole.statements)]
@@ -259,7 +260,7 @@ def _body(block: Block) -> Block:
 
 
 def visited(variant: Variant) -> Union:
-    """The keys that a tile of rows visits: those that closed-form bounds leave, else every key."""
+    """The keys that a tile of rows visits: those inside closed-form bounds, else every key."""
     found = blocks.analyse(variant.mask)
     bounds = [e for r in _ranges(found.keys) for e in (r.first, r.end) if e is not None]
     # Bounds are computed before a program knows its head or its pages.

@@ -17,8 +17,8 @@ _KEY = int_var("kv_idx")
 
 
 def _strides(x: str, axes: str, of: str, compiled: str = "") -> ArgGroup:
-    """The strides of a tensor, a letter each, as the method `of` of the call gives them; `compiled` are literals of the
-    kernel."""
+    """The strides of a tensor, one for each letter of `axes`, as the call's method `of` gives them. The strides of the
+    axes in `compiled` are literals of the kernel."""
     names = tuple(f"stride_{x}{axis}" for axis in axes)
     rows = tuple(f"stride_{x}{axis}" for axis in compiled)
     return ArgGroup(names=names, host=host(f"*{{}}.{of}({{}})", "call", x), row_strides=rows)
@@ -65,7 +65,7 @@ def _own_sizes(variant: Variant, loads: Sequence[Load]) -> list[ArgGroup]:
 
 
 def _has_element(dim: str | int, index: Expr) -> bool:
-    """True if an axis has an element for such an index, whatever its size."""
+    """True if an axis always has an element for an index, whatever the size of the axis."""
     by_kind = dim in (PAGE, "q_idx") or (dim == "h" and index == HEAD)
     return by_kind or (dim == SLOT and index == _KEY)
 
@@ -104,7 +104,7 @@ def forward_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) 
 
 
 def forward_constants(variant: Variant, *, offset: bool) -> list[str]:
-    """Its compile-time constants, in order."""
+    """The compile-time constants of the forward of one split, in order."""
     return [
         *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if offset else []),
         *(["SCALARS_LOADED"] if variant.scalars else []),
@@ -149,7 +149,7 @@ def plan_arguments(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> l
 
 
 def plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[str]:
-    """Its compile-time constants, in order."""
+    """The compile-time constants of the kernel that plans the splits, in order."""
     read = frozenset().union(*map(expr.names, roots))
     return [
         *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if shift else []),

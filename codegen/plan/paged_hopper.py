@@ -1,6 +1,6 @@
-"""The plan of Hopper's forward of prompts on paged caches: the packed one, whose producer of keys copies pages.
+"""The plan of Hopper's forward of prompts on paged caches: that of packed calls, but the producer of keys copies pages.
 
-A program computes a block of rows of one query head. Queries are packed, or a dense batch: batch rows, as pages of a
+A program computes a block of rows of one query head. Queries are packed, or a dense batch. Batch rows, like pages of a
 cache, are a whole number of rows apart, so that both are copied like packed sequences.
 """
 
@@ -46,7 +46,7 @@ class PagedLayout(PackedLayout):
 
 @dataclass(frozen=True, kw_only=True)
 class PagedKernelPlan(KernelPlan):
-    """The kernel, else as that of packed calls. `seen`: statements that find the keys to copy for a block of rows."""
+    """The packed kernel for paged caches. `seen`: statements that find the keys to copy for a block of rows."""
 
     seen: Sequence[Assign]
 
@@ -61,7 +61,7 @@ class PagedKernelPlan(KernelPlan):
 
 @dataclass(frozen=True)
 class PagedForwardPlan(ForwardPlan):
-    """The roles of its warps."""
+    """The roles of the warps of the forward on paged caches."""
 
     kernel: PagedKernelPlan
 
@@ -97,7 +97,7 @@ def has_hopper_forward(variant: Variant) -> bool:
 
 
 def paged_hopper_plan(written: Variant) -> PagedForwardPlan | None:
-    """Decide everything about the kernel; None where there is none."""
+    """Decide everything about the kernel; None if the variant has none."""
     if not has_hopper_forward(written):
         return None
     variant = specialised(symbolised(written), Mode.PACKED)
@@ -159,7 +159,7 @@ def _copied(x: str, of: str) -> ArgGroup:
 
 
 def _rows_apart(name: str, x: str, of: str) -> ArgGroup:
-    """How many rows batch rows, or pages, are apart."""
+    """The distance between batch rows, or between pages, in rows."""
     return ArgGroup(names=(name,), host=host(f"{{}}({{}}.{of}({{}}))", "rows_apart", "call", x), varies=True)
 
 

@@ -24,8 +24,8 @@ from codegen.spec.model import Variant
 _PTX, _NARROW = "PTX", "NARROW"
 
 _ONE_LOOP_UP_TO = 256
-"""Keys of a band of fixed width up to which all blocks are visited with the mask, in one loop. A second loop, for the
-one to three blocks between the edges, takes longer to fill its pipeline than their masks take."""
+"""The most keys of a band of fixed width whose blocks are all visited with the mask, in one loop. A second loop, for
+the one to three blocks between the edges, takes longer to fill its pipeline than the masks of these blocks take."""
 
 
 class _PortableBuilder(KernelBuilder):
@@ -70,7 +70,7 @@ def key_backward(variant: Variant, analysis: BlockAnalysis, sign: Signatures) ->
 
 
 def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
-    """The kernel of the sums of ds by distance; None if no gradient is made of them.
+    """The kernel of the sums of ds by distance; None if no gradient needs them.
 
     Its logit is what the score adds to the product: the same tile for all blocks along a block diagonal.
     """
@@ -99,7 +99,7 @@ def distance_backward(variant: Variant, sign: Signatures) -> KernelPlan | None:
 
 
 def _in_one_loop(variant: Variant, analysis: BlockAnalysis) -> BlockAnalysis:
-    """The analysis of a mask without full blocks, if it keeps a narrow band."""
+    """The analysis of a mask, without full blocks if the mask keeps a narrow band."""
     band = split_ranges(variant.mask, variant.scalars).band
     if band is None or band > _ONE_LOOP_UP_TO or analysis.schedule is not Schedule.CLOSED_FORM:
         return analysis
@@ -116,7 +116,7 @@ def _without_full(union: Union) -> Union:
 
 
 def _finished(plan: KernelPlan, variant: Variant) -> KernelPlan:
-    """The plan with the constants of a mask with ranges: what `keep_range` wants, and whether a band is narrow."""
+    """The plan with the constants of a mask with ranges: that of `keep_range`, and whether a band is narrow."""
     if "keep_range" not in plan.helpers:
         return plan
     scalars = split_ranges(variant.mask, variant.scalars).band_scalars
@@ -127,7 +127,7 @@ def _finished(plan: KernelPlan, variant: Variant) -> KernelPlan:
 
 
 def _is_narrow(scalars: Mapping[Expr, int]) -> HostCode:
-    """Whether a band is narrow; no for one whose width is in memory."""
+    """Source of whether a band is narrow; false for a band whose width is in memory."""
     named = {term.name: factor for term, factor in scalars.items() if isinstance(term, Var)}
     rest = sum(factor for term, factor in scalars.items() if not isinstance(term, Var))
     width = sum_of_scalars(named)

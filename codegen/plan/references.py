@@ -18,7 +18,7 @@ from codegen.util.text import docstring
 class ReferenceText:
     """Source of the score and of the mask, empty without one.
 
-    `reads` are the variables and functions that they read; `index_names` those of the index names that the whole
+    `reads` are the variables and functions that score and mask read. `index_names` are the index names that the whole
     reference reads.
     """
 
@@ -31,7 +31,7 @@ class ReferenceText:
 def reference_text(variant: Variant, mode: Mode, framework: Framework) -> ReferenceText:
     """The reference of a variant in one mode of calls."""
     printer = _printer(variant, mode, framework)
-    # Both printers gather what they read in one set.
+    # Both printers gather the names that they read in one set.
     score, mask = _score(variant, printer), _mask(variant, replace(printer, kept=frozenset()))
     known = {"b", "h", "hkv", *ROWS, *ROWS.values(), *expr.LENGTH_NAMES}
     of_decay = {"b", "h", *ROWS.values()} if variant.decay else set()
@@ -45,7 +45,7 @@ def reference_text(variant: Variant, mode: Mode, framework: Framework) -> Refere
 
 def _printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter:
     def exact(tensor: str, axis: int, index: expr.Expr) -> bool:
-        """Whether an index cannot leave its axis: what was packed has one batch row, whatever `b` is."""
+        """Whether an index cannot leave its axis. A tensor that was packed has one batch row, whatever `b` is."""
         inside = exact_index(variant.tensors, tensor, axis, index)
         return inside and axis in packed_axes(variant.tensors[tensor].dims)
 
@@ -79,7 +79,7 @@ def _score(variant: Variant, printer: ArrayPrinter) -> str:
     if variant.score is None:
         return ""
     text = printer.text(variant.score)
-    # One that does not read the product has not its shape, and no path for zero gradients of q and k.
+    # A score that does not read the product does not have its shape, and no path for zero gradients of q and k.
     return text if expr.SCORE in expr.names(variant.score) else f"0.0 * score + ({text})"
 
 

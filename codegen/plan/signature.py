@@ -22,7 +22,7 @@ TABLES = {Schedule.LISTS: ("spans", "block_list"), Schedule.RANGES: ("ranges",)}
 """Schedule -> the tables of the blocks that a program visits; the first has four numbers for each block of the pass."""
 
 DROPOUT_ORIGIN = ("first_head", "all_heads", "row_origin", "key_origin")
-"""Where the probabilities of a call are in the whole call that dropout counts them in."""
+"""Where the probabilities of a call lie in the whole call: dropout counts the heads, rows and keys of that."""
 
 
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
@@ -68,8 +68,8 @@ def _scalars(names: Iterable[str]) -> list[ArgGroup]:
 class Signatures:
     """Argument groups of each kernel: inputs, outputs, strides, lengths, scalars.
 
-    Pointers to inputs come before those to outputs, as XLA hands out buffers. So what may be a number or a pointer to
-    one, the query offset and the variant's own scalars, ends the inputs.
+    Pointers to inputs come before pointers to outputs, because XLA passes buffers in this order. So the query offset
+    and the variant's own scalars, which may be numbers or pointers to numbers, come last among the inputs.
     """
 
     def __init__(self, variant: Variant, mode: Mode, terms: Sequence[GradientTerm], analysis: BlockAnalysis) -> None:
@@ -126,7 +126,7 @@ class Signatures:
             reads=[delta],
             first=[pointers(x) for x in filled],
         )
-        # Tables are made for blocks of keys, apart from those of dq.
+        # Tables for blocks of keys are made separately from the tables of dq.
         own = {name: f"key_{name}" for name in (*PACKED_TABLES, *self.tables)}
         return [replace(g, host=g.host.renamed(own)) for g in groups]
 
@@ -168,8 +168,8 @@ class Signatures:
         return found
 
     def distances(self, far_sums: Sequence[ArgGroup], far_limits: Sequence[ArgGroup]) -> list[ArgGroup]:
-        """Arguments of the kernel that sums ds by distance, in dense calls; `far_sums` and `far_limits` are those of
-        blocks that it sums apart."""
+        """Arguments of the kernel that sums ds by distance, in dense calls; `far_sums` and `far_limits` are the
+        arguments for far blocks, which it sums separately."""
         bands = ("first_band", "num_bands", "part_blocks", "num_parts")
         return [
             pointers("q", "k", "v", "do", "lse", "delta"),
@@ -314,7 +314,7 @@ class Signatures:
         return [pointers(name) for name in self.variant.tensors if name in read]
 
     def own_strides(self, roots: Sequence[Expr]) -> list[ArgGroup]:
-        """Their strides and sizes."""
+        """The strides and sizes of the variant's tensors that some expressions read."""
         reads = expr.loads(*roots)
         read = {load.tensor for load in reads}
         groups = [_own_strides(spec) for name, spec in self.variant.tensors.items() if name in read and spec.dims]
@@ -326,7 +326,7 @@ class Signatures:
         return _scalars(name for name in self.variant.scalars if name in read)
 
     def padding(self, roots: Sequence[Expr]) -> list[ArgGroup]:
-        """The segment id of padding, where some expressions read it."""
+        """The segment id of padding, if some expressions read it."""
         read = frozenset().union(*map(expr.names, roots))
         return [numbers(PADDING.name)] if PADDING.name in read else []
 

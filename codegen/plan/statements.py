@@ -13,7 +13,7 @@ from codegen.plan.code import Arange, Code, Infix
 
 @dataclass(frozen=True, kw_only=True)
 class Assign:
-    """`targets = values`, evaluated once a program, for each row, for each key or for each pair, as `level` says.
+    """`targets = values`, evaluated once per program, per row, per key or per pair, as `level` says.
 
     `of_tokens`: the value is what a segmented call passes for each token, its position or its segment id.
     """
@@ -72,11 +72,11 @@ def assign(target: str, value: Code, *, level: Level = Level.UNIFORM) -> Assign:
 
 
 Part = Code | Statement | None
-"""What a body is made of, as far as it can be asked which names it reads; None reads nothing."""
+"""A part of a body, of which `uses` gives the names that it reads; None reads nothing."""
 
 
 def uses(*parts: Part | Iterable[Part]) -> frozenset[str]:
-    """The names that code and statements read, those that other parts of the same define included."""
+    """The names that code and statements read, including names that another of these parts defines."""
     found: set[str] = set()
     for part in parts:
         if isinstance(part, Code):
@@ -122,7 +122,7 @@ def free(statements: Iterable[Statement]) -> frozenset[str]:
 
 
 def needed(statements: Sequence[S], names: Set[str]) -> list[S]:
-    """The statements without which some names, or what they are computed from, would have no definition.
+    """The statements that define some names, and those that define the names from which these are computed.
 
     >>> lines = [assign("a", code.Literal(1)), assign("b", code.Literal(2)), assign("c", code.Name("a"))]
     >>> [line.target for line in needed(lines, {"c"})]

@@ -1,7 +1,7 @@
-"""What a warpgroup of Hopper's kernels reads ahead of its products: one element a thread, exchanged behind them.
+"""Reads of a warpgroup of Hopper's kernels before its products: one element per thread, exchanged after them.
 
-A vector in the layout of a product is held by several threads at a time, each of which would load it. Instead each
-thread loads one element, under a name of its own (`own_key`), and the vector is a `convert_layout` of that.
+In the layout of a product, several threads hold each element of a vector, and each of them would load it. Instead each
+thread loads one element, under another name (`own_key`), and `convert_layout` makes the vector from these elements.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ OWN = {
     "kv_segment_ids_kv": "own_segment",
     "q_segment_ids_q": "own_segment",
 }
-"""Vector of a block -> what it is called where each thread has one element."""
+"""Vector of a block -> its name when each thread has one element."""
 
 
 def thread_reads(statements: Sequence[Assign], names: Mapping[str, str] | None = None) -> list[Assign]:
     """The statements by which each thread reads one element, if there is anything to read; else none.
 
-    `names`: further vectors, and what they are called there.
+    `names`: further vectors -> their names when each thread has one element.
     """
     if not any(statement.reads_memory for statement in statements):
         return []
@@ -37,8 +37,9 @@ def thread_reads(statements: Sequence[Assign], names: Mapping[str, str] | None =
 
 
 def exchanged(statement: Assign) -> Assign:
-    """The statement, where it reads positions or segment ids that a call gives, with the elements that threads have
-    read. They are exchanged where they are used: all of them at a time would be more than there are registers."""
+    """The statement. If it reads positions or segment ids that a call gives, it exchanges the elements that threads
+    have read instead. Each vector is exchanged where it is used, because all of them at once would not fit the
+    registers."""
     if not statement.of_tokens:
         return statement
     layout = Name("ROW" if statement.target.startswith("q_") else "KEY")
@@ -54,8 +55,9 @@ _POSITIONS = [(Broadcast(Name("q_idx"), axis), Broadcast(Name("kv_idx"), 1 - axi
 def by_distance(code: Code) -> Code:
     """The code with `apart` in place of `q_idx - kv_idx`.
 
-    `apart` is computed from positions in the block, of which pairs on a diagonal share theirs, and one number of the
-    block: of `q_idx - kv_idx` the compiler does not see that they are equal, and loads for each pair.
+    `apart` is computed from the difference of two places in the block, which pairs on a diagonal share, and one number
+    of the block. Of `q_idx - kv_idx` the compiler does not see that it is equal along a diagonal, and loads for each
+    pair.
     """
 
     def replaced(node: Code) -> Code | None:
@@ -75,10 +77,11 @@ def by_distance(code: Code) -> Code:
 class BlockOrder:
     """When a block of a backward evaluates the statements of its scores and of its gradients.
 
-    `reads`: ahead of the products, what it reads for its rows, an element a thread; of these `exchanged` are the names
-    whose values threads exchange behind the products. `shared`: behind the products, what scores and gradients share,
-    where a gradient reads the product. `score`, then `segments`: in the branch of the scores, the latter behind the
-    rest of the mask. `gradients`: what gradients read, computed again behind the exponentials, where nothing is shared.
+    `reads` run before the products and read vectors of the block's rows, one element per thread. `exchanged` names the
+    vectors among them whose elements threads exchange after the products. `shared` run after the products: statements
+    that scores and gradients share, if a gradient reads the product. `score`, then `segments`, run in the branch of the
+    scores, the latter after the rest of the mask. `gradients` are the statements that gradients need, run again after
+    the exponentials, if nothing is shared.
     """
 
     reads: Sequence[Assign]
@@ -118,11 +121,11 @@ def _but(statements: Iterable[Assign], others: Sequence[Assign]) -> list[Assign]
 
 
 def _read_ahead(of_vectors: Sequence[Assign], again: Sequence[Assign]) -> tuple[list[Assign], list[str]]:
-    """The vectors of a block of which each thread reads an element, or computes it from such, and the names that this
-    defines.
+    """The statements by which each thread reads one element of a block's vectors, or computes one from elements that it
+    read, and the names of the vectors to exchange.
 
-    Not what gradients read `again`, nor what needs elements that these read. Definitions that both need are made for
-    both: here under a name of its own, for a name has one layout.
+    Statements that gradients run `again` are left out, and so are statements that need elements which those load.
+    Definitions that both need are made twice: here under another name, because a name has one layout.
     """
     later = set(defines(statement for statement in again if statement.reads_memory))
     found = []
@@ -135,5 +138,5 @@ def _read_ahead(of_vectors: Sequence[Assign], again: Sequence[Assign]) -> tuple[
     names = {name: f"ahead_{name}" for name in defines(both) if name not in OWN}
     reads = thread_reads([s for s in of_vectors if s in found or s in both], names)
     exchanged_names = [name for name in defines(reads) if name not in {*OWN.values(), *names.values()}]
-    # A row's place is for what is read there.
+    # The place of a row is computed only if a read needs it.
     return needed(reads, frozenset(defines(reads)) - {"own_q_row"}), exchanged_names

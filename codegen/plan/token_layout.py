@@ -1,4 +1,4 @@
-"""How the tokens of a call lie in memory: one object per mode, which kernels and launches ask for what differs."""
+"""How the tokens of a call lie in memory: one object per mode, with what differs in kernels and launches."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class TokenLayout:
     """The axes of a `[B, H, S, D]` tensor but the last, a letter each, as in the names of their strides."""
 
     keys = "kv_idx"
-    """The vector of keys by where they lie in memory: their position, where a call gives none."""
+    """The vector of keys by their place in memory, which is also their position if a call gives no positions."""
 
     ragged: Code = Name("RAGGED")
     """Whether the last block may be cut: the call knows."""
 
     def head_offset(self, x: str, head: str, axis: str) -> Code:  # noqa: ARG002  (packed layouts read `axis`)
-        """The offset of the first token of a head in a tensor `x`; `axis`, q or kv: whose tokens it has."""
+        """The offset of the first token of a head in a tensor `x`; `axis`: q or kv, the tokens of `x`."""
         return Infix("+", product(Name("b"), Name(f"stride_{x}b")), product(Name(head), Name(f"stride_{x}h")))
 
     def aligned_head_offset(self, x: str, head: str, axis: str) -> Code:
-        """The same in an input whose rows are aligned: strides of batch and head count units of UNIT elements."""
+        """The offset in an input whose rows are aligned: strides of batch and head count units of UNIT elements."""
         return product(self.head_offset(x, head, axis), Name("UNIT"))
 
     def row_offset(self, axis: str) -> Code:
@@ -52,7 +52,7 @@ class TokenLayout:
 
     @property
     def published_lse_offset(self) -> Code:
-        """The same in a kernel whose programs read it from their work descriptors."""
+        """The `lse_offset` in a kernel whose programs read it from their work descriptors."""
         return self.lse_offset
 
     @property
@@ -82,7 +82,7 @@ class TokenLayout:
     """The parameters by which a function that copies a tile knows its sequence."""
 
     def tile_args(self, axis: str) -> tuple[str, ...]:  # noqa: ARG002  (packed layouts read `axis`)
-        """The arguments for them; `axis`: q or kv."""
+        """The arguments for `tile_parameters`; `axis`: q or kv."""
         return self.tile_parameters
 
     # ------------------------------------------------------------------------------------------------- in launches
@@ -94,11 +94,11 @@ class TokenLayout:
     """The axis of tokens of the log-decay's argument g."""
 
     def strides(self, *tensors: str) -> HostCode:
-        """The strides of tensors, those of `axes`."""
+        """The strides of tensors along `axes`."""
         return host("*strides({})", listed(tensors))
 
     def unit_strides(self, *tensors: str) -> HostCode:
-        """The same of aligned inputs, in units of 16 bytes."""
+        """The strides of aligned inputs along `axes`, those of batch and head in units of 16 bytes."""
         return host("*unit_strides({})", listed(tensors))
 
     def query_programs(self, tile: str) -> HostCode:
@@ -167,7 +167,7 @@ class PackedLayout(TokenLayout):
         return total([product(Name("h"), entries), Name("first_entry"), _QUERY_BLOCK])
 
     part = "slots"
-    """A program's slots, some of which hold no part: two sequences share none."""
+    """A program's slots for parts. Two sequences share no slot, so some slots hold no part."""
 
     list_room = "num_others_most"
     """Blocks of sequences have lists of different length: each has the room of the longest."""
@@ -223,7 +223,7 @@ def token_layout(mode: Mode) -> TokenLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class InMode:
-    """What belongs to one mode: the base of the plans that templates ask for it."""
+    """The base of plans that belong to one mode of calls; templates read the mode from it."""
 
     mode: Mode
 

@@ -79,7 +79,7 @@ MODULE_NAMES = frozenset(
         "sizes",
     }
 )
-"""What a module has already, torch's own and those of the package: a parameter of that name gets another."""
+"""Attributes that a module has already, from torch and from the package: a parameter of such a name is renamed."""
 
 BESIDE = frozenset(
     {
@@ -87,7 +87,7 @@ BESIDE = frozenset(
         *("BY_ROW", "DENSE", "FLOAT_DTYPES", "NAME", "PACKED", "PASSES", "SEGMENTED"),
     }
 )
-"""What else the module of an op has: a variant whose class had such a name has a class of another."""
+"""Other names in the Python module of an op: a class of a variant that would have such a name is renamed."""
 
 _CONSTRUCTOR = ("self", "device", "dtype", "dropout_p")
 
@@ -112,7 +112,7 @@ class Scalar:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter: its attribute, the op's argument, source of its shape, and what it holds at first.
+    """A parameter: its attribute, the op's argument, source of its shape, and its initial values.
 
     `initial` is source over `axes`, variables for the positions along some axes; empty for zeros.
     """
@@ -144,7 +144,7 @@ class ModulePlan:
 
     @property
     def fills_by_axes(self) -> bool:
-        """True if what a parameter holds at first depends on the position along an axis."""
+        """True if the initial value of a parameter depends on the position along an axis."""
         return any(parameter.initial and parameter.axes for parameter in self.parameters)
 
     @property

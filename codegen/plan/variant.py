@@ -28,9 +28,9 @@ from codegen.spec.symbols import symbolised
 
 @dataclass(frozen=True, kw_only=True)
 class VariantPlan(InMode):
-    """All kernels of a variant in one mode, and what its ops need to know. Their names begin with `symbol`.
+    """All kernels of a variant in one mode, and what its ops need to know. Names of kernels begin with `symbol`.
 
-    `variant` is what the mode makes of the one that was `written`.
+    `variant` is the `written` variant, specialised for the mode.
     """
 
     written: Variant
@@ -59,7 +59,7 @@ class VariantPlan(InMode):
 
     @property
     def differentiates_runs(self) -> bool:
-        """True if the packed backward does so, too."""
+        """True if the packed backward computes such calls, too."""
         return self.computes_runs and _differentiates_runs(self.written, self.terms, self.hopper_delta)
 
 
@@ -109,8 +109,8 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
 
 
 def _differentiates_runs(written: Variant, terms: Sequence[GradientTerm], delta: KernelPlan) -> bool:
-    """True if the backward of a run is that of a sequence: no sums of programs besides those of q, k and v, and nothing
-    that is read by batch row, or added to lse by position."""
+    """True if the backward of a run is that of a packed sequence: it gathers no gradients besides dq, dk and dv, reads
+    nothing by batch row, and adds nothing to lse by position."""
     by_batch = any("b" in spec.dims for spec in written.tensors.values())
     return not terms and not written.sink and not by_batch and delta.row_term is None
 

@@ -18,7 +18,7 @@ def reads_query_position(variant: Variant, mode: Mode) -> bool:
 
 
 def reads_packed_queries(variant: Variant, reads: Sequence[Load], mode: Mode) -> bool:
-    """Whether some of these elements lie as packed queries do: the query offset tells a position's row."""
+    """Whether some of these tensors are packed like queries: the query offset then gives the row of a position."""
     return mode is Mode.PACKED and any("q_idx" in variant.tensors[load.tensor].dims for load in reads)
 
 

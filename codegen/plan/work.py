@@ -1,4 +1,4 @@
-"""What a plan of calls over several GPUs needs to know of a variant: the keys that a block of queries visits, as numpy
+"""What a plan of calls over several GPUs must know about a variant: the keys that a block of queries visits, as numpy
 source, and which of its tensors have which dims."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class WorkSource:
     """The work of a variant, printed.
 
     Attributes:
-        ranges: first and end of the keys that a block visits, without overlap; () where a table says which.
-        may_visit: whether a block visits a block of keys, "" where `ranges` say it or every block is visited.
-        values: of the tensors that `may_visit` reads the extremes of: source, and whether it is a value per query.
+        ranges: first and end of the keys that a block visits, without overlap; () if a table gives them.
+        may_visit: whether a block visits a block of keys; "" if `ranges` say it or every block is visited.
+        values: source of each value whose extremes `may_visit` reads, and whether it has one element per query.
         tensors: dims of the variant's own tensors, by keyword. keywords: name in this source -> keyword of the op.
-        needs: keywords of what the source reads.
+        needs: keywords of the arguments that the source reads.
     """
 
     ranges: tuple[tuple[str, str], ...] = ()
