@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the ranks of a call gave it the same arguments, so that an error of one is an error of all and none waits."""
+"""Checks that all ranks gave a call the same arguments. An error on one rank is raised on all, so that none waits."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from .collectives import Collectives
 
 
 def described(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
-    """What ranks have to agree about: the layout, and of each argument its dtype and shape, or its value."""
+    """What must be equal on all ranks: the layout, and the dtype and shape of each tensor, or an argument's value."""
     digest = hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
     return {"layout of plan(...)": digest} | {name: _text(value) for name, value in sorted(given.items())}
 
@@ -26,7 +26,7 @@ def _text(value: Any) -> str:
 
 
 def agree(comm: Collectives, op: str, mine: Mapping[str, str], problem: Exception | None) -> None:
-    """Raise an error on every rank if one of them has a problem, or arguments that another has not."""
+    """Raise an error on every rank if one of them has a problem, or if their arguments differ."""
     told = comm.gather_objects((dict(mine), None if problem is None else f"{type(problem).__name__}: {problem}"))
     for rank, (_, text) in enumerate(told):
         if text is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles all kernels that a first call and its backward launch at once, so that the first step takes hardly longer
-than the slowest of these compilations.
+"""Compiles all kernels of a first call and of its backward in parallel, so that the first step takes hardly longer than
+the slowest of these compilations.
 
-A process of its own does that, for half of Triton's work holds Python's lock, and puts what it makes into Triton's
-cache on disk. Meanwhile this one starts Triton's driver. Where the process fails, or cannot be started, the call
-compiles the kernels itself and raises what there is to raise.
+A separate process does that, because half of Triton's work holds Python's lock. It writes the compiled kernels into
+Triton's cache on disk. Meanwhile the caller's process starts Triton's driver. If the separate process fails or cannot
+be started, the call compiles the kernels itself and raises the errors that occur.
 """
 
 import json
@@ -32,7 +32,7 @@ if HAS_TRITON:
     from triton.runtime import driver
     from triton.runtime.jit import create_function_from_signature
 
-# Where `sys.executable` is another program, such as a frozen one, it is no Python to start.
+# If `sys.executable` is another program, such as a frozen application, it cannot be started as Python.
 ENABLED = (
     HAS_TRITON
     and not INTERPRET
@@ -49,7 +49,7 @@ _START = (
 
 
 class Ahead:
-    """A process that compiles what a call and its backward launch."""
+    """A process that compiles the kernels that a call and its backward launch."""
 
     def __init__(self, forward: Callable[[], object], backward: Callable[[], object], device: int) -> None:
         """Returns once the kernels of the call are compiled.
@@ -57,7 +57,7 @@ class Ahead:
         `forward` and `backward` are run to see which kernels they launch. `device`: the GPU to compile for.
         """
         self._process: subprocess.Popen[bytes] | None = None
-        # What goes wrong here goes wrong in the call, too, which says so.
+        # An error here also occurs in the call, which raises it.
         try:
             with torch.cuda.device(device):
                 self._compile(forward, backward, target_of(device))
@@ -66,7 +66,7 @@ class Ahead:
                 self._process.kill()
 
     def wait(self) -> None:
-        """Until all is compiled."""
+        """Wait until all kernels are compiled."""
         if self._process is None:
             return
         try:
@@ -76,7 +76,7 @@ class Ahead:
             self._process.wait()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # It ends where this ends, which by now is of no use to it.
+        # The open pipe told the process that its caller still runs. The process has ended and needs it no longer.
         with suppress(OSError):
             self._process.stdin.close()
         self._process.stdout.close()
@@ -109,13 +109,13 @@ class Ahead:
 
 
 def _start_driver() -> None:
-    """Start Triton's driver. Where there is none a launch says so."""
+    """Start Triton's driver. If there is none, a launch raises the error."""
     with suppress(Exception):
         _ = driver.active
 
 
 def _jobs_of(launch: Callable[[], object], target: Any) -> tuple[list[Any], list[Job]]:
-    """The kernels that a function launches, and what is to be done for each."""
+    """The kernels that a function launches, and the job that compiles each of them."""
     kernels: list[Any] = []
     jobs: list[Job] = []
 
@@ -125,7 +125,7 @@ def _jobs_of(launch: Callable[[], object], target: Any) -> tuple[list[Any], list
 
     active.compiles = note
     try:
-        # What is computed beside launches may fail on tensors without values.
+        # Code between the launches may fail on tensors without values.
         with suppress(Exception):
             launch()
     finally:
@@ -134,7 +134,7 @@ def _jobs_of(launch: Callable[[], object], target: Any) -> tuple[list[Any], list
 
 
 def target_of(device: int) -> Any:
-    """What Triton compiles for. Its driver, which compiles C code of its own first, is not asked on NVIDIA's chips."""
+    """The target that Triton compiles for. On NVIDIA GPUs Triton's driver is not asked: it compiles C code first."""
     if torch.version.hip is not None:
         return driver.active.get_current_target()
     major, minor = torch.cuda.get_device_capability(device)
@@ -142,7 +142,7 @@ def target_of(device: int) -> Any:
 
 
 def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: Any) -> Job:
-    """What Triton compiles a kernel for that is launched with such arguments."""
+    """The job that compiles a kernel for a launch with these arguments."""
     backend = make_backend(target)
     asked = constants | {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
     bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(
@@ -160,7 +160,7 @@ def job_of(kernel: Any, args: Sequence[Any], constants: dict[str, Any], target: 
 
 
 def without_values(x: Any) -> Any:
-    """A tensor that looks like another and has no memory; what is no tensor as it is."""
+    """A meta tensor of the same shape, strides and dtype; lists item by item, and other values as they are."""
     if isinstance(x, list):
         return [without_values(each) for each in x]
     if not isinstance(x, Tensor):
@@ -171,7 +171,7 @@ def without_values(x: Any) -> Any:
 def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
     """Compile a first call of `Kernels` whose gradients are wanted, and begin to compile its backward.
 
-    `args` are those of its forward.
+    `args` are the arguments of its forward.
     """
     given = dict(zip(kernels.parameters, args, strict=True))
     q, v, options = given["q"], given["v"], given["options"]
@@ -197,11 +197,11 @@ def compile_backward(kernels: Any, args: Sequence[Any]) -> None:
 
 
 def _runs_on_gpu(q: Tensor) -> bool:
-    """Whether a call launches its kernels at once. One that is captured in a graph leaves the device alone."""
+    """True if a call launches its kernels on a GPU at once, and no CUDA graph is being captured."""
     return q.is_cuda and not is_seen_by_others() and not torch.cuda.is_current_stream_capturing()
 
 
 def wait_for_backward(kernels: Any) -> None:
-    """Until the backward of `Kernels` is compiled, where that was begun."""
+    """Wait until the backward of `Kernels` is compiled, if its compilation was begun."""
     while kernels.ahead and active.compiles is None:
         kernels.ahead.pop().wait()

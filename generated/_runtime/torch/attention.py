@@ -41,7 +41,7 @@ _TYPES = {
     "options": CallOptions,
     "block_tables": list[Tensor],
 }
-"""Types of the parameters that any op may have. Its other parameters are tensors, but for its own scalars."""
+"""Types of the parameters that any op may have. All others are tensors, except the scalars of the variant."""
 
 _ROWS = ("q", "k", "v", "o", "do")
 
@@ -50,12 +50,12 @@ class Kernels:
     """The kernels of a variant in one mode of calls.
 
     Attributes:
-        op: the variant, with which error messages begin. mode: dense, packed or segmented.
-        parameters: those of the forward's launch, which the autograd `function` takes: tensors, then numbers, then the
-            tables of blocks. backward_parameters: those of the backward's launch.
+        op: the variant's name, with which error messages begin. mode: dense, packed or segmented.
+        parameters: names of the parameters of the forward's launch, which the autograd `function` takes: tensors, then
+            numbers, then the tables of blocks. backward_parameters: names of those of the backward's launch.
         function: the autograd function: o and lse from q, k and v `[B, H, S, D]`, or `[total, H, D]` in a packed call.
-        forward, backward: its launches. forward_op, backward_op: the same as custom operators, which torch.compile,
-            torch.export and fake tensors see in place of the launches.
+        forward, backward: launch the kernels. forward_op, backward_op: do the same as custom operators, which
+            torch.compile, torch.export and fake tensors see in place of the launches.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Kernels:
 
         Args:
             reference: the plain reference.
-            dims: of the variant's own tensors, as the mode has them. scalars: its own numbers, with their types.
+            dims: dimensions of the variant's own tensors in this mode. scalars: its own numbers, with their types.
             gradients: the tensors that have a gradient besides q, k and v. flags: tensor -> the parameter that asks for
                 its gradient, if any.
-            sums: what the launch of the backward returns behind dq, dk and dv. own_gradients: makes the gradients of
-                these, in the order of `gradients`; by default they are the gradients.
+            sums: names of what the launch of the backward returns after dq, dk and dv. own_gradients: computes the
+                `gradients`, in their order, from these sums; without it the sums are the gradients.
             undeclared: float tensors without a gradient -> why they have none.
-            splits_batch: whether batch rows differ by nothing but the elements they read.
+            splits_batch: True if the index of a batch row only selects the elements that the row reads.
         """
         self.op, self.mode, self.modules, self.reference = op, mode, modules, reference
         self.parameters = tuple(parameters)
@@ -120,18 +120,18 @@ class Kernels:
         return tiles_of(backend, self.op, self.mode, q, v, options, tokens)
 
     def tables(self, *args: Any, backward: bool) -> list[Tensor]:
-        """The tables of blocks of a schedule: `make_tables` of the mode's launches for all passes, or the first."""
+        """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward."""
         tables: list[Tensor] = self.modules.launch.make_tables(backend, *args, PASSES if backward else PASSES[:1])
         return tables
 
     def _as_rows(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a launch: packed tensors are one batch row."""
+        """The arguments of a launch, in which packed tensors become one batch row."""
         if self.mode != "packed":
             return given
         return {name: batch_row(x) if name in _ROWS else x for name, x in given.items()}
 
     def _of_rows(self, *results: Tensor) -> tuple[Tensor, ...]:
-        """The inverse, of new tensors."""
+        """The inverse of `_as_rows` for newly made tensors."""
         return tuple(map(packed_rows, results)) if self.mode == "packed" else results
 
     # -------------------------------------------------------------------------------------------------------- launches
@@ -148,7 +148,7 @@ class Kernels:
         return (*self._of_rows(o), *others)
 
     def _scaled_forward(self, *args: Any) -> tuple[Tensor, ...]:
-        """o and lse of q, k and v of 8 bits; behind the parameters of the forward come `SCALES`."""
+        """o and lse of 8-bit q, k and v. `args` are the arguments of the forward, then the `SCALES`."""
         given, scales = dict(zip(self.parameters, args, strict=False)), args[len(self.parameters) :]
         if given["options"].plain or interprets(args[0]):
             places = (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k"))
@@ -178,7 +178,7 @@ class Kernels:
         return (*self._of_rows(dq, dk, dv), *own)
 
     def _reference(self, *args: Any) -> Any:
-        """o and lse as plain mathematics, of the parameters of the forward."""
+        """o and lse by the plain reference, from the arguments of the forward."""
         given = dict(zip(self.parameters, args, strict=True))
         row_offset, row_offsets = given.pop("row_offset", 0), given.pop("row_offsets", None)
         read = {name: x for name, x in given.items() if name not in ("options", "block_tables")}
@@ -195,8 +195,11 @@ class Kernels:
         wanted: Sequence[str],
         wide_dq: bool,
     ) -> dict[str, Tensor]:
-        """Gradients of a call whose o and lse are known, by name: those of q, k and v, of which the last two are
-        float32, and the first if `wide_dq`, and the `wanted` ones of its own tensors. `args` are the forward's."""
+        """Gradients of a call whose o and lse are known, by the name of the tensor.
+
+        They are the gradients of q, k and v and of the `wanted` ones of the variant's own tensors. Those of k and v are
+        float32, and that of q is if `wide_dq`. `args` are the arguments of the forward.
+        """
         given = dict(zip(self.parameters, args, strict=True))
         q, options = given["q"], given["options"].widely(queries=wide_dq)
         given |= {"options": options, "o": o.to(q.dtype), "lse": lse.contiguous(), "do": do.to(q.dtype), "dlse": dlse}
@@ -234,7 +237,7 @@ class Kernels:
         return (*self._of_rows(o), lse, decay)
 
     def fake_scaled_forward(self, *args: Any) -> tuple[Tensor, ...]:
-        """The same of 8 bits, whose o is bfloat16."""
+        """What the forward of 8-bit q, k and v returns, without values: o is bfloat16."""
         o, lse, *_ = self.fake_forward(*args[: len(self.parameters)])
         return torch.empty_like(o, dtype=result_dtype(args[0])), lse
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch, as launches ask for it: the `Backend` of `runtime/core/launches.py`."""
+"""What launches need of PyTorch: an implementation of the `Backend` of `runtime/core/launches.py`."""
 
 import torch
 
@@ -30,9 +30,9 @@ def int64() -> torch.dtype:
 
 
 def fill_in_parts(*_tensors: torch.Tensor) -> None:
-    """Several launches fill the tensors: each writes to their memory."""
+    """Declare that several launches fill the tensors. PyTorch need not know: each launch writes to their memory."""
 
 
 def is_loaded(*_scalars: float) -> bool:
-    """Whether a call's scalars come as tensors: they are numbers."""
+    """Whether a call's scalars are tensors that kernels load: in PyTorch they are numbers."""
     return False

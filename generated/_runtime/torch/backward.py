@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward of an op by itself: gradients of a call whose o and lse are known, as those of several calls merged.
+"""The backward of an op by itself, for a call whose o and lse are known, such as those merged from several calls.
 
-dk and dv are float32: parts of sums over calls or ranks, which are rounded once, at their end.
+dk and dv are float32: they may be terms of a sum over calls or ranks, and only the sum should be rounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from .functions import kernels_of
 from .replay import replayed
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
-"""What runs the kernels of a call: `apply`, or what computes gradients in its place."""
+"""Runs the kernels of a call: `apply`, or a `_Run`, which computes gradients in its place."""
 
 
 class Gradients(NamedTuple):
@@ -26,7 +26,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         dq: in the layout and dtype of q, or float32. dk, dv: in the layouts of k and v, float32.
-        own: those of the variant's own tensors by keyword, of a sink and a log-decay included.
+        own: gradients of the variant's own tensors by keyword, including those of a sink and a log-decay.
     """
 
     dq: Tensor
@@ -36,7 +36,7 @@ class Gradients(NamedTuple):
 
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
-    """Give an op its `backward`. `call(run, ...)` is what the op does, of all its parameters but those of pages."""
+    """Give an op its `backward`. `call(run, ...)` computes the op; it takes all parameters except those of pages."""
 
     def of_inputs(*args: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
         return _backward(op, call, *args, **keywords)[:3]
@@ -47,7 +47,7 @@ def give_backward(op: Any, call: Callable[..., Any]) -> None:
 def _backward_again(
     of_inputs: Callable[..., tuple[Tensor, ...]], op: Any, call: Callable[..., Any], *args: Any, **keywords: Any
 ) -> Gradients:
-    """`_backward`, replayed as the op is where no gradients of own tensors are wanted."""
+    """`_backward`, replayed like the op if autograd is off and no gradients of the variant's own tensors are wanted."""
     if keywords.get("wanted") != () or torch.is_grad_enabled():
         return _backward(op, call, *args, **keywords)
     dq, dk, dv = of_inputs(*args, **keywords)
@@ -71,13 +71,13 @@ def _backward(
 ) -> Gradients:
     """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
 
-    Nothing is computed again but probabilities. o and lse may be those of more keys than k has: dk and dv are then the
-    whole gradients of these keys, dq is the part that comes from them. Those of a log-decay need all keys of a row:
-    without, they are wrong. Autograd records nothing of this.
+    Only the probabilities are computed again. o and lse may come from more keys than k has: dk and dv are then the
+    whole gradients of the keys in k, and dq is the part that comes from these keys. The gradient of a log-decay is
+    correct only if k has all keys of a row. Autograd records nothing of this.
 
     Args:
         do: gradient of o. dlse: gradient of lse, float32, or None.
-        q, k, v, o, lse: as the op takes and returns them. keywords: the op's own, but for those of pages.
+        q, k, v, o, lse: as the op takes and returns them. keywords: those of the op, except those of pages.
         wanted: keywords of the variant's own tensors whose gradients are wanted; None: all that have one.
         wide_dq: dq is float32, too.
 
@@ -129,10 +129,10 @@ class _Run:
         return o, self.lse
 
     def gradients(self, q: Tensor, scale: float | None) -> Gradients:
-        """What was found, as the op's arguments lie."""
+        """The computed gradients, in the layouts of the op's arguments."""
         dq, dk, dv = (self._found.pop(name) for name in ("q", "k", "v"))
         if scale is not None and scale <= 0:
-            # The sign of a scale is a part of the kernels' q.
+            # The kernels' q is q times the sign of the scale: so is its gradient.
             dq = -dq if scale < 0 else dq * 0
         if self.swaps:
             dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))

@@ -15,10 +15,10 @@ FP8_DTYPES = tuple(getattr(torch, name) for name in FP8)
 
 
 def with_scales(op: str, call: CacheCall, k_scale: Any, v_scale: Any) -> CacheCall:
-    """A call whose caches' values are times these scales, checked: a number, floats `[Hkv]` or `[pages, page size,
-    Hkv]`, or None.
+    """The call with the scales by which the numbers in its caches are multiplied, checked.
 
-    A number that keys are times becomes a factor of the call's scale.
+    A scale is a number, floats `[Hkv]` or `[pages, page size, Hkv]`, or None. A number for the keys becomes a factor of
+    the call's scale.
     """
     if k_scale is None and v_scale is None and call.k.dtype == call.v.dtype == call.q.dtype:
         return call
@@ -32,7 +32,7 @@ def with_scales(op: str, call: CacheCall, k_scale: Any, v_scale: Any) -> CacheCa
 
 
 def _scale(op: str, name: str, scale: Any, x: Tensor) -> tuple[float, Tensor | None]:
-    """The scale of the cache `x`, checked: a number and a tensor, of which one says nothing."""
+    """The checked scale of the cache `x`, as a number and a tensor: 1 and the tensor, or the number and None."""
     check_scale_given(op, name, scale, _name(x.dtype))
     if isinstance(scale, Tensor) and scale.dim() == 0 and scale.device.type == "cpu":
         scale = host_number(op, name, scale)

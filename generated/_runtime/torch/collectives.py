@@ -12,8 +12,11 @@ from .launching import is_seen_by_others
 
 
 class Collectives(Protocol):
-    """Collectives among `size` ranks, of which this is number `rank`. All but `wait` and `gather_objects` return what
-    may be read only behind `wait`. Axis 0 is gathered, scattered and exchanged; parts are equally long."""
+    """Collectives among `size` ranks, of which this is number `rank`.
+
+    Their results may be read only after `wait`, except that of `gather_objects`. They gather, scatter and exchange
+    parts of axis 0, which are equally long on all ranks.
+    """
 
     size: int
     rank: int
@@ -29,25 +32,28 @@ class Collectives(Protocol):
         """The sum over all ranks."""
 
     def wait(self, x: Tensor) -> Tensor:
-        """`x`, to be read from here on."""
+        """`x`, which may be read from here on."""
 
     def gather_objects(self, x: Any) -> list[Any]:
-        """What every rank gave: small Python objects. Waits for all ranks."""
+        """The objects that the ranks gave, in their order: small Python objects. Waits for all ranks."""
 
 
 class Exchanges(Collectives, Protocol):
-    """Collectives that also send each rank something else."""
+    """Collectives that can also send different data to each rank."""
 
     def all_to_all(self, x: Tensor) -> Tensor:
-        """`[size * n, ...]` -> the same shape: part i is that which rank i has for this one."""
+        """`[size * n, ...]` -> the same shape: part i of the result is what rank i sent to this rank."""
 
     def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
         """`[sum(sent), ...]` -> `[sum(received), ...]`: as `all_to_all`, with parts of these lengths."""
 
 
 class GroupCollectives:
-    """The collectives of a process group of torch.distributed. Its own methods cost a CPU a third of what the operators
-    do that torch.compile knows, which are taken where a trace or a mode sees them."""
+    """The collectives of a process group of torch.distributed.
+
+    The group's own methods take a third of the CPU time of the operators that torch.compile knows. These operators are
+    used only if a trace, a dispatch mode or a transform sees the call.
+    """
 
     def __init__(self, group: Any, device_type: str) -> None:
         import torch.distributed as dist
@@ -111,7 +117,7 @@ class GroupCollectives:
 
 
 def _arriving(x: Tensor, work: Any) -> Tensor:
-    """What `GroupCollectives.wait` waits for."""
+    """`x` with the work that `GroupCollectives.wait` waits for attached."""
     x.__dict__["work"] = work
     return x
 
@@ -126,7 +132,7 @@ class Alone:
 
     reduce_scatter = all_to_all = all_reduce = wait = all_gather
 
-    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:  # noqa: ARG002  # of Collectives
+    def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:  # noqa: ARG002  # of Exchanges
         return x
 
     def gather_objects(self, x: Any) -> list[Any]:
@@ -134,9 +140,10 @@ class Alone:
 
 
 class GridCollectives:
-    """The collectives of ranks on a grid, `outer` nodes of `inner` ranks: one along each axis after the other.
+    """The collectives of ranks on a grid, `outer` nodes of `inner` ranks: each runs along one axis, then the other.
 
-    Rank `o * inner.size + i` is rank o of `outer` and rank i of `inner`. Small tensors take this way: each step waits.
+    Rank `o * inner.size + i` is rank o of `outer` and rank i of `inner`. They are meant for small tensors: the second
+    step starts only when the first has ended.
     """
 
     def __init__(self, outer: Exchanges, inner: Exchanges) -> None:
@@ -160,9 +167,9 @@ class GridCollectives:
 
 
 def collectives_of(mesh: Any) -> Collectives | None:
-    """The collectives of a mesh of one dim or two, or of a process group; None for a number of ranks, which have none.
+    """The collectives of a mesh of one dim or two, or of a process group; None for a number of ranks other than 1.
 
-    A pair of these is a grid: nodes, and the ranks of a node.
+    A pair of such arguments is a grid: the nodes, and the ranks of a node.
     """
     if getattr(mesh, "ndim", 1) == 2 and hasattr(mesh, "mesh_dim_names"):
         return GridCollectives(*(GroupCollectives(mesh.get_group(axis), mesh.device_type) for axis in (0, 1)))

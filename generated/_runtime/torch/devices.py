@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of a call: its architecture, what that can do, and the tiles of its kernels there."""
+"""The device of a call: its architecture, the features of that architecture, and the tiles of the call's kernels."""
 
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from .dtypes import DTYPE_NAMES
 
 
 def _index_of(x: Tensor) -> int:
-    """The number of a tensor's GPU: the current one for a tensor without memory, of a call that is only compiled."""
+    """The index of a tensor's GPU; that of the current GPU for a meta tensor, of a call that is only compiled."""
     return torch.cuda.current_device() if x.device.index is None else x.device.index
 
 
@@ -41,7 +41,7 @@ def _device_multiprocessors(index: int) -> int:
 
 
 def multiprocessors(x: Tensor) -> int:
-    """How many programs that fill a multiprocessor run at once; those of an H100 where kernels are only compiled."""
+    """The number of multiprocessors of a tensor's GPU; for a tensor on the CPU that of an H100."""
     return DEFAULT_MULTIPROCESSORS if x.device.type == "cpu" else _device_multiprocessors(_index_of(x))
 
 
@@ -56,7 +56,7 @@ def gpu_of(x: Tensor) -> str:
 
 
 def interprets(x: Tensor) -> bool:
-    """Whether kernels run in Triton's interpreter, which has none of Hopper's."""
+    """Whether kernels run in Triton's interpreter, which cannot run those of Hopper's family."""
     return INTERPRET and arch_of(x) == INTERPRETER
 
 
@@ -71,7 +71,7 @@ def has_tanh_instruction(x: Tensor) -> bool:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether a kernel can be launched before the one ahead ends, and wait there: on NVIDIA chips from Hopper on."""
+    """Whether a kernel can start before the previous one ends, and then wait for it: on NVIDIA chips from Hopper on."""
     arch = arch_of(x)
     return arch.startswith("sm_") and int(arch[3:]) >= 90
 
@@ -84,8 +84,10 @@ def call_options(
     mode: str = "dense",
     lengths: tuple[Any, Any] = (None, None),
 ) -> CallOptions:
-    """What a call of this mode asks of its kernels. Gradients are added in a fixed order by default if torch is
-    deterministic."""
+    """What a call of this mode asks of its kernels.
+
+    If torch's deterministic algorithms are on, gradients are by default added in a fixed order, where the mode can.
+    """
     if deterministic is None and torch.are_deterministic_algorithms_enabled():
         deterministic = mode not in TRAITS[op].atomic_modes
     return checked_options(op, config, family, deterministic, mode, lengths)
@@ -94,7 +96,7 @@ def call_options(
 def call_tiles(
     op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
 ) -> Tiles:
-    """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
+    """The tiles of each pass of a call. `length`: keys of a sequence, or their average if sequences are packed."""
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
     return tiles_for(
         op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options, band_keys

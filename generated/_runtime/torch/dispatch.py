@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes a call: the plain reference, kernels launched at once, or a custom operator."""
+"""Decides what computes a call: the plain reference, kernels that are launched at once, or a custom operator."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from .launching import is_recording
 def runs_reference(q: Tensor) -> bool:
     """Whether a call computes the plain reference: on the CPU, unless Triton's interpreter was asked for.
 
-    Of a meta tensor it computes nothing but shapes.
+    For a meta tensor the reference computes only shapes.
     """
     if (q.device.type == "cpu" and not INTERPRET) or q.is_meta:
         return True

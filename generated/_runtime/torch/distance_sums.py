@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of ds by distance, as the gradient of a table by head and distance."""
+"""The gradient of a table by head and distance, from sums of ds by distance."""
 
 from torch import Tensor
 
@@ -23,9 +23,10 @@ def distance_sums(
     sign: int,
     rest: int,
 ) -> Tensor:
-    """Sums of ds as the gradient `[Hq, size]` of a table that pairs read at `sign * distance + rest`, clamped to it.
+    """The gradient `[Hq, size]` of a table that a query and key read at `sign * distance + rest`, clamped to the table.
 
-    By a launch, in a fixed order: a call that launches kernels alone is replayed.
+    A kernel adds the sums of ds in a fixed order, because a call can be replayed only if it does nothing but launch
+    kernels.
     """
     batch, num_heads, num_pieces, num_lags = pieces.shape
     if pieces.numel() == 0 or size == 0:

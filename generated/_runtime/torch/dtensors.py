@@ -13,15 +13,15 @@ from .collectives import Collectives, GridCollectives, GroupCollectives
 
 
 def is_distributed(x: Any) -> bool:
-    """True of a DTensor."""
+    """True for a DTensor."""
     return isinstance(x, Tensor) and hasattr(x, "device_mesh")
 
 
 class LocalParts:
-    """The local parts of the DTensors of a call, and the way back for its results.
+    """The local parts of the DTensors of a call. `whole` makes DTensors of its results.
 
-    Rows of q, k and v must be sharded over the ranks of the layout, as `layout.shard` orders them. On other dims of
-    their mesh batch rows and heads may be.
+    Rows of q, k and v must be sharded over the ranks of the layout, in the order of `layout.shard`. Batch rows and
+    heads may be sharded over other dims of the mesh.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LocalParts:
             self.given["dropout_origin"] = (*origin, given["q"].shape[heads])
 
     def _begin(self, q: Any, axis: int) -> int:
-        """The first batch row or head of this rank, of those of all ranks."""
+        """The index of this rank's first batch row or head, by `axis`, in the whole tensor."""
         begin, size = 0, q.shape[axis]
         for placement, ranks, rank in zip(q.placements, self._mesh.shape, self._mesh.get_coordinate(), strict=True):
             if placement.is_shard(axis):
@@ -49,7 +49,7 @@ class LocalParts:
         return begin
 
     def _local(self, name: str, x: Any) -> Tensor:
-        """The part of this rank. Where ranks keep their own parts of a gradient, these are partial sums."""
+        """The part of this rank. If ranks do not sum gradients, those of replicated tensors are partial sums."""
         from torch.distributed.tensor import Partial
 
         rows = row_axis(self._form) if name in ("q", "k", "v") else 1 if name in TOKENS else None
@@ -65,7 +65,7 @@ class LocalParts:
         return found
 
     def whole(self, o: Tensor, lse: Tensor) -> tuple[Any, Any]:
-        """o as q lies on the mesh, and lse."""
+        """o and lse as DTensors that are placed on the mesh as q is."""
         from torch.distributed.tensor import DTensor, Shard
 
         heads, rows = head_axis(self._form), row_axis(self._form)
@@ -76,7 +76,7 @@ class LocalParts:
 
 
 def _group_names(comm: Collectives) -> set[str]:
-    """The names of the process groups that a layout's ranks reach each other by."""
+    """The names of the process groups in which a layout's ranks communicate."""
     if isinstance(comm, GridCollectives):
         return _group_names(comm.outer) | _group_names(comm.inner)
     return {comm.name} if isinstance(comm, GroupCollectives) else set()

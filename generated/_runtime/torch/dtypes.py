@@ -22,7 +22,7 @@ FP8_DTYPE = torch.float8_e4m3fn
 
 
 def in_dtype(op: str, name: str, x: Tensor, dtypes: tuple[str, ...]) -> Tensor:
-    """A tensor in one of the dtypes that the kernels read; gradients come back in the tensor's own."""
+    """A tensor, cast to one of the dtypes that the kernels read if need be; its gradient has its own dtype."""
     if DTYPE_NAMES.get(x.dtype) in dtypes:
         return x
     dtype = _DTYPES[dtypes[-1]]
@@ -36,14 +36,15 @@ def in_dtype(op: str, name: str, x: Tensor, dtypes: tuple[str, ...]) -> Tensor:
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Whether the values of a dtype are whole numbers; those of bool are none."""
+    """Whether a dtype is one of integers; bool is not."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
     """A tensor of integers of any dtype, in the one that the kernels read.
 
-    Values beyond it are an error where they can be read: elsewhere that would wait for the device.
+    A value that does not fit is an error on a CPU and in debug mode. Otherwise values are not read, because reading
+    them waits for the device.
     """
     if x.dtype == dtype:
         return x
@@ -67,7 +68,7 @@ def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def result_dtype(q: Tensor) -> torch.dtype:
-    """The dtype of o: that of q, or bfloat16 of 8-bit floats."""
+    """The dtype of o: that of q, or bfloat16 if q has 8-bit floats."""
     return torch.bfloat16 if q.dtype == FP8_DTYPE else q.dtype
 
 

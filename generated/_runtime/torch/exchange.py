@@ -24,7 +24,7 @@ def in_order(x: Tensor, layout: Layout) -> Tensor:
 
 
 def by_rank(x: Tensor, layout: Layout) -> Tensor:
-    """The inverse; padding is 0."""
+    """The inverse of `in_order`; padding is 0."""
     if layout.in_order:
         return (
             x if layout.padded == layout.seq else torch.cat([x, x.new_zeros(layout.padded - layout.seq, *x.shape[1:])])
@@ -36,14 +36,14 @@ def by_rank(x: Tensor, layout: Layout) -> Tensor:
 
 
 MOST_TABLES = 4096
-"""So many tables of a layout are kept; then all are forgotten, and made again where they are asked for."""
+"""The most tables that are kept of a layout. Before one more is kept all are dropped, and made again when asked for."""
 
 
 def kept(layout: Layout, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make` returned when a layout was first asked for `key`, of `MOST_TABLES` keys at most.
+    """The cached result of `make()` for a layout and a `key`; at most `MOST_TABLES` results are kept of a layout.
 
-    It is freed with the layout, to which it must not refer: a cycle would hold memory of a device until Python's
-    garbage collector runs, which knows nothing of that memory.
+    The result is freed with the layout, to which it must not refer: a cycle would hold memory of a device until
+    Python's garbage collector runs, which does not consider that memory.
     """
     cache: dict[Any, Any] = layout.__dict__.setdefault("_tables", {})
     if key not in cache:
@@ -62,7 +62,7 @@ def index(layout: Layout, name: str, device: torch.device) -> Tensor:
 
 
 def own_rows(x: Tensor, layout: Layout, rank: int) -> Tensor:
-    """The rows of one rank, `[local, ...]`, of those of the sequence; padding is 0."""
+    """The rows of one rank, `[local, ...]`, from the rows of the sequence; padding is 0."""
     parts = [x[begin : begin + length] for begin, length in layout.runs(rank)]
     missing = layout.local - sum(len(part) for part in parts)
     parts += [x.new_zeros(missing, *x.shape[1:])] if missing else []
@@ -73,19 +73,19 @@ def own_rows(x: Tensor, layout: Layout, rank: int) -> Tensor:
 
 
 def split_features(x: Tensor, shapes: Sequence[tuple[int, ...]], axis: int = 1) -> list[Tensor]:
-    """`[..., features]`, the last axis of which is `axis`, as tensors `[..., *shape]`."""
+    """Split the last axis of `[..., features]`, which is number `axis`, into tensors `[..., *shape]`."""
     parts = x.split([prod(shape) for shape in shapes], axis)
     return [part.unflatten(axis, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class Keys(Protocol):
-    """Keys and values for the calls of a rank, by groups of key heads, all of which are asked for at once.
+    """Keys and values for the calls of a rank, by groups of key heads. The transfers of all groups start at once.
 
-    A group's gradients are sent while those of the next are computed.
+    The gradients of a group are sent while those of the next group are computed.
     """
 
     def keys(self, group: int) -> list[Tensor]:
-        """k and v of a group of heads, `[keys, B, H, D]` in order."""
+        """k and v of a group of heads, `[keys, B, H, D]`, in the order of the sequence."""
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:
         """Start to add up the gradients of a group, float32 `[keys, B, H, D]`."""
@@ -94,16 +94,16 @@ class Keys(Protocol):
         """The gradients of k and v `[local, B, H, D]`, added up in float32."""
 
     def kept(self) -> list[Tensor]:
-        """What `keys` returned for each group, where a backward may be given it; else nothing."""
+        """What `keys` returned for each group, if the backward reuses it; else an empty list."""
 
 
 class AllKeys:
-    """Keys of all ranks, or of those documents that a rank has rows of."""
+    """Keys of all ranks, or only of the documents that this rank has rows of."""
 
     def __init__(
         self, comm: Exchanges, layout: Layout, groups: int, k: Tensor, v: Tensor, places: Tensor | None = None
     ) -> None:
-        """k and v are `[local, B, H, D]`. places: of the keys of those documents, among the rows of all ranks."""
+        """k and v are `[local, B, H, D]`. places: indices of those documents' keys among the rows of all ranks."""
         self.comm, self.layout, self.places = comm, layout, places
         self.shapes = [(x.shape[1], x.shape[2] // groups, x.shape[3]) for x in (k, v)]
         self._gradients: list[Tensor | None] = [None] * groups
@@ -147,7 +147,7 @@ def rows_of_all(comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
 
 
 def sum_of_rows(comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
-    """What all ranks have for the rows of this one, added up: `[seq, ...]` to `[local, ...]`."""
+    """The rows of this rank in the sum of all ranks' tensors: `[seq, ...]` to `[local, ...]`."""
     return comm.wait(comm.reduce_scatter(by_rank(x, layout)))
 
 
@@ -171,8 +171,10 @@ class Unsharded(torch.autograd.Function):
 
 
 def to_heads(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """`[local, B, H, D]` -> `[size * local, B, H / size, D]`, all in one exchange: the rows of one rank follow those of
-    another."""
+    """`[local, B, H, D]` -> `[size * local, B, H / size, D]`, for all tensors in one exchange.
+
+    The rows of each rank follow those of the rank before it.
+    """
     size = comm.size
     shapes = [(x.shape[1], x.shape[2] // size, x.shape[3]) for x in tensors]
     parts = [x.unflatten(2, (size, -1)).movedim(2, 0).flatten(2) for x in tensors]
@@ -180,7 +182,7 @@ def to_heads(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_rows(comm: Exchanges, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse."""
+    """The inverse of `to_heads`."""
     rows = torch.cat([x.flatten(1) for x in tensors], 1)
     found = comm.wait(comm.all_to_all(rows)).unflatten(0, (comm.size, -1))
     parts = found.split([prod(x.shape[1:]) for x in tensors], 2)

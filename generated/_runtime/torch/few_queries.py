@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense calls with few queries, whose keys are split over the chip as those of calls on paged caches."""
+"""Dense calls with few queries, whose keys are split over multiprocessors as in calls on paged caches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,12 +40,13 @@ def splits_keys(
     *,
     by_query: bool,
 ) -> bool:
-    """Whether a dense call splits its keys. Shapes decide, whatever lengths are; or the call asks for it, by `splits`
-    or a plan.
+    """Whether a dense call splits its keys.
+
+    Shapes decide this, not the values of `kv_lengths`, unless the call asks for it by `splits` or a plan.
 
     Args:
         q, k, v: `[B, H, S, D]`, checked.
-        own: the variant's own arguments. others: what only the dense kernels take, those of _DENSE_ALONE.
+        own: the variant's own arguments. others: arguments that only the dense kernels take, as in _DENSE_ALONE.
         by_query: whether one of the variant's own tensors has an element for each query: split calls read such a tensor
             by row, dense calls by position.
     """
@@ -72,7 +73,7 @@ def splits_keys(
 def check_dense_plan(
     op: str, page_starts: Any, cu_seqlens_q: Any, max_seqlen_q: Any, config: Any, family: Any, *, by_query: bool
 ) -> None:
-    """Check that a plan is of calls that can split dense keys."""
+    """Check that a plan is made for calls that can split dense keys."""
     given = {
         "page_starts": page_starts,
         "cu_seqlens_q": cu_seqlens_q,
@@ -88,8 +89,10 @@ def check_dense_plan(
 
 
 def _holds(condition: Any) -> bool:
-    """Whether a condition on sizes holds. An exported program keeps the dense kernels where its sizes may differ: it
-    serves all of them."""
+    """Whether a condition on sizes holds.
+
+    In an exported program it must hold for all sizes that the program serves: otherwise that keeps the dense kernels.
+    """
     if torch.compiler.is_exporting():
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -138,7 +141,7 @@ def split_call(
 def in_rows(x: Tensor, call: CacheCall, *dims: str | int) -> Tensor:
     """One of the variant's own tensors, checked, of these dims, as kernels read it: batch rows are pages.
 
-    With an element for each key, its axis of batch rows lies before that of keys.
+    If the tensor has an element for each key, its axis of batch rows is put directly before that of keys.
     """
     if dims.count("kv_idx") != 1 or "q_idx" in dims:
         return x

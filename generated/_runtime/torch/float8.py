@@ -11,12 +11,12 @@ from .dtypes import FP8_DTYPE
 
 
 def quantize(x: Tensor, cu_seqlens: Tensor | None, layout: str) -> tuple[Tensor, Tensor]:
-    """x, checked, in 8 bits, and its scales."""
+    """x, which is checked, as 8-bit floats, and its scales."""
     with torch.no_grad():
         if cu_seqlens is None:
             axis = 1 if layout == "bhsd" else 2
             rows = x.transpose(1, axis)
-            # A maximum of no token is an error in torch: the column of zeros stands for it.
+            # torch raises an error for a maximum over no tokens. A column of zeros avoids it.
             largest = torch.nn.functional.pad(rows.float().abs().amax(3), (0, 1)).amax(2)
             scale = _scale_of(largest)
             return _divided(rows, scale[:, :, None, None]).transpose(1, axis), scale

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of float8_e4m3fn in PyTorch: q, k and v of 8 bits, each times a scale for each head."""
+"""Calls of float8_e4m3fn in PyTorch: q, k and v are 8-bit floats, each with a scale for each head."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from .replay import apply
 def scaled_run(
     op: str, q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any, cu_seqlens_q: Any, layout: str
 ) -> Run:
-    """What runs the kernels of a call without pages: `apply`, or where q is float8_e4m3fn its forward alone.
+    """The function that runs a call without pages: `apply`, or if q is float8_e4m3fn one that has only a forward.
 
     A scale is a number, floats `[H]` or one for each batch row or packed sequence, `[B, H]`.
     """
@@ -55,6 +55,6 @@ def _scale(op: str, name: str, scale: Any, rows: int, heads: int, x: Tensor) -> 
 
 
 def _run(scales: tuple[Tensor, Tensor, Tensor], function: Any, *args: Any) -> tuple[Tensor, ...]:
-    """o and lse of a call, in the place of `apply`. They have no gradient."""
+    """Compute o and lse of a call, in place of `apply`. They have no gradient."""
     found: tuple[Tensor, ...] = function.scaled(*args, *scales)
     return found

@@ -18,7 +18,7 @@ from .replay import apply
 from .transforms import batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
-"""What runs kernels: their launches, or the custom operator that stands for these."""
+"""Runs kernels: launches them, or calls the custom operator that stands for the launches."""
 
 
 class _Registry:
@@ -43,7 +43,7 @@ def kernels_of(function: Any) -> Any:
 
 
 def signature_of(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
-    """A function of these parameters, which are tensors unless `types` has them, with so many tensors as its result."""
+    """A signature with these parameters, which are tensors unless `types` has them, that returns so many tensors."""
     kind, annotations = Parameter.POSITIONAL_OR_KEYWORD, types or {}
     found = [Parameter(name, kind, annotation=annotations.get(name, Tensor)) for name in parameters]
     return Signature(found, return_annotation=tuple.__class_getitem__((Tensor,) * num_results))
@@ -92,7 +92,7 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
     num_tensors, has_tables, results = kernels.num_tensors, kernels.has_tables, kernels.results
     num_saved = num_tensors + len(results)
     end_numbers = len(kernels.parameters) - has_tables
-    # For each argument the place of its gradient among those of a backward, behind which stands a None.
+    # For each argument the place of its gradient among the results of a backward, to which a None is appended.
     trained = ("q", "k", "v", *kernels.gradients)
     order = tuple(trained.index(x) if x in trained else len(trained) for x in kernels.parameters)
     flags = tuple(kernels.parameters.index(x) for x in kernels.flags)
@@ -102,9 +102,9 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
 
         kernels = name
         again: Any = None
-        """The autograd function whose calls are those that are replayed."""
+        """The autograd function that a replayed call applies in place of this one."""
         compile_ahead: Any = None
-        """Begins to compile the backward of a call with such arguments."""
+        """Compiles the kernels of a first call with such arguments, and begins to compile those of its backward."""
 
         @staticmethod
         def forward(*args: Any) -> tuple[Tensor, ...]:
@@ -173,7 +173,7 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
     end_numbers = len(kernels.parameters) - has_tables
 
     class Attention(torch.autograd.Function):
-        """o of the tensors of a step, its tables last, with lse where the call returns it: each result costs time."""
+        """o from the tensors of a step, its tables last; lse only if the call returns it: each result costs time."""
 
         @staticmethod
         def forward(ctx: Any, step: Step, pointers: list[int], *given: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -217,5 +217,5 @@ def _replayed_function(kernels: Any, name: str, order: Sequence[int], flags: Seq
 
 
 def _known_backward(name: str, arguments: Sequence[Any]) -> Any:
-    """What is known of a backward with such arguments."""
+    """What is known of a backward with such arguments: its plan, if there is one."""
     return KERNELS.of(name).backward.__dict__["plan_of"](arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the sums that kernels gather to the gradients of a variant's own tensors."""
+"""Computes the gradients of a variant's own tensors from the sums that kernels gather."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from ..core.distances import lag_axis
 def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0) -> Tensor:
     """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys).
 
-    The tensor's axis of keys has `length` elements, no gradient beyond the last key.
+    The tensor's axis of keys has `length` elements. Beyond the last key its gradient is 0.
     """
     if length > total.shape[-1]:
         total = torch.nn.functional.pad(total, (0, length - total.shape[-1]))
@@ -30,7 +30,7 @@ def reduce_gradient(total: Tensor, axes: str, num_kv_heads: int, length: int = 0
 def lag_grid(
     q: Tensor, k: Tensor, row_offset: int, row_offsets: Tensor | None, near_first: int | None, near_last: int | None
 ) -> Tensor:
-    """The distances of the sums of a dense call, `[B or 1, 1, n]`: first and last of the blocks beyond the others."""
+    """The distances of the sums of a dense call, `[B or 1, 1, n]`; the first and the last are those of far blocks."""
     axis = lag_axis(q.shape[2], k.shape[2], row_offset if row_offsets is None else None, near_first, near_last)
     lags = torch.arange(-1, axis.size + 1, device=q.device).view(1, 1, -1) - axis.origin
     return lags + (row_offset if row_offsets is None else row_offsets.view(-1, 1, 1))
@@ -48,13 +48,13 @@ def _index(index: Tensor | int, device: torch.device) -> Tensor:
 
 
 _COPIES = 16
-"""Copies of a tensor that sums are added to: torch adds those of one element one after the other."""
+"""Sums are added to so many copies of a tensor, because torch adds sums for one element one after the other."""
 
 
 def place_sums(sums: Tensor, shape: Sequence[int], places: Sequence[Tensor | int]) -> Tensor:
-    """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
+    """Add sums `[B, Hq, S]`, in a fixed order, to the elements of a tensor that `places` selects, an index per axis."""
     index = torch.broadcast_tensors(*(_index(i, sums.device).long() for i in places))
-    # What no index tells apart goes to one element: summed here, it need not be sorted.
+    # Sums that no index tells apart go to one element. They are added here, so that they need not be sorted.
     # Without an axis, which is one element, `numel` of the empty shape is 1.
     copy = torch.arange(index[0].shape[-1:].numel(), device=sums.device) % _COPIES
     copies = sums.new_zeros((_COPIES, *shape))
@@ -68,9 +68,11 @@ def sequence_of_rows(cu_seqlens: Tensor, total: int) -> Tensor:
 
 
 def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: int | Tensor | None = None) -> Tensor:
-    """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
-    its `q_offset`, by which positions and rows differ. A sequence without tokens reads the first of all: some element
-    that there is, to which nothing is added."""
+    """Where along an axis of packed tokens the kernels read element `index` of each of the sequences `seqs`.
+
+    An axis of queries comes with its `q_offset`, by which positions and rows differ. A sequence without tokens reads
+    element 0, because it must read one that exists; nothing is added to it.
+    """
     start, end = cu_seqlens[seqs], cu_seqlens[seqs + 1]
     index = _index(index, start.device)
     if q_offset is not None:
@@ -80,9 +82,9 @@ def packed_row(index: Tensor | int, cu_seqlens: Tensor, seqs: Tensor, q_offset: 
 
 
 def sums_by_sequence(sums: Tensor, block_seqs: Tensor, num_seqs: int) -> Tensor:
-    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero.
+    """The sums `[1, Hq, entries]` of packed blocks, added up by sequence in a fixed order: `[n, Hq]`.
 
-    Each block may have more than one, side by side.
+    Sums of blocks that belong to no sequence are zero. Each block may have more than one entry, side by side.
     """
     num_blocks = block_seqs.shape[0]
     sums = sums.view(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)

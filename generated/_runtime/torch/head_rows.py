@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that compute some heads of all rows each: rows of all heads become heads of all rows, and back.
+"""Ranks that each compute some heads of all rows: exchanges turn rows of all heads into heads of all rows, and back.
 
-Each tensor is copied once on each side of its exchange, and not at all where it lies as it is sent. What a rank
-received in the forward may be kept for the backward (DeepSpeed-Ulysses, arXiv:2309.14509), which then sends no q, k, v
-and o.
+Each tensor is copied once on each side of its exchange, or not at all if its memory already has the order of the
+exchange. What a rank received in the forward may be kept for the backward (DeepSpeed-Ulysses, arXiv:2309.14509), which
+then does not exchange q, k, v and o again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ Started: TypeAlias = tuple[Tensor, list[tuple[int, ...]]]
 """An exchange that was started, and the shape of a row of each tensor that it brings."""
 
 _WORD = torch.int64
-"""Tensors are copied by elements of this dtype where they can be: fewer of them than of 16 bits."""
+"""Tensors are copied as elements of this dtype if possible, because they are fewer than elements of 16 bits."""
 
 
 class HeadRows:
-    """A call whose rank computes heads of its own, in groups: a group is exchanged while another is computed."""
+    """A call in which each rank computes its own heads, in groups: one group is exchanged while another is computed."""
 
     def __init__(self, call: Call, comm: Exchanges, heads: tuple[int, int]) -> None:
         """heads: query heads and key heads of the whole call."""
@@ -41,8 +41,10 @@ class HeadRows:
     # -------------------------------------------------------------------------------------------------- the two passes
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor | None) -> list[Tensor]:
-        """Write o, and lse if it is wanted, `[local, B, H, ...]`, of q, k and v `[local, B, H, D]`. Returns what the
-        backward needs of each group: q, k, v, o and lse of all rows."""
+        """Write to o, and to lse if it is wanted, `[local, B, H, ...]`, the results for q, k and v `[local, B, H, D]`.
+
+        Returns what the backward needs of each group: q, k, v, o and lse of all rows.
+        """
         call, kept, results = self.call, [], []
         coming = self._to_heads(q, *self._repeated(k, v))
         for group, received in enumerate(coming):
@@ -81,7 +83,7 @@ class HeadRows:
                 return tensors, self._keywords(call.own | dict(own), group)
 
             dq, dk, dv, own = call.derived(arguments, sums.leaves, (o, lse), (of_do, of_dlse), call.form)
-            # Parts of a sum are not rounded: those of repeated key heads are sent in float32.
+            # The terms of a sum are not rounded: gradients of repeated key heads are sent in float32.
             wire = dq.dtype if self.repeats == 1 else torch.float32
             sent.append((self._send_rows(dq), self._send_rows(dk, dv, dtype=wire)))
             sums.add(own)
@@ -110,7 +112,7 @@ class HeadRows:
         return [x if self.repeats == 1 else x.repeat_interleave(self.repeats, 2) for x in keys]
 
     def _to_heads(self, *tensors: Tensor) -> list[list[Started]]:
-        """Start to exchange tensors `[local, B, H, D]`, those behind the first together, group by group."""
+        """Start to exchange tensors `[local, B, H, D]`, group by group: the first alone, the others together."""
         started = []
         for group in range(self.groups):
             of_group = []
@@ -139,7 +141,7 @@ class HeadRows:
     # ------------------------------------------------------------------------------------------------ heads to rows
 
     def _send_rows(self, *tensors: Tensor, dtype: torch.dtype | None = None) -> Started:
-        """Start to send all rows of tensors `[seq, B, h, D]` to the ranks that have them."""
+        """Start to send each row of tensors `[seq, B, h, D]` to the rank that has this row."""
         shapes = [tuple(x.shape[1:]) for x in tensors]
         if len(tensors) == 1 and tensors[0].is_contiguous():
             rows = tensors[0].flatten(1)
@@ -148,7 +150,7 @@ class HeadRows:
         return self.comm.all_to_all(by_rank(rows, self.layout)), shapes
 
     def _rows(self, started: Started) -> list[Tensor]:
-        """What came, `[ranks, local, B, h, D]` each."""
+        """The tensors that were received, each `[ranks, local, B, h, D]`."""
         x, shapes = started
         return split_features(self.comm.wait(x).unflatten(0, (self.comm.size, -1)), shapes, axis=2)
 
@@ -161,13 +163,13 @@ class HeadRows:
             if self.repeats == 1:
                 _copy(self._parts(output, group), part)
                 continue
-            # There is one group; repeated heads follow each other.
+            # With repeated heads there is one group, and the copies of a head are adjacent.
             sums = part.movedim(0, 2).flatten(2, 3).unflatten(2, (-1, self.repeats)).sum(3)
             output.copy_(sums)
 
 
 def _side_by_side(tensors: Sequence[Tensor], axis: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Tensors whose dims from `axis` on are flattened, one beside the other along that axis."""
+    """The tensors, with their dims from `axis` on flattened, concatenated along `axis`."""
     first, widths = tensors[0], [prod(x.shape[axis:]) for x in tensors]
     found = first.new_empty((*first.shape[:axis], sum(widths)), dtype=dtype or first.dtype)
     for x, part in zip(tensors, found.split(widths, axis), strict=True):
@@ -176,7 +178,7 @@ def _side_by_side(tensors: Sequence[Tensor], axis: int, dtype: torch.dtype | Non
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy a tensor, by words of 8 bytes if both are made of them."""
+    """Copy a tensor, as words of 8 bytes if the layouts of both tensors allow that."""
     if target.dtype == source.dtype and _has_words(target) and _has_words(source):
         target, source = target.view(_WORD), source.view(_WORD)
     target.copy_(source)

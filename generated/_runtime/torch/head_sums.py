@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over all but heads, by a launch: a call that launches kernels alone is replayed."""
+"""Sums over all axes but heads, by a kernel: a call can be replayed only if it does nothing but launch kernels."""
 
 from torch import Tensor
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of a call, and what kernels read in their place."""
+"""Checks of the arguments of a call, and conversions to what the kernels read."""
 
 import math
 from typing import Any
@@ -59,10 +59,10 @@ def check_tensor(
     tile_axes: tuple[int, ...] = (),
     no_gradient: str = "",
 ) -> Tensor:
-    """One of a variant's own tensors, checked, in one of `dtypes`: any float is cast for a float, any integer for one.
+    """One of a variant's own tensors, checked and cast to one of `dtypes`: floats to floats, integers to integers.
 
-    Offsets along `tile_axes` are 32-bit in the kernels. `no_gradient` is why a float tensor has none. Of a tensor
-    without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
+    Offsets along `tile_axes` are 32-bit in the kernels. `no_gradient` is the reason why a float tensor has no gradient.
+    A tensor without elements, in a call without keys or queries, is replaced by one that reads as 0 everywhere.
     """
     if not isinstance(x, Tensor):
         got = "nothing" if x is None else type(x).__name__
@@ -82,7 +82,7 @@ def check_tensor(
 
 
 def readable(x: Tensor) -> Tensor:
-    """A tensor with an element for every index to be clamped to: 0 where an axis has none, which has no nearest end."""
+    """A tensor from which any clamped index reads an element: an empty axis, which has none, gets one that is 0."""
     empty = [axis for axis, size in enumerate(x.shape) if size == 0]
     return x.sum(empty, keepdim=True, dtype=x.dtype) if empty else x
 
@@ -90,7 +90,7 @@ def readable(x: Tensor) -> Tensor:
 def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Tensor) -> tuple[int, Tensor | None]:
     """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
 
-    `kv_len` is a tensor of integers where each batch row has a length of its own.
+    `kv_len` is a tensor of integers if each batch row has its own length.
     """
     if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
         return 0, offset_tensor(op, q_offset, q.shape[0], q.device)
@@ -114,18 +114,18 @@ def check_offset_word(op: str, q_offset: str) -> None:
 
 
 def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
-    """The seed of a call, checked; where none is given, one from torch's default CPU generator."""
+    """The seed of a call, checked; if none is given, one from torch's default CPU generator."""
     if seed is not None:
         return check_seed(op, seed)
     if dropout_p == 0:
-        return 0  # Nothing is drawn: the generator stays where it is.
+        return 0  # Nothing is drawn: the state of the generator stays.
     if torch.compiler.is_compiling():
         fail(op, "seed", "an int under torch.compile, which would draw one seed for all calls", None)
     return int(torch.randint(SEED_END - 1, (), device="cpu").item())
 
 
 def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
-    """The kernels take the maximum before they scale, so the sign of a scale, or a zero, moves into q: no rounding."""
+    """Kernels take the maximum before they scale. So a scale's sign, or a zero, is moved into q, without rounding."""
     if scale is None:
         return q, 1.0 / math.sqrt(q.shape[-1])
     scale = float(scale)

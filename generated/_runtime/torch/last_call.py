@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last call of a function that was replayed: whether the next looks the same is found at little cost.
+"""The last replayed call of a function, kept to find out at little cost whether the next call looks the same.
 
 torch.compile's guards compare all tensors in one step of C++: dtypes, shapes, strides, devices, whether gradients are
-wanted, and the modes that decide what an operator does. Everything else is compared as it is.
+wanted, and the modes that decide what an operator does. Everything else is compared in Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN = (int, float, str)
 
 
 def modes_of_forward() -> tuple[Any, ...]:
-    """What a call depends on beside its arguments."""
+    """What a call depends on besides its arguments."""
     return (
         torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None,
         torch.is_grad_enabled(),
@@ -40,12 +40,12 @@ def modes_of_forward() -> tuple[Any, ...]:
 
 
 def modes_of_backward() -> tuple[Any, ...]:
-    """What a backward depends on beside its arguments."""
+    """What a backward depends on besides its arguments."""
     return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else None, torch.is_grad_enabled()
 
 
 def _is_equal(x: object, known: object) -> bool:
-    """Whether two values that are not tensors are equal, of one type; zeros may differ in their sign."""
+    """Whether two values, not tensors, have one type and are equal. Zeros never are: their signs may differ."""
     if type(x) is not type(known):
         return False
     if isinstance(x, CallOptions) and isinstance(known, CallOptions):
@@ -54,7 +54,7 @@ def _is_equal(x: object, known: object) -> bool:
 
 
 class Alike:
-    """What some tensors look like, and the modes they came in."""
+    """What some tensors look like, and the modes that were on when they were given."""
 
     __slots__ = ("_check", "_count", "_find", "_modes")
 
@@ -71,22 +71,24 @@ class Alike:
             raise TypeError("one tensor twice, or at places that decide which kernels are compiled")
 
     def pointers(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        """Where tensors lie that look the same; None if they do not, or lie at places that decide which kernels are
-        compiled."""
+        """The addresses of tensors that look like the known ones.
+
+        None if they look different, or if their addresses could change which kernels are compiled.
+        """
         if len(tensors) != self._count or self._find() != self._modes or not self._check(*tensors):
             return None
         return plain_places([x.data_ptr() for x in tensors])
 
 
 def plain_places(pointers: list[int]) -> list[int] | None:
-    """Pointers; None if one is no multiple of 16, or is there twice, or points nowhere."""
+    """The pointers; None if one of them is not a multiple of 16, occurs twice or is 0."""
     return pointers if gcd(*pointers) % 16 == 0 and 0 not in pointers and len(set(pointers)) == len(pointers) else None
 
 
 class LastCall:
-    """What a call looked like, and `plan`, what is done in its place.
+    """What a call looked like, and `plan`, which is run in its place.
 
-    A schedule is held weakly: it keeps tables on the device.
+    A schedule is held by a weak reference, because it keeps tables on the device.
     """
 
     __slots__ = ("_alike", "_names", "_order", "_others", "_schedules", "_tensors", "plan")
@@ -107,8 +109,10 @@ class LastCall:
             raise TypeError("a tensor twice, one of them in a schedule")
 
     def pointers(self, values: Sequence[Any], names: Iterable[str]) -> tuple[Sequence[Tensor], list[int]] | None:
-        """The tensors of a call and where they lie, in the order of its arguments; None if it looks otherwise, or lies
-        at places that decide which kernels are compiled."""
+        """The tensors of a call and their addresses, in the order of its arguments.
+
+        None if the call looks different, or if the addresses could change which kernels are compiled.
+        """
         if len(values) != len(self._order) + len(self._others):
             return None
         for place, known in self._others:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of kernels: by Triton, with memory to work in, and what must be known to launch a compiled one again."""
+"""Launches of kernels by Triton, their scratch memory, and what is needed to launch a compiled kernel again."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
 
-# In these versions a compiled kernel is run with the same arguments. AMD's kernels are specialised on more than a kind
-# of call tells: on how large the memory of a tensor is. Where values are checked, every call is to check its own.
+# Replay is enabled for these versions, in which a compiled kernel is run with the same arguments. AMD's kernels are
+# also specialised on the size of a tensor's memory, which the key of a call does not contain. In debug mode each call
+# checks its own values.
 ENABLED = (
     HAS_TRITON
     and not INTERPRET
@@ -27,38 +28,38 @@ if HAS_TRITON:
     from triton import knobs
     from triton.runtime import _allocation
 
-# In these versions what runs a compiled kernel finds memory for it, and hands that on between other arguments.
+# In these versions the launcher of a compiled kernel allocates memory and passes it on between other arguments.
 _KNOWN_LAUNCHER = (
     ("triton.backends.nvidia.driver", "CudaLauncher") if ENABLED and version("triton")[:4] == "3.6." else None
 )
 
 
 class Active(threading.local):
-    """What goes on in a thread."""
+    """What `launch` has to do in a thread besides launching, or in its place."""
 
     recording: Any = None
-    """What notes the call that is made, a `Recording`."""
+    """The `Recording` that notes the current call, if any."""
     compiles: Callable[[Any, tuple[int], Sequence[Any], dict[str, Any]], None] | None = None
-    """Takes a launch's kernel, grid, arguments and constants in the place of the GPU."""
+    """If set, it receives the kernel, grid, arguments and constants of each launch, and nothing is launched."""
 
 
 active = Active()
 
 
 def is_recording() -> bool:
-    """Whether a call is being noted, which takes a dispatch mode."""
+    """Whether a call is being recorded, for which one dispatch mode is on."""
     return active.recording is not None
 
 
 def _scratch(size: int, _alignment: int, _stream: int | None) -> Tensor:
-    """Memory that a kernel works in, free again for what the stream does after it."""
+    """Scratch memory of a kernel, which may be reused by work that is queued on the stream after it."""
     with _disable_current_modes():
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 @contextmanager
 def giving_scratch() -> Iterator[None]:
-    """Kernels that describe their copies to the hardware get the memory for it, whatever allocator Triton has."""
+    """Kernels that build TMA descriptors get memory for them from torch, whatever allocator Triton has."""
     token = _allocation._allocator.set(_scratch)
     try:
         yield
@@ -89,11 +90,13 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants:
 
 
 def launcher_of(compiled: Any, grid: tuple[int]) -> tuple[Callable[..., object], list[Any], int]:
-    """What launches a compiled kernel, its arguments ahead of the kernel's own, and how much memory these have a place
-    for."""
+    """What launches a compiled kernel, its arguments before the kernel's own, and the bytes of scratch memory.
+
+    The scratch memory has a place among these arguments. Its size is 0 if the launcher allocates the memory itself.
+    """
     run = compiled.run
     if (type(run).__module__, type(run).__name__) == _KNOWN_LAUNCHER and run.profile_scratch_size == 0:
-        # As `CudaLauncher.__call__` does, but for finding memory.
+        # As `CudaLauncher.__call__` does, but without allocating memory.
         flags = run.launch_cooperative_grid, run.launch_pdl
         ahead = [*grid, 1, 1, None, compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None]
         return run.launch, ahead, grid[0] * run.num_ctas * run.global_scratch_size
@@ -107,7 +110,7 @@ def current_stream(device: int) -> int:
 
 
 def is_seen_by_others() -> bool:
-    """Whether a trace, a mode of somebody or a transform sees what a call does."""
+    """Whether a trace, a dispatch mode or a transform of `torch.func` sees what a call does."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0

@@ -11,7 +11,7 @@ from ..core.checks import check_dropout_p, check_int, fail
 
 
 def axis(x: Tensor, index: int) -> Tensor:
-    """The positions along one axis of `x`, in its rank."""
+    """The positions along one axis of `x`, in a shape that broadcasts to that of `x`."""
     return torch.arange(x.shape[index], device=x.device).view([-1 if i == index else 1 for i in range(x.dim())])
 
 
@@ -27,7 +27,7 @@ class AttentionModule(nn.Module):
 
     op: ClassVar[Callable[..., Any]]
     entry: ClassVar[tuple[tuple[str, str], ...]] = ()
-    # Of each parameter the op's argument, and the attribute.
+    # For each parameter the name of the op's argument, and the attribute that holds it.
     _held: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def __init__(
@@ -43,10 +43,10 @@ class AttentionModule(nn.Module):
         self.dropout_p = None if dropout_p is None else check_dropout_p(name, dropout_p)
 
     def reset_parameters(self) -> None:
-        """Fill the parameters with what they hold at first."""
+        """Set the parameters to their initial values."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Any:
-        """The op's result, of its own keyword arguments in `call`; those given here go before the module's defaults.
+        """The op's result. Keyword arguments of the op in `call` take precedence over the module's defaults.
 
         Raises:
             ArgumentError: an argument that the module holds, or one that the op refuses.

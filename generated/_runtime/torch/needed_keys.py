@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of other ranks that the rows of a rank may attend to: they alone are sent."""
+"""Exchange of keys in which a rank gets from others only the keys that its rows may attend to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,18 @@ from .collectives import Exchanges
 from .exchange import kept
 
 MOST_KEPT = 1.5
-"""The forward's keys are kept for the backward if they are at most so many times a rank's own, in place of these."""
+"""The forward's keys are kept for the backward, in place of a rank's own, if they are at most so many times as many."""
 
 Rows: TypeAlias = Tensor | Chunk
-"""Some rows of a tensor: their numbers, or first and number of rows that follow each other."""
+"""Some rows of a tensor: their indices, or for adjacent rows the first one and how many there are."""
 
 
 class NeededKeys:
-    """Keys of the documents that a rank has rows of, or of all rows. Of other ranks it gets only those that its rows
-    may attend to: others are 0, which the mask drops.
+    """Keys of the documents that a rank has rows of, or of all rows.
 
-    Gradients go back along the same routes; each rank adds to its own those of the others, in the order of the ranks.
+    From other ranks it gets only the keys that its rows may attend to. Keys that it does not get are 0: the mask drops
+    them. Gradients are sent back along the same routes. Each rank adds the gradients that it receives to its own, in
+    the order of the ranks.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class NeededKeys:
         needs: KeyNeeds,
         received: Sequence[Tensor] = (),
     ) -> None:
-        """k and v are `[local, B, H, D]`; of these only shapes are read if `received` is what `kept` returned."""
+        """k and v are `[local, B, H, D]`. If `received` is given, which `kept` returned, only their shapes are read."""
         self.comm, self.local = comm, layout.local
 
         def make() -> _Tables:
@@ -63,7 +64,7 @@ class NeededKeys:
         return self._keys[2 * group : 2 * group + 2]
 
     def kept(self) -> list[Tensor]:
-        # All ranks keep theirs or none does: their backwards exchange the same.
+        # Either all ranks keep their keys or none does, so that their backwards run the same exchanges.
         return self._keys if self.tables.most <= MOST_KEPT * self.local else []
 
     def send(self, group: int, dk: Tensor, dv: Tensor) -> None:  # noqa: ARG002  # groups are sent in order
@@ -101,7 +102,7 @@ class NeededKeys:
         return self.comm.exchange(torch.cat(parts), *lengths)
 
     def _came(self, coming: Tensor | None, like: Sequence[Tensor], *, back: bool) -> list[Tensor | None]:
-        """What came from the other ranks, one after the other, of either tensor; None if nothing did."""
+        """The rows that came from the other ranks, rank by rank, for either tensor; None if nothing was sent."""
         counts = self.tables.sent if back else self.tables.received
         if coming is None:
             return [None, None]
@@ -162,12 +163,12 @@ def _width(x: Tensor) -> int:
 
 
 def _rows_of(x: Tensor, rows: Rows) -> Tensor:
-    """Rows of a tensor, a view where they follow each other."""
+    """Rows of a tensor, as a view if they are adjacent."""
     return x.narrow(0, *rows) if isinstance(rows, tuple) else x.index_select(0, rows)
 
 
 def _together(own: Tensor, came: Tensor | None, tables: _Tables) -> Tensor:
-    """Keys in order, of this rank's rows and of those that came."""
+    """Keys in the order of the sequence: this rank's own, those that came, and 0 for the others."""
     longest = max((n for source, _, n in tables.pieces if source == NONE), default=0)
     sources = (own, own[:0] if came is None else came, own.new_zeros(longest, *own.shape[1:]))
     parts = [sources[source].narrow(0, 0 if source == NONE else at, n) for source, at, n in tables.pieces]
@@ -175,7 +176,7 @@ def _together(own: Tensor, came: Tensor | None, tables: _Tables) -> Tensor:
 
 
 def _own_part(total: Tensor, tables: _Tables, local: int, dtype: torch.dtype) -> Tensor:
-    """The gradients of this rank's rows, of those of its keys; padding is 0."""
+    """The gradients of this rank's rows, from those of all keys that it computed with; padding is 0."""
     moves, at = [], 0
     for source, first, n in tables.pieces:
         moves += [(at, first, n)] if source == OWN else []

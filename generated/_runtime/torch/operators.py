@@ -28,7 +28,7 @@ def namespace_of(package: str) -> str:
     >>> namespace_of("generated"), namespace_of("model.attention")
     ('generated', 'model_attention')
 
-    A package that is part of a kernel of Hugging Face's hub names that of the kernel in its `NAMESPACE`.
+    A package that is part of a kernel of Hugging Face's hub has the kernel's namespace in its `NAMESPACE`.
     """
     name: str = getattr(sys.modules.get(package), "NAMESPACE", package)
     return name.replace(".", "_")
@@ -48,7 +48,7 @@ def register_when_read(package: str, variants: Sequence[str]) -> None:
     class LazyOperators(kind):  # type: ignore[misc, valid-type]
         """A namespace of operators that are registered when they are first read."""
 
-        # torch takes from here under which module an operator is saved.
+        # torch saves an operator under the module that is named here.
         __module__ = kind.__module__
 
         def __getattr__(self, name: str) -> Any:
@@ -68,9 +68,9 @@ def register_operator(
 ) -> Callable[..., Any]:
     """Register a custom operator that calls `launch`, which has this signature; return a function that calls it.
 
-    `fake` allocates what `launch` returns. `vmap` makes of the operator, the size of a mapped axis, its places and the
-    arguments what `torch.func.vmap` does, where no autograd function around the operator says so. An operator takes no
-    `CallOptions`: they pass as their text.
+    `fake` allocates what `launch` returns. `vmap(operator, size, in_dims, args)` is the operator's rule for
+    `torch.func.vmap`; it is not needed inside an autograd function, which has its own rule. An operator cannot take
+    `CallOptions`, so they are passed as their text.
     """
     from torch.library import custom_op
 

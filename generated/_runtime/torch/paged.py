@@ -111,7 +111,7 @@ def with_classes(op: str, call: CacheCall) -> CacheCall:
 
 
 def _check_caches(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check what does not follow from shapes."""
+    """Check dtypes, devices and strides."""
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
     for name, x in (("k", k), ("v", v)):
@@ -144,7 +144,7 @@ def _check_pages(
 
 
 def _offset(op: str, q_offset: Any, q: Tensor, num_seqs: int) -> tuple[int | None, Tensor | None]:
-    """The position of the first query, of all sequences or of each; None and None where it follows from lengths."""
+    """The position of the first query, for all sequences or for each; None and None if it follows from lengths."""
     if q_offset is None or isinstance(q_offset, str):
         if q_offset is not None:
             check_offset_word(op, q_offset)
@@ -157,7 +157,7 @@ def _offset(op: str, q_offset: Any, q: Tensor, num_seqs: int) -> tuple[int | Non
 def own_tensor(
     op: str, call: CacheCall, name: str, x: Any, dims: tuple[str | int, ...], dtypes: tuple[str, ...]
 ) -> Tensor:
-    """One of the variant's own tensors, of these dims in a dense call, checked, with the axes that kernels read."""
+    """One of the variant's own tensors, whose dims in a dense call these are, checked, with the axes kernels read."""
     shape = own_shape(call, dims)
     checked = check_tensor(op, name, x, shape.sizes, dtypes, call.q)
     if torch.is_grad_enabled() and checked.requires_grad:
@@ -178,7 +178,7 @@ def computes_reference(call: CacheCall) -> bool:
 
 
 class Gathered(NamedTuple):
-    """A call's sequences as a packed call has them."""
+    """The sequences of a call in the form of a packed call."""
 
     q: Tensor
     k: Tensor
@@ -202,7 +202,7 @@ class Gathered(NamedTuple):
         return self._pairs(rows, dims) if "kv_idx" in dims else rows
 
     def _by_row(self, x: Tensor, dims: Sequence[str | int]) -> Tensor:
-        """Batch rows of queries one behind the other, where the tensor has an axis of them."""
+        """The tensor with one axis of packed query rows in place of its axes of batch rows and queries."""
         if self.packed:
             return x.select(dims.index("b"), 0) if "b" in dims else x
         if "b" not in dims:
@@ -212,7 +212,7 @@ class Gathered(NamedTuple):
         return first.movedim(0, queries - (batch < queries))
 
     def _pairs(self, x: Tensor, dims: Sequence[str | int]) -> Tensor:
-        """Each sequence's columns at its keys."""
+        """The tensor with each sequence's columns moved to the packed keys of that sequence, and 0 elsewhere."""
         kept = [d for d in dims if d != "b"]
         rows, cols = kept.index("q_idx"), kept.index("kv_idx")
         x = x.movedim((rows, cols), (0, 1))
@@ -225,7 +225,7 @@ class Gathered(NamedTuple):
 
 
 def gathered(call: CacheCall) -> Gathered:
-    """The keys of each sequence, one behind the other, for the reference. It waits for the lengths."""
+    """The keys of all sequences, one sequence after the other, for the reference. It waits for the lengths."""
     lengths = torch.full((call.num_seqs,), call.most_keys, device=call.q.device)
     if call.kv_lengths is not None:
         lengths = call.kv_lengths.long().clamp(0, call.most_keys)
@@ -238,7 +238,7 @@ def gathered(call: CacheCall) -> Gathered:
         page = call.page_table.long()[seq, place // call.page_size]
     else:
         page = call.page_table.long()[call.page_starts.long()[seq] + place // call.page_size]
-    # Entries of pages that no query sees may be anything.
+    # Entries of the table for pages that no query sees may have any value.
     page = page.clamp(0, call.k.shape[0] - 1)
     slot = place % call.page_size
     q, cu_seqlens_q = call.q, call.cu_seqlens_q

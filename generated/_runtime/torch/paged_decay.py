@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caches of a log-decay's running sum: their checks, what the reference makes of them, and how they are filled.
+"""The caches of a log-decay's running sum: their checks, the log-decays that the reference reads, and `append_decay`.
 
-A sum G runs from the first token of a sequence. Of each page `g_base` has G before its first token, rounded to
-float32, and of each token `g_cache` has what G differs from that by: so G has the digits of two float32 numbers, and a
-difference of two sums those of one.
+A sum G runs from the first token of a sequence. For each page `g_base` has G before the page's first token, rounded to
+float32. For each token `g_cache` has the difference between G and that number. So G has the digits of two float32
+numbers, and a difference of two sums those of one.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ def append_decay(
     page_starts: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Continue the running sums of sequences, in place. The caller has checked what the arguments are."""
+    """Continue the running sums of sequences, in place. The caller has checked that the arguments are tensors."""
     packed, device = cu_seqlens is not None, g.device
     got = f"{g.dtype} {list(g.shape)}"
     check_new_decays(g.shape, packed=packed, is_float=g.dtype.is_floating_point, got=got)
@@ -121,7 +121,7 @@ def _assign(
     page_starts: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
-    """What the kernel does, sequence by sequence."""
+    """Do in torch what the kernel does, sequence by sequence."""
     size, num_seqs = g_cache.shape[1], len(kv_lengths)
     each = len(g) // num_seqs
     begins = [each * b for b in range(num_seqs + 1)] if cu_seqlens is None else cu_seqlens.tolist()

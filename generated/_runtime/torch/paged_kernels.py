@@ -46,8 +46,8 @@ _CALL: dict[str, Any] = {
     "v_factor": float,
     "family": str,
 }
-"""What an operator takes of a call: fields of `CacheCall`, the rule for splits and the family as text, tiles as
-numbers."""
+"""The parameters of an operator that describe a call: fields of `CacheCall`, with the rule for splits and the family as
+text and tiles as numbers."""
 
 
 Own = tuple[str | int, ...] | type
@@ -72,8 +72,8 @@ class PagedKernels:
         own: Mapping[str, Own] | None = None,
         bounds: Sequence[str] = (),
     ) -> None:
-        """`modules` is the package of the kernels, whose `launch` is imported by the first call; `reference` that of
-        packed calls."""
+        """`modules` is the package of the kernels, whose `launch` is imported by the first call; `reference` is the
+        plain reference of packed calls."""
         self.op, self.modules, self.reference = op, modules, reference
         self.own, self.bounds = dict(own or {}), tuple(bounds)
         types = {name: kind if isinstance(kind, type) else Tensor for name, kind in self.own.items()}
@@ -92,7 +92,7 @@ class PagedKernels:
         return found
 
     def plan(self, call: CacheCall, *bounds: Any) -> Schedule:
-        """How the keys of each sequence are split."""
+        """A schedule that says how the keys of each sequence are split."""
         if launches_directly(call.q):
             return paged_schedule(self.op, call, self._plan(with_classes(self.op, call), bounds))
         return paged_schedule(self.op, call, self.plan_op(*_given(call), *bounds))
@@ -120,7 +120,7 @@ class PagedKernels:
         return tables
 
     def _reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """o and lse as plain mathematics."""
+        """o and lse by the plain reference."""
         packed = gathered(call)
         given = dict(zip(self.own, own, strict=True))
         q, k, v = packed.q, packed.k, packed.v
@@ -138,8 +138,8 @@ class PagedKernels:
         o, lse = self.reference(q, k, v, **given)
         is_number = v.isfinite()
         if not is_number.all():
-            # A page that no query sees may hold NaN, and zero times NaN is NaN: one more column has the weights of such
-            # values.
+            # A page that no query sees may hold NaN, and zero times NaN is NaN. One more column of values sums the
+            # weights of keys with values that are not finite.
             others = (~is_number).any(-1, keepdim=True).to(v.dtype)
             apart, _ = self.reference(q, k, torch.cat([v.where(is_number, 0), others], -1), **given)
             o = o.where(apart[..., -1:] > 0, apart[..., :-1])
@@ -152,7 +152,7 @@ class PagedKernels:
         tables, *own = args[len(_CALL) :]
         o, lse = self._forward(call, tables, own)
         if computes_reference(call):
-            # A view of something in another order would not lie as a trace was told.
+            # The reference may return views, whose strides differ from those that the trace was told.
             results = call.results(backend)
             return results[0].copy_(o), results[1].copy_(lse)
         return o, lse
@@ -174,7 +174,7 @@ class PagedKernels:
 def results_of(
     o: Tensor, lse: Tensor, dtype: torch.dtype, *, swaps: bool, return_lse: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What an op returns; o is `[B, H, S, D]`, its heads and queries swapped where the layout of the call says so."""
+    """What an op returns. o is `[B, H, S, D]`; `swaps`: the layout of the call has its heads and queries swapped."""
     o = o.to(dtype)
     if swaps:
         o = o.transpose(1, 2)
@@ -187,7 +187,7 @@ def _signature(types: Mapping[str, Any], result: Any) -> Signature:
 
 
 def _given(call: CacheCall) -> list[Any]:
-    """A call as an operator takes it."""
+    """The arguments of an operator that describe a call."""
     numbers: list[int] = []
     for name, asked in call.config:
         numbers += [PAGED_PASSES.index(name), *asked.tile, -1 if asked.keys_per_split is None else asked.keys_per_split]
@@ -197,7 +197,7 @@ def _given(call: CacheCall) -> list[Any]:
 
 
 def _call(args: Sequence[Any]) -> CacheCall:
-    """The inverse, without the classes of its sequences."""
+    """The inverse of `_given`. The call has no classes of sequences yet."""
     given = dict(zip(_CALL, args[: len(_CALL)], strict=True))
     text = given["splits"]
     splits: Splits = int(text) if text.isdigit() else text or None
@@ -211,7 +211,7 @@ def _call(args: Sequence[Any]) -> CacheCall:
 
 
 def _readable(call: CacheCall) -> CacheCall:
-    """A call whose tensors kernels can read: where strides do not fit, copies. A cache is read in place."""
+    """A call whose tensors kernels can read: q and dense keys are copied if need be. A cache is read in place."""
     q, k, v = _readable_rows(call.q), call.k, call.v
     if call.page_size == WHOLE_ROW:
         k, v = (aligned(x.transpose(1, 2)).transpose(1, 2) for x in (k, v))
@@ -219,7 +219,7 @@ def _readable(call: CacheCall) -> CacheCall:
 
 
 def _readable_rows(q: Tensor) -> Tensor:
-    """q, or a copy of it with its axes in the same order in memory, which o takes over."""
+    """q, or a copy of it with its axes in the same order in memory, because o gets that order."""
     if q.stride(-1) == 1:
         return q
     return q.contiguous() if q.dim() == 3 else empty_like_layout(q, q.shape[3]).copy_(q)

@@ -18,7 +18,7 @@ _OP = "append"
 def append(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Any, v_scale: Any
 ) -> tuple[Tensor, ...]:
-    """Write k and v, checked, to their slots of the caches, in place, and the scales of tokens where there are any."""
+    """Write k and v, checked, to their slots of the caches, in place. Scales by token are computed and written, too."""
     for name, x in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("slots", slots)):
         if x.device != k.device:
             fail(_OP, name, f"device {k.device}, that of k", x.device)
@@ -40,7 +40,7 @@ def append(
 
 
 def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
-    """A scale as one float for each head; one of tokens as it is."""
+    """A scale as one float for each head; scales by token are returned as they are."""
     heads, device = cache.shape[2], cache.device
     if scale is None:
         return None

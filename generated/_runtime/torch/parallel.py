@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism: an op over rows that several ranks have."""
+"""Context parallelism: an op over rows that are sharded over several ranks."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ from .rank_call import LAYOUT, RankCall
 from .tape import Notes, Tape
 
 MOST_KINDS = 64
-"""So many kinds of calls are known to be right, and are noted; then all are forgotten."""
+"""The most kinds of calls whose checks, and whose tapes, are remembered. Before one more is, all are forgotten."""
 
 _INPUTS = ("q", "k", "v")
-_NEW, _SEEN = object(), object()  # What is known of a kind of call: nothing; that it came once.
+_NEW, _SEEN = object(), object()  # States of a kind of call without a tape: never seen; seen once.
 
 
 class ContextParallel:
@@ -62,9 +62,9 @@ class ContextParallel:
         return f"{self.__name__} by {self.layout.strategy} over {self.layout.ranks} ranks"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
-        """The op of q, k and v, each rank's own rows; keywords are those of the op.
+        """The op's results for this rank's rows of q, k and v; keywords are those of the op.
 
-        DTensors give their local parts; of a DTensor q, o and lse are DTensors.
+        The local parts of DTensors are taken. If q is a DTensor, o and lse are DTensors, too.
         """
         if is_distributed(q):
             given: dict[str, Any] = {"q": q, "k": k, "v": v, **keywords}
@@ -99,7 +99,7 @@ class ContextParallel:
                 of_integers.append(name)
                 integers.append(value)
             else:
-                words.append(f"{name}={value!r}")  # a seed may pass 64 bits with a sign
+                words.append(f"{name}={value!r}")  # a seed may exceed a signed 64-bit integer
         kinds = (",".join(names), ",".join(of_integers), ",".join(of_floats))
         text = "|".join((PACKED if q.dim() == 3 else keywords.get("layout", LAYOUT), *kinds))
         o, lse = attend(self.key, text, "\n".join(words), tensors, integers, floats)
@@ -116,7 +116,7 @@ class ContextParallel:
         return o, lse
 
     def computed(self, given: Mapping[str, Any], *, wants_lse: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """The same of checked arguments, and what `derived` may be given in place of q, k, v, o and lse."""
+        """o and lse from checked arguments, and tensors that `derived` may take in place of q, k, v, o and lse."""
 
         def results(op: Any, comm: Collectives) -> list[Tensor | None]:
             o, lse, kept = self._call(op, comm, given).forward(wants_lse=wants_lse)
@@ -135,8 +135,11 @@ class ContextParallel:
         wanted: list[str],
         kept: Sequence[Tensor] = (),
     ) -> dict[str, Tensor]:
-        """The gradients of `wanted`, by name, from o and lse and the gradients with respect to them; or from what was
-        kept, of which q, k and v have the shapes alone."""
+        """The gradients of `wanted`, by name, from `gradients`, those with respect to o and lse.
+
+        `saved` is o and lse. If it is None, `kept` has the tensors that `computed` returned, and only the shapes of q,
+        k and v are read.
+        """
 
         def results(op: Any, comm: Collectives) -> list[Tensor]:
             found = self._call(op, comm, given).backward(saved, gradients, wanted, kept)
@@ -153,11 +156,11 @@ class ContextParallel:
     def _again(
         self, kind: Any, tensors: Sequence[Tensor], compute: Callable[[Any, Collectives], list[Any]]
     ) -> list[Any]:
-        """What `compute` returns of the op and the collectives; where a call of this kind was noted, by its tape.
+        """What `compute(op, collectives)` returns. If a call of this kind was recorded, its tape computes that.
 
         Args:
-            kind: all that decides what is computed but what `tensors` look like, which are all that is read; None for a
-                call that is never noted.
+            kind: all that decides what is computed, except what `tensors` look like; None for a call that is never
+                recorded. No other tensors may be read.
         """
         if torch.is_grad_enabled() or torch.is_autocast_enabled(tensors[0].device.type):
             with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
@@ -184,7 +187,7 @@ class ContextParallel:
     # --------------------------------------------------------------------------------------------------------- checks
 
     def checked(self, given: Mapping[str, Any]) -> None:
-        """Raise an error of arguments that no rank can compute with, on every rank, before anything is sent."""
+        """Raise an error for arguments that cannot be computed, on every rank, before anything is sent."""
         looks = _looks(given)
         if looks in self._checked and not self.check:
             return
@@ -216,7 +219,7 @@ class ContextParallel:
         self._whole_call(given)
 
     def _whole_call(self, given: Mapping[str, Any]) -> None:
-        """Let the op check the call as one GPU would make it, without values."""
+        """Let the op check the call as it would be on a single GPU, with meta tensors."""
         layout = self.layout
         rows = row_axis(form_of(layout, given, LAYOUT))
 
@@ -241,11 +244,12 @@ class ContextParallel:
 def call_of(
     op: Callable[..., Any], layout: Layout, comm: Collectives, check: bool | None, sums_gradients: bool
 ) -> ContextParallel:
-    """The `ContextParallel` of a layout, the same one each time, which is freed with the layout.
+    """The `ContextParallel` of a layout, which is made once and freed with the layout.
 
-    What it knows of its calls, such as that their arguments were compared, is for all calls of a layout. It refers to
-    an equal layout with the same tables, not to this one: their memory is free as soon as nobody has this one, without
-    the garbage collector. A training loop that plans for each batch's documents has the tables of one batch at a time.
+    So what it knows of its calls, such as that their arguments were compared, holds for all calls of the layout. It
+    refers to a copy of the layout with the same tables, because a reference to the layout itself would be a cycle. The
+    memory of the tables is thus free as soon as the layout has no other reference, without the garbage collector: a
+    training loop that plans for each batch's documents has the tables of one batch at a time.
     """
     calls: dict[Any, ContextParallel] = layout.__dict__.setdefault("_calls", {})
     key = op, check, sums_gradients
@@ -258,7 +262,7 @@ def call_of(
 
 
 def _looks(given: Mapping[str, Any]) -> Any:
-    """What checks of a call read: no values of tensors."""
+    """What the checks of a call read of its arguments: they read no values of tensors."""
     return tuple(
         (name, x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else (name, type(x), repr(x))
         for name, x in given.items()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls over several ranks outside of a trace: an autograd function without the custom operators' costs.
 
-What a rank received in the forward may take the place of q, k, v, o and lse among what is saved.
+For the backward the tensors that a rank received in the forward may be saved in place of q, k, v, o and lse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from .transforms import refuse_second_derivative
 
 
 def attend(parallel: Any, given: Mapping[str, Any], *, wants_lse: bool) -> tuple[Tensor, Tensor | None]:
-    """o, and lse if it is wanted, of a `ContextParallel` and its arguments."""
+    """Call a `ContextParallel` with its arguments: o, and lse if it is wanted."""
     names = [name for name, x in given.items() if isinstance(x, Tensor)]
     if not (torch.is_grad_enabled() and any(given[name].requires_grad for name in names)):
         o, lse, _ = parallel.computed(given, wants_lse=wants_lse)
@@ -28,7 +28,7 @@ def attend(parallel: Any, given: Mapping[str, Any], *, wants_lse: bool) -> tuple
 
 
 class _Edge(torch.autograd.Function):
-    """A tensor without elements that depends on others, whose memory it does not keep."""
+    """A tensor without elements that depends on other tensors, but does not keep their memory alive."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ class _Attend(torch.autograd.Function):
 
 
 def _nothing(parallel: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What stands for q, k or v, of which the shape alone is read."""
+    """A placeholder for q, k or v, of which only the shape is read."""
     key = ("nothing", shape, dtype, device)
     found: Tensor = kept(parallel.layout, key, lambda: torch.empty((), dtype=dtype, device=device).expand(shape))
     return found
 
 
 class _Refused(torch.autograd.Function):
-    """Gradients that are computed, and have none of their own."""
+    """Gradients that are computed already, and that cannot be differentiated."""
 
     @staticmethod
     def forward(_ctx: Any, _edge: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The custom operators of calls over several ranks: one for the forward and one for the backward.
 
-An operator takes the key of a `ContextParallel`, a number, so that one graph serves all layouts of the same sizes; how
-q lies, and the names of its tensors, integers and floats; other keywords as lines of text; and then these values.
+An operator takes the key of a `ContextParallel`, which is a number, so that one graph serves all layouts of the same
+sizes. `names` has the layout of q and the names of the call's tensors, integers and floats, whose values follow.
+`words` has the other keywords as lines of text.
 """
 
 from ast import literal_eval
@@ -117,7 +118,7 @@ def _(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.key, ctx.names, ctx.words, tensors, ctx.integers, ctx.floats = inputs
-    # A call's backward may outlive every other name of what was called; traced, the key has no value.
+    # The backward may run when nothing else refers to the `ContextParallel`. In a trace the key has no value.
     ctx.parallel = _PARALLELS[ctx.key] if type(ctx.key) is int else None
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
@@ -131,7 +132,7 @@ def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, .
     numbers = ctx.integers, ctx.floats
     found = _backward(ctx.key, ctx.names, ctx.words, ",".join(trained), tensors, *numbers, o, lse, do, dlse)
     by_name = dict(zip(trained, found, strict=True))
-    # torch takes an empty list for one of tensors.
+    # torch takes an empty list of numbers for a list of tensors, whose gradient is a list.
     return None, None, None, [by_name.get(name) for name in names], *[None if each else [] for each in numbers]
 
 

@@ -53,15 +53,16 @@ def dropout_words(
 ) -> Tensor:
     """The word of each probability of `shape` `[B, H, Sq, Skv]`, int64: it is dropped if that is below a threshold.
 
-    One Philox gives 16 bytes, for 16 probabilities: bit 4 of a key and bit 3 of a row tell which of the four words has
-    the byte, bits 0 and 3 of the key which byte of it, the higher bit first. That byte is the upper one of the
-    probability's word. The others are those of the exclusive or of the four words, which all 16 share: any two of the
-    16 words still have independent bytes, and each is below a threshold with the exact probability.
+    One evaluation of Philox gives four words, which are 16 bytes for 16 probabilities. Bit 4 of the key's index and bit
+    3 of the row's index select one of the four words; bits 0 and 3 of the key's index select a byte in it. In both
+    selections the first bit named is the more significant one. That byte is the upper byte of the probability's word.
+    The lower bytes are those of the exclusive or of the four words, which all 16 share: any two of the 16 words still
+    have independent bytes, and each is below a threshold with the exact probability.
 
-    The other bits of row and key, closed up, are the counter: (key, row, first_head + batch row * all_heads + head, 0),
-    where 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or `[B or 1, 1, 1, 1]`,
-    rounded down to a multiple of 16: so the 16 stay those of one tile. Keys are counted from `key_offset` on, a
-    multiple of 32.
+    The counter is (key, row, first_head + batch row * all_heads + head, 0), where key and row are the other bits of
+    both indices without gaps, and 0 for `all_heads` stands for H. Rows are counted from `row_offset` on, a number or
+    `[B or 1, 1, 1, 1]`, rounded down to a multiple of 16, so that the 16 probabilities stay in one tile. Keys are
+    counted from `key_offset` on, a multiple of 32.
     """
     batch, heads, q_len, kv_len = shape
     row_blocks, key_blocks = -(-q_len // 16), -(-kv_len // 32)

@@ -13,7 +13,7 @@ _Results = TypeVar("_Results", bound=tuple[Tensor, ...])
 
 
 def plain_forward(reference: Callable[..., Any], results: _Results, *arguments: Any) -> _Results:
-    """Fill what a forward returns, as its fake one allocates it, with what the reference computes of its arguments."""
+    """Fill `results`, which the fake forward has allocated, with what the reference computes from the arguments."""
     if not results[0].is_meta:
         for result, x in zip(results, reference(*arguments), strict=False):
             result.copy_(x)
@@ -29,16 +29,17 @@ def plain_backward(
     whole: tuple[Tensor, Tensor] | None,
     *arguments: Any,
 ) -> _Results:
-    """Fill what a backward returns, as its fake one allocates it, with the gradients of the reference.
+    """Fill `results`, which the fake backward has allocated, with the gradients of the reference.
 
-    `trained` are the places of their tensors among the arguments of the forward; None where no gradient is wanted.
-    `whole` is o and lse of more keys than these, if there are more: the gradients are then the part of these keys.
+    `trained` has for each result the place of its tensor among the arguments of the forward, or None if no gradient is
+    wanted. `whole` is o and lse of more keys than the arguments have, if there are more: the gradients are then the
+    part that comes from the keys of the arguments.
     """
     if do.is_meta:
         return results
     with recording_gradients():
         if whole is not None:
-            # o has the dtype of q: neither that of these keys nor its gradient is rounded to 16 bits.
+            # The reference's o has the dtype of q. In float32 neither o nor its gradient is rounded to 16 bits.
             q, *others = arguments
             arguments = (q.to(torch.promote_types(q.dtype, torch.float32)), *others)
         wide = {place: result.dtype for place, result in zip(trained, results, strict=True) if place is not None}
@@ -60,7 +61,7 @@ def plain_backward(
 
 
 def _leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in whichever of both dtypes is wider, to be differentiated by."""
+    """x as a leaf of autograd, in the wider one of its dtype and `dtype`."""
     return x.detach().to(torch.promote_types(x.dtype, dtype)).requires_grad_()
 
 
@@ -69,9 +70,9 @@ def of_part(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of o and lse of some keys, in their dtype, from those of o and lse of all keys, `whole`.
 
-    The probabilities of the part are to be less by the factor `exp(lse - whole's lse)`, and what a row takes from ds,
-    `sum(o * do) - dlse`, is to be that of the whole, times the same factor. o of the part is rounded as that of the
-    whole is, so that where these are all keys nothing is left of the rounding.
+    The probabilities of the part must be smaller by the factor `exp(lse - whole's lse)`. The number that each row
+    subtracts from dp, `sum(o * do) - dlse`, must be that of the whole, times the same factor. o of the part is rounded
+    like o of the whole, so that the rounding cancels if the part has all keys.
     """
     whole_o, whole_lse = whole
     # In a packed call lse is [H, total], o [total, H, D].
@@ -84,7 +85,7 @@ def of_part(
 
 @contextmanager
 def recording_gradients() -> Iterator[None]:
-    """Autograd records what is computed, also inside a custom operator, which it is kept out of."""
+    """Make autograd record what is computed, even inside a custom operator, in which it is off."""
     guard = torch._C._SetExcludeDispatchKeyGuard
     autograd, views = DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView
     with guard(autograd, False), guard(views, False), torch.enable_grad():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kind of call does on the device, done again.
+"""Repeats what a kind of call does on the device.
 
-A plan is what memory a call takes, and which compiled kernels it launches with which arguments. A step is a plan whose
-gradients are wanted: a call of an autograd function that does the plan and, where it is known, that of its backward.
+A plan says which memory a call allocates, and which compiled kernels it launches with which arguments. A step stands
+for a call whose gradients are wanted: it calls an autograd function that runs the plan of the forward and, if it is
+known, the plan of the backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +16,22 @@ from .last_call import Alike, guards, modes_of_backward
 from .launching import current_stream, giving_scratch, is_seen_by_others, launches_are_watched
 
 _MOST_TRIES = 4
-"""So many times a step looks whether what its backward does is known."""
+"""How many times a step looks at most whether the plan of its backward is known."""
 
 
 class Plan(NamedTuple):
-    """What a kind of call does on the device, its pointers numbered: those it is given, those it allocates, and those
-    into a room of memory that its launches alone see, which begin at `offsets`.
+    """What a kind of call does on the device.
+
+    Its pointers are numbered: first those of the given tensors, then those of the tensors that it allocates, then those
+    into a room, which is memory that only its launches use, at the byte `offsets`.
 
     Attributes:
-        make: makes a tensor of a shape, strides and dtype. allocations: what it is given.
-        zeroed: which of these are filled with zeros. room: what the room is allocated as, its number of floats.
-        zeroes_room: whether the room is filled with zeros. results: which of the allocations are returned.
-        launches: what runs each kernel, what picks its first arguments from pointers, the stream and `constants`, and
-            its other arguments.
-        kernels: kept alive: with them their machine code would go.
+        make: makes a tensor of a shape, strides and dtype. allocations: the arguments for it, one tuple per tensor.
+        zeroed: which of these tensors are filled with zeros. room: the size of the room, in float32 numbers.
+        zeroes_room: whether the room is filled with zeros. results: which of the allocated tensors are returned.
+        launches: for each kernel the function that runs it, the function that picks its first arguments from pointers,
+            the stream and `constants`, and its other arguments.
+        kernels: the compiled kernels. This reference keeps their machine code loaded.
         takes_scratch: whether a launch asks Triton's allocator for memory.
     """
 
@@ -53,7 +56,7 @@ class Plan(NamedTuple):
             made[i].zero_()
         pointers += [x.data_ptr() for x in made]
         if offsets:
-            # Kept until the launches are done with it on their stream, as any tensor is.
+            # As with any tensor, its memory is reused only by work that is queued on the stream after the launches.
             work = make((room,), (1,), torch.float32)
             if zeroes_room:
                 work.zero_()
@@ -72,14 +75,15 @@ class Plan(NamedTuple):
 
 
 class Step:
-    """A kind of call whose gradients are wanted: an autograd function of the tensors given, its forward planned.
+    """A kind of call whose gradients are wanted: an autograd function whose forward runs a plan.
 
     Attributes:
-        apply: of the autograd function, which takes the step, pointers and tensors. forward: its plan.
-        numbers: the other arguments of the function whose calls it stands for. places: those of its tensors there.
+        apply: `apply` of the autograd function, which takes the step, pointers and tensors. forward: the plan.
+        numbers: the arguments of the function whose calls this one replaces, with None for tensors. places: the places
+            of the tensors among them.
         count: how many of the tensors are not tables of a schedule, which come last.
-        order: for each tensor its number among those given, and whether its axes 1 and 2 are swapped; None if they are
-            those given as they are.
+        order: for each tensor its number among the given ones, and whether its axes 1 and 2 are swapped; None if the
+            tensors are the given ones, unchanged.
     """
 
     __slots__ = (
@@ -124,8 +128,10 @@ class Step:
         return (o.transpose(1, 2) if self.swaps_result else o), lse
 
     def gradients(self, given: Sequence[Tensor]) -> tuple[Tensor | None, ...] | None:
-        """What its backward returns, from the gradients of its results and what was saved; None if that is to be
-        computed as ever."""
+        """What the backward returns, from the gradients of the results and the saved tensors, by the known plan.
+
+        None if no plan is known for these tensors, or if it must not be used: the caller then computes the gradients.
+        """
         if self._backward is None or is_seen_by_others() or launches_are_watched():
             return None
         like, plan, returned = self._backward
@@ -139,9 +145,9 @@ class Step:
         return (None, None, *[every[i] for i in returned])
 
     def learn(self, given: Sequence[Tensor], returned: Sequence[int], find: Callable[[], Any]) -> None:
-        """Note what the backward of such tensors does, which `find` finds if it is known.
+        """Keep the plan of the backward of tensors that look like these, if `find` finds one.
 
-        `returned`: for each tensor the number of its gradient among those that it makes, -1 where it has none.
+        `returned`: for each tensor the number of its gradient among the plan's results, or -1 if it has none.
         """
         if self._backward is not None or self._tries == _MOST_TRIES or is_seen_by_others():
             return
@@ -156,14 +162,14 @@ class Step:
 
 
 def bare_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply` behind what it does for transforms."""
+    """`function.apply` without the code that it runs for transforms of `torch.func`."""
     bare: Any = super(torch.autograd.Function, function)
     apply: Callable[..., Any] = bare.apply
     return apply
 
 
 def maker(device: torch.device) -> Callable[..., Tensor]:
-    """What makes an empty tensor of a shape, strides and a dtype on the current device, which is `device`."""
+    """A function that makes empty tensors from shape, strides and dtype on the current device, which is `device`."""
     make: Callable[..., Tensor] | None = getattr(guards, "_empty_strided_cuda", None)  # what inductor allocates with
     if device.type == "cuda" and make is not None:
         return make

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prompts of a call on paged caches run Hopper's family."""
+"""Decides which prompts of a call on paged caches run kernels of Hopper's family."""
 
 from torch import Tensor
 
@@ -11,9 +11,9 @@ from .devices import arch_of
 
 
 def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:
-    """The tile of the call's long prompts in Hopper's family, None where they run the portable one.
+    """The tile of the call's long prompts in Hopper's family; None if they run the portable family.
 
-    It follows from what is known of fake tensors, too, so that a traced plan has the tables of its call.
+    It depends only on properties that fake tensors have, too, so that a traced plan has the same tables as its call.
     """
     q, caches = call.q, (call.k, call.v)
     copied = _is_copied(q, call.query_strides(q), 1 if call.packed else q.shape[0])

@@ -34,10 +34,9 @@ def first_keys(
     kv_lengths: Tensor | None = None,
     padding_id: int = -1,
 ) -> Tensor:
-    """The position of the first key that each query attends to: int32 `[B, Hq, P]`, as `q_idx` counts; packed
-    `[Hq, total_q]`.
+    """The position of the first key that each query attends to: int32 `[B, Hq, P]` by `q_idx`; packed `[Hq, total_q]`.
 
-    The arguments are the op's. The keys before have together at most `prune` of the row's denominator.
+    The arguments are the op's. All keys before that one have together at most `prune` of the row's denominator.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value.
@@ -100,7 +99,7 @@ def _dense(
         positions = torch.take_along_dim(tokens.kv_positions, at, 1)
         found = found + (positions - at)[:, None]
     elif row_offsets is not None or row_offset != 0:
-        # By position: row `p - offset`, or the nearest.
+        # The result is indexed by position: at `p` is row `p - offset`, or the nearest row.
         by_position = torch.arange(g.shape[1], device=q.device)[None]
         shift = row_offset if row_offsets is None else row_offsets[:, None]
         found = torch.take_along_dim(found, (by_position - shift).clamp(0, q_len - 1)[:, None], 2)
@@ -121,7 +120,7 @@ def _packed(
     if q.numel() == 0 or k.numel() == 0:
         return torch.zeros((q.shape[1], max(total_q, 1)), dtype=torch.int32, device=q.device)
     rows = torch.arange(total_q, dtype=torch.int32, device=q.device)
-    # Of an empty sequence no row is; rows behind the last are nobody's.
+    # An empty sequence has no rows. Rows after the last sequence belong to none.
     sequence = (torch.searchsorted(begins, rows, right=True) - 1).clamp(0, max(begins.shape[0] - 2, 0))
     row = rows - begins[sequence]
     start, end = kv_begins[sequence], kv_begins[sequence + 1]
@@ -140,7 +139,7 @@ def _packed(
 
 
 def _running_sum(g: Tensor) -> Tensor:
-    """The running sum of g along its last axis, float64: in two steps, so that they are as parallel as a sum."""
+    """The running sum of g along its last axis, float64, in two steps, which are more parallel than a single one."""
     length = g.shape[-1]
     parts = torch.nn.functional.pad(g.double(), (0, -length % GROUP)).unflatten(-1, (-1, GROUP)).cumsum(-1)
     ends = parts[..., -1].cumsum(-1)
@@ -149,7 +148,7 @@ def _running_sum(g: Tensor) -> Tensor:
 
 
 def _limits(q: Tensor, own_keys: Tensor, k: Tensor, scale: float | None, own_total: Tensor, log_share: float) -> Tensor:
-    """What the sum over the keys left out may be, as its log, of each row: `[..., Hq, Sq]`, float64.
+    """For each row the log of what the sum over the keys that are left out may be at most: `[..., Hq, Sq]`, float64.
 
     q is `[..., Hq, Sq, D]`, k `[..., Hkv, Skv, D]`, `own_keys` `[..., Hkv, Sq, D]`.
     """
@@ -166,11 +165,11 @@ def _limits(q: Tensor, own_keys: Tensor, k: Tensor, scale: float | None, own_tot
 
 
 def _search(total: Tensor, limits: Tensor) -> Tensor:
-    """How many keys, a multiple of GROUP, may be left out within limits; `total` is the running sum along the keys."""
+    """How many keys, a multiple of GROUP, may be left out under each limit; `total` is the running sum over keys."""
     whole = total.shape[-1] // GROUP
     parts = -total[..., : whole * GROUP].unflatten(-1, (whole, GROUP))
     sums = torch.logcumsumexp(parts.logsumexp(-1), -1)
-    # What is not a number bounds nothing.
+    # NaN gives no bound: no key may be left out because of it.
     sums = torch.where(torch.isnan(sums), math.inf, sums)
     limits = torch.where(torch.isnan(limits), -math.inf, limits)
     found: Tensor = torch.searchsorted(sums.contiguous(), limits.contiguous(), right=True) * GROUP

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call over several ranks, as one of them computes it: its forward, and its backward from o and lse.
 
-Rows are on axis 0, `[rows, B, H, D]`. `_Split` gives ranks that share rows their own heads; a strategy, such as those
-of `row_strategies`, brings keys to the rows of a rank.
+Rows are on axis 0, `[rows, B, H, D]`. `_Split` gives each of the ranks that share rows its own heads. A strategy, such
+as `GatheredRows`, brings keys to the rows of a rank.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from .ring import RingRows
 from .row_strategies import GatheredRows, OwnHeads, RowStrategy
 
 LAYOUT = "bhsd"
-"""How q, k and v lie by default."""
+"""The default layout of q, k and v."""
 
 
 class RankCall:
@@ -33,7 +33,7 @@ class RankCall:
 
     Attributes:
         q, k, v: the rows of this rank. own: the variant's own tensors, whole. tokens: ids and positions of all rows,
-            `[B, seq]`. keywords: what else the op is given.
+            `[B, seq]`. keywords: the other arguments of the op.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class RankCall:
     # -------------------------------------------------------------------------------------------------- the two passes
 
     def forward(self, *, wants_lse: bool = True) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """o and lse of the rows of this rank, in the form of the call; lse may be None if it is not wanted. Behind them
-        stands what a backward may be given in place of q, k, v, o and lse, if anything."""
+        """o and lse of the rows of this rank, in the form of the call; lse may be None if it is not wanted.
+
+        The third result are tensors that the backward may take in place of q, k, v, o and lse, or an empty list.
+        """
         if self.layout.strategy == "heads":
             return self._forward_by_heads(wants_lse=wants_lse)
         split = _Split.of(self)
@@ -89,8 +91,8 @@ class RankCall:
         """The gradients of `wanted`, by name: of q, k, v and the variant's own tensors, as these were given.
 
         Args:
-            saved: o and lse. given: the gradients with respect to them.
-            kept: what the forward returned behind o and lse, with which no value of q, k, v, o and lse is read.
+            saved: o and lse, or None. given: the gradients with respect to them.
+            kept: the third result of the forward, if `saved` is None. Then no values of q, k and v are read.
         """
         trained = [name for name in self.own if name in wanted]
         do, dlse = rows_first(given[0], self.form), None if given[1] is None else lse_first(given[1], self.packed)
@@ -151,7 +153,7 @@ class RankCall:
         return GatheredRows(self, q, k, v, heads, rows, split.outer, received)
 
     def _finished(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """In the form of the call, padding rows 0 and -inf."""
+        """o and lse in the form of the call; in rows of padding o is 0 and lse is -inf."""
         rows = sum(length for _, length in self.layout.runs(self.comm.rank))
         if rows < self.layout.local:
             missing = self.layout.local - rows
@@ -170,7 +172,7 @@ class RankCall:
         return x
 
     def _own_gradient(self, name: str, total: Tensor | None) -> Tensor:
-        """The gradient of one of these as it was given, over all ranks; `total` is that of this rank."""
+        """The gradient of one of the variant's own tensors, as it was given; `total` is the part of this rank."""
         given, whole = self.given_own[name], self.own[name]
         total = whole.new_zeros(whole.shape, dtype=torch.float32) if total is None else total.float()
         if self.layout.ranks > 1:
@@ -186,8 +188,10 @@ class RankCall:
         return own_dims(self.work, self.layout, name, x.dim())
 
     def of_heads(self, own: Mapping[str, Any], heads: "OwnHeads", count: int) -> dict[str, Any]:
-        """The variant's own tensors for so many key heads, from `heads.first` of the repeated ones on; and where these
-        heads are in the whole call, if it drops probabilities."""
+        """The variant's own tensors for `count` key heads, from number `heads.first` of the repeated key heads on.
+
+        If the call has dropout, `dropout_origin` is added, which says where these heads are in the whole call.
+        """
         query_heads, key_heads = self.q.shape[2], self.k.shape[2] * heads.repeats
         group = query_heads // key_heads
         found: dict[str, Any] = {}
@@ -207,7 +211,7 @@ class RankCall:
     # --------------------------------------------------------------------------------------------------------- the op
 
     def numbers(self, values: Any) -> Tensor:
-        """Numbers of a layout on the device of this call, int32, copied there once."""
+        """Integers of a layout as an int32 tensor on the device of this call, copied there once."""
         found: Tensor = kept(
             self.layout,
             (tuple(values), self.device),
@@ -216,7 +220,7 @@ class RankCall:
         return found
 
     def computed(self, tensors: Sequence[Tensor], keywords: Mapping[str, Any], form: str) -> tuple[Tensor, Tensor]:
-        """o and lse of a call of the op of q, k and v `[rows, B, H, D]`, as these lie."""
+        """o and lse of the op for q, k and v `[rows, B, H, D]`; the rows of o and lse are on axis 0, too."""
         o, lse = self.op(*(in_form(x, form) for x in tensors), **keywords, return_lse=True)
         return rows_first(o, form), lse_first(lse, form == PACKED)
 
@@ -230,10 +234,10 @@ class RankCall:
         *,
         wide_dq: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """The gradients of such a call: of q, and in float32 of k and v; and those of `leaves`, of which `arguments`
-        makes the variant's own tensors.
+        """The gradients of a call of the op: of q, of k and v in float32, and of `leaves` by name.
 
         Args:
+            arguments: makes q, k, v and the keywords of the call, among them the variant's own tensors from `leaves`.
             saved: o and lse of the rows, over all their keys. given: the gradients with respect to them.
         """
         packed = form == PACKED
@@ -265,11 +269,11 @@ class RankCall:
 
 
 class _Split:
-    """Ranks that share rows and compute heads of their own, of which there is one where heads are not split.
+    """Ranks that share rows, each of which computes its own heads; a single rank if heads are not split.
 
     Attributes:
-        comm: collectives among them. outer: collectives among the ranks with the same heads.
-        first: the first key head of this rank, of those that are repeated so often.
+        comm: collectives among them; None for a single rank. outer: collectives among the ranks with the same heads.
+        first: the number of this rank's first key head, counted after each key head is repeated `repeats` times.
     """
 
     def __init__(self, comm: Exchanges | None, outer: Exchanges, key_heads: int, repeats: int):
@@ -287,7 +291,7 @@ class _Split:
         return cls(None, ranks, heads[1], 1)
 
     def to_heads(self, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
-        """Rows of all heads become heads of all rows, of each of these tensors."""
+        """Exchange rows of all heads for heads of all rows, for each of these tensors."""
         if self.comm is None:
             return [q, k, v, *others]
         k, v = (x if self.repeats == 1 else x.repeat_interleave(self.repeats, 2) for x in (k, v))
@@ -297,18 +301,18 @@ class _Split:
         return found + (to_heads(self.comm, narrow) if narrow else [])
 
     def to_rows(self, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse, of o and lse."""
+        """The inverse of `to_heads`, for o and lse."""
         if self.comm is None:
             return o, lse
         return to_rows(self.comm, [o])[0], to_rows(self.comm, [lse])[0]
 
     def gradients(self, dq: Tensor, dk: Tensor, dv: Tensor) -> list[Tensor]:
-        """Those of q, k and v for the rows of this rank; the gradients of a repeated key head are added up."""
+        """The gradients of q, k and v for the rows of this rank; those of a repeated key head are added up."""
         if self.comm is None:
             return [dq, dk, dv]
         if self.repeats == 1:
             return to_rows(self.comm, [dq, dk.to(dq.dtype), dv.to(dq.dtype)])
-        # Parts of a sum are not rounded: they are sent in float32.
+        # The terms of a sum are not rounded: they are sent in float32.
         (dq,), parts = to_rows(self.comm, [dq]), to_rows(self.comm, [dk, dv])
         return [dq, *(x.unflatten(2, (-1, self.repeats)).sum(3) for x in parts)]
 
@@ -324,14 +328,14 @@ def rows_first(x: Tensor, form: str) -> Tensor:
 
 
 def in_form(x: Tensor, form: str) -> Tensor:
-    """The inverse."""
+    """The inverse of `rows_first`."""
     if form == PACKED:
         return x.squeeze(1)
     return x.permute(1, 2, 0, 3) if form == "bhsd" else x.transpose(0, 1)
 
 
 def empty_in_form(size: Sequence[int], form: str, like: Tensor) -> Tensor:
-    """A new tensor of rows `[rows, B, H, D]`, as contiguous as the form has it."""
+    """A new tensor of rows `[rows, B, H, D]`, contiguous in its form."""
     rows, batch, heads, columns = size
     sizes = {
         PACKED: (rows, heads, columns),
@@ -347,5 +351,5 @@ def lse_first(x: Tensor, packed: bool) -> Tensor:
 
 
 def lse_in_form(x: Tensor, packed: bool) -> Tensor:
-    """The inverse."""
+    """The inverse of `lse_first`."""
     return x[:, 0, :, 0].t() if packed else x.squeeze(3).permute(1, 2, 0)

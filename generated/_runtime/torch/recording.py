@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call does on the device, noted: its allocations and launches, and what of them makes its results."""
+"""Records what a call does on the device: its allocations and launches, and which allocations it returns."""
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -28,27 +28,28 @@ _STREAM = 3
 """The place of the stream among the arguments of a launch."""
 
 _SCRATCH = 7
-"""The place of the memory that a kernel works in, among the arguments of `CudaLauncher.launch`."""
+"""The place of the pointer to scratch memory among the arguments of `CudaLauncher.launch`."""
 
 _LINE = 512
-"""What begins in memory that launches alone see is a multiple of so many bytes, as what torch allocates is."""
+"""Offsets into memory that only launches use are multiples of so many bytes, as addresses of torch's memory are."""
 
 
 class _Launch(NamedTuple):
-    """A launch: `arguments` are all that `run` takes, once the stream and pointers are at their places."""
+    """A launch. `arguments` are all arguments of `run`; the stream and pointers are still to be put at their places."""
 
     compiled: Any
     run: Callable[..., object]
     arguments: list[Any]
     pointers: list[tuple[int, int]]  # (place, number of the pointer)
-    scratch: int  # Bytes of memory to work in that the arguments have a place for.
+    scratch: int  # Bytes of scratch memory, for which the arguments have a place.
 
     def split(
         self, stream: int, constants: list[Any]
     ) -> tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
         """The arguments in two parts: a function that picks those up to the last pointer, and the others as they are.
 
-        It picks from pointers, the stream, at index `stream`, and `constants`, to which this adds.
+        The function picks from a list of the pointers, the stream, at index `stream`, and `constants`. The first
+        arguments that are neither pointers nor the stream are appended to `constants`.
         """
         places = dict(self.pointers) | {_STREAM: stream}
         end = max(places) + 1
@@ -60,7 +61,7 @@ class _Launch(NamedTuple):
 
 
 def _is_swapped(x: Tensor, of: Tensor) -> bool | None:
-    """Whether `x` is another tensor with axes 1 and 2 swapped, or that tensor itself; None where it is neither."""
+    """True if `x` is the tensor `of` with axes 1 and 2 swapped, False if it is that tensor itself; None for others."""
     if (x.data_ptr(), x.dtype, x.requires_grad) != (of.data_ptr(), of.dtype, of.requires_grad):
         return None
     looks = list(zip(x.shape, x.stride(), strict=True))
@@ -72,11 +73,11 @@ def _is_swapped(x: Tensor, of: Tensor) -> bool | None:
 
 
 class Recording(TorchDispatchMode):
-    """Notes what a call does."""
+    """Records what a call does on the device."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to keep Dynamo out PyTorch would import it when a mode is first used, for two seconds; it traces none."""
+        """False: skipping Dynamo would import it at the first use, for two seconds. Dynamo never traces a recording."""
         return False
 
     def __init__(self, given: Sequence[Tensor], pointers: Sequence[int]) -> None:
@@ -86,11 +87,11 @@ class Recording(TorchDispatchMode):
         self._numbers: dict[int, int] = {}
         for number, pointer in enumerate(pointers):
             self._numbers.setdefault(pointer, number)
-        self._made: list[Tensor] = []  # Kept alive: no two have one pointer.
+        self._made: list[Tensor] = []  # Kept alive, so that no two have one pointer.
         self._zeroed: list[bool] = []
         self._launches: list[_Launch] = []
         self.applied: list[tuple[Any, Sequence[Any], tuple[Tensor, ...]]] = []
-        self.forwards: list[Any] = []  # What the forwards of these returned.
+        self.forwards: list[Any] = []  # What the forwards of `applied` returned.
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -123,13 +124,13 @@ class Recording(TorchDispatchMode):
         self._launches.append(_Launch(compiled, run, arguments, pointers, scratch))
 
     def plan(self, returned: Any) -> Plan | None:
-        """What to do in the place of such a call; None where it did something else as well."""
+        """The plan to run in place of such a call; None if the call did more than allocate and launch."""
         looks: dict[int, Tensor] = {}
         for x in returned if isinstance(returned, tuple) else (returned,):
             made = self._numbers.get(x.data_ptr(), -1) - self._num_given
             if made < 0 or made in looks or (x.numel(), x.dtype) != (self._made[made].numel(), self._made[made].dtype):
                 return None
-            # What is returned as a view, its axes in another order, is allocated like that.
+            # A result that is a view with its axes in another order is allocated in that order.
             looks[made] = x
         devices = {x.device for x in self._made}
         if not self._is_whole or len(devices) != 1:
@@ -138,7 +139,7 @@ class Recording(TorchDispatchMode):
         sizes = [0 if made in looks else _room_of(x.untyped_storage().nbytes()) for made, x in enumerate(self._made)]
         zeroed = {made for made, x in enumerate(self._made) if self._zeroed[made] and x.numel() > 0}
         scratches = [_room_of(launch.scratch) for launch in self._launches]
-        # Zeros are most of what launches alone see, or are tensors of their own.
+        # If most of the room must be zeros, all of it is zeroed. Otherwise zeros are tensors of their own.
         zeroes_room = 2 * sum(sizes[made] for made in zeroed) > sum(sizes) + sum(scratches)
         apart = {*looks, *([] if zeroes_room else zeroed)}
         allocations = [looks.get(made, self._made[made]) for made in sorted(apart)]
@@ -176,12 +177,12 @@ class Recording(TorchDispatchMode):
         )
 
     def step(self, returned: Any) -> Step | None:
-        """What to do in the place of such a call where gradients are wanted."""
+        """The step to run in place of such a call if gradients are wanted; None if the call cannot be replayed."""
         if len(self.applied) != 1 or len(self.forwards) != 1:
             return None
         (function, args, outputs), forward = self.applied[0], self.plan(self.forwards[0])
         pointers = [x.data_ptr() for x in self._given]
-        # Of two tensors that begin at one place, none would tell whose the gradient is.
+        # If two tensors begin at one address, nothing tells which of them a gradient belongs to.
         if forward is None or any(x.requires_grad and pointers.count(x.data_ptr()) > 1 for x in self._given):
             return None
         numbers: list[Any] = []
@@ -198,7 +199,7 @@ class Recording(TorchDispatchMode):
                 order.append(found[0])
                 value = None
             elif isinstance(value, list) and value:
-                # A schedule's own tensors, as they are.
+                # The tensors of a schedule, which must be the given ones themselves.
                 tables = [(next((n for n, x in enumerate(self._given) if x is each), -1), False) for each in value]
                 if (-1, False) in tables:
                     return None
@@ -221,5 +222,5 @@ class Recording(TorchDispatchMode):
 
 
 def _room_of(size: int) -> int:
-    """So many bytes, in whole lines."""
+    """A number of bytes, rounded up to a multiple of _LINE."""
     return -(-size // _LINE) * _LINE

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are done again for little more than their launches cost.
+"""Replays calls at little more than the cost of their launches.
 
 What a call computes on the CPU, such as checks, strides and tiles, follows from what its arguments look like, not from
-what its tensors hold. So the second call of a kind is noted: what memory it takes, and which kernels it launches with
-which arguments. From the third on, that alone is done. A call that does anything else on the device, such as copying an
-input or waiting for a number, is never replayed. Where gradients are wanted, what is done again is a call of an
-autograd function, whose forward does that alone, and whose backward too once it is known; the graph of autograd is as
-ever.
+the values in its tensors. So the second call of a kind is recorded: which memory it allocates, and which kernels it
+launches with which arguments. From the third call on, only that is done. A call that does anything else on the device,
+such as copying an input or waiting for a number, is never replayed. If gradients are wanted, the replay calls an
+autograd function. Its forward only allocates and launches, and so does its backward once that was recorded; the graph
+of autograd is the same as without replay.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -27,7 +27,7 @@ from .plans import Plan, Step, bare_apply
 from .recording import Recording
 
 MOST_KINDS = 2048
-"""So many kinds of calls of one function are remembered; then all are forgotten."""
+"""The most kinds of calls of one function that are remembered. Before one more is, all are forgotten."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,12 +45,12 @@ INTEGERS = (
 )
 """Arguments of every op that are tensors of integers, or may be."""
 
-_SEEN, _NEVER = object(), object()  # What is known of a kind of call: that it came once; that it cannot be replayed.
+_SEEN, _NEVER = object(), object()  # States of a kind of call without a plan: seen once; never to be replayed.
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class _Cast(NamedTuple):
-    """A kind of call with integers that are cast before it is a call of another kind."""
+    """A kind of call whose arguments `names` must be cast to int32; after the cast it is a call of another kind."""
 
     names: list[str]
 
@@ -61,7 +61,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, 
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         results = function.apply(*args)
         return results
-    # What `function.apply` does without transforms, but for the signature of its forward, which it looks up each time.
+    # The same as `function.apply` without transforms, except that it would look up the forward's signature each time.
     unwrapped = [torch._C._functorch.unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args]
     compile_ahead = getattr(function, "compile_ahead", None)
     if compile_ahead is not None and torch.is_grad_enabled() and any(_requires_grad(x) for x in unwrapped):
@@ -77,7 +77,7 @@ def _requires_grad(x: object) -> bool:
 
 
 def replayed_op(*integers: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """`replayed` of an op. Its kernels read these arguments, and those of INTEGERS, as int32, whatever they come as."""
+    """`replayed` of an op. Its kernels read these arguments, and those of INTEGERS, as int32, whatever their dtype."""
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return replayed(function, (*INTEGERS, *integers))
@@ -88,8 +88,8 @@ def replayed_op(*integers: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]
 def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callable[_P, _R]:
     """Replay the calls of a function that returns tensors which its launches filled: one, or a tuple.
 
-    Tensors of `integers` of another dtype than int32 are cast by each call: nothing on the host could tell that a graph
-    or a kernel of somebody has changed what they hold. Behind the cast, the call is replayed.
+    Tensors among `integers` of another dtype than int32 are cast in each call, because the host cannot know whether a
+    CUDA graph or another kernel has changed their values. After the cast, the call is replayed.
     """
     if not ENABLED:
         return function
@@ -99,10 +99,10 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        # Traced, a call is what it is written as.
+        # A traced call is not replayed.
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        # So it is where a mode of somebody sees it, or a transform.
+        # Nor is a call that a dispatch mode or a transform sees.
         if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
             result = function(*args, **kwargs)
             if active.recording is not None:
@@ -121,7 +121,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
         plan = plans.get(key)
         if isinstance(plan, (Plan, Step)):
             if plan is before:
-                # Calls of several kinds in turn are found by their keys.
+                # Only a kind that comes twice in a row is kept as the last call. Other calls are found by their keys.
                 last = _last_call(values, kwargs, plan)
             before = plan
             return plan(given, pointers)  # type: ignore[no-any-return]
@@ -149,7 +149,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
         return result
 
     def plan_of(values: Sequence[Any]) -> Any:
-        """What is known of calls with such arguments."""
+        """What is known of calls with such arguments: a plan, a step, or one of the other values of `plans`."""
         key = _kind_of(values, [], [], ())
         return None if key is None else plans.get(key)
 
@@ -158,7 +158,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
 
 
 def _last_call(values: Sequence[Any], names: Iterable[str], plan: Plan | Step) -> LastCall | None:
-    """A call to compare the next with, which has the same plan if it looks the same."""
+    """The call in a form to compare the next one with, which has the same plan if it looks the same."""
     try:
         return LastCall(values, names, plan)
     except (AttributeError, TypeError, RuntimeError):
@@ -168,7 +168,10 @@ def _last_call(values: Sequence[Any], names: Iterable[str], plan: Plan | Step) -
 def _kind_of(
     values: Sequence[Any], given: list[Tensor], pointers: list[int], names: Iterable[str]
 ) -> tuple[Any, ...] | None:
-    """All that decides what a call does; None where it must not be replayed. Its tensors and pointers are appended."""
+    """All that decides what a call does; None if it must not be replayed.
+
+    The tensors of the call and their pointers are appended to `given` and `pointers`.
+    """
     if not values or type(values[0]) not in _PLAIN or not _is_current(values[0]) or forward_ad._current_level >= 0:
         return None
     differentiates = torch.is_grad_enabled()
@@ -209,19 +212,19 @@ def _kind_of(
             else:
                 return None
     except RuntimeError:
-        # It has no memory, as a tensor of `torch.func.vmap` has none.
+        # A tensor has no memory, such as one of `torch.func.vmap`.
         return None
     if low_bits % 16:
-        # Triton compiles another kernel where a pointer is no multiple of 16.
+        # Triton compiles another kernel if a pointer is not a multiple of 16.
         kind += [pointer % 16 for pointer in pointers]
     if len(set(pointers)) < len(pointers):
-        # Tensors that are one and the same are told apart by nothing that is noted.
+        # A recording knows tensors by their pointers alone, so the key says which arguments have the same one.
         kind += [pointers.index(pointer) for pointer in pointers]
     return tuple(kind)
 
 
 def _known(schedule: Schedule) -> tuple[Hashable, list[Tensor], list[int], int]:
-    """What decides of a schedule what a call does, its tensors, where they are, and all bits of these."""
+    """The key of a schedule, its tensors, their pointers, and the bitwise or of these pointers."""
     found: tuple[Hashable, list[Tensor], list[int], int] | None = schedule.__dict__.get("known")
     if found is None:
         tables = [*schedule.tables, *schedule.sequences]
@@ -234,7 +237,7 @@ def _known(schedule: Schedule) -> tuple[Hashable, list[Tensor], list[int], int]:
 
 
 def _is_other_integer(x: object) -> bool:
-    """Whether a value is a tensor of integers that are no int32."""
+    """Whether a value is a tensor of integers of another dtype than int32."""
     if not isinstance(x, Tensor) or x.dtype in (torch.int32, torch.bool):
         return False
     return not (x.dtype.is_floating_point or x.dtype.is_complex)

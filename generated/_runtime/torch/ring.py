@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring of ranks: keys go from rank to rank, and each computes with those it has; no rank has the keys of all.
+"""A ring of ranks: keys go from rank to rank, and each rank computes with those it has. None has the keys of all.
 
 o and lse of the steps are merged in float32. The backward computes each step from the merged o and lse, and the
 gradients of keys travel with them in float32.
@@ -36,8 +36,8 @@ class RingRows:
         given = {**call.keywords, **call.own, **{name: call.tokens[name] for name in call.gives_tokens}}
         self.steps = ring_steps(layout, call.work, planned_needs(layout, call.work, given, knows_values=False))
         self.by_offset = keeps_rows_apart(call.work) and "q_positions" not in call.gives_tokens
-        # Packed documents take packed calls where these can say where keys are. Else each document takes its own dense
-        # calls where the call tells sequences apart, or all of them take one batch row with ids.
+        # Packed documents take packed calls if these can say where keys are. If not, each document takes its own dense
+        # calls if something is read or drawn by document; else all documents are one batch row with ids.
         self.by_documents = call.packed and self.by_offset and takes_documents(call.work)
         self.one_by_one = call.packed and not self.by_documents and takes_apart(call.work, drops=self.drops)
         self.form = "bhsd" if call.packed else call.form
@@ -92,7 +92,7 @@ class RingRows:
                 of_rows = pair.rows(given[0]), None if given[1] is None else pair.rows(given[1])
                 known, form = (pair.rows(saved[0]), pair.rows(saved[1], float("inf"))), self._form(pair)
                 if "g" in call.own:
-                    # The kernels of a log-decay rely on rows whose keys are all there.
+                    # The backward of a log-decay needs o and lse of exactly the keys in its call.
                     part = call.computed(tensors, arguments({})[1], form)
                     known, of_rows = part, of_part(part, known, of_rows)
                 *found, own = call.derived(arguments, sums.leaves, known, of_rows, form, wide_dq=True)
@@ -109,9 +109,9 @@ class RingRows:
     # ------------------------------------------------------------------------------------------------ what is sent
 
     def _keys(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The keys of one rank after the other, the first this one's own: who has them, k and v `[local, B, H, D]`.
+        """The keys of one rank after the other, this rank's first: the owner's number, k and v `[local, B, H, D]`.
 
-        Those of the next step are on their way while a step is computed.
+        The keys of the next step are sent while a step is computed.
         """
         shapes = [x.shape[1:] for x in (self.k, self.v)]
         rows = torch.cat([self.k.flatten(1), self.v.flatten(1)], 1)
@@ -123,7 +123,7 @@ class RingRows:
             rows = rows if coming is None else self.comm.wait(coming)
 
     def _sent(self, x: Tensor, distance: int) -> Tensor:
-        """Start to send rows to the rank so far ahead, and to get those of the rank as far behind."""
+        """Start to send rows to the rank `distance` ahead, and to receive those of the rank `distance` behind."""
         size, rank = self.comm.size, self.comm.rank
         to, source = (rank + distance) % size, (rank - distance) % size
         sent, received = ([len(x) if other == each else 0 for other in range(size)] for each in (to, source))
@@ -138,14 +138,14 @@ class RingRows:
     # -------------------------------------------------------------------------------------------------------- one call
 
     def _pairs(self, owner: int) -> Iterator[Pair | PackedPair]:
-        """What is computed with the keys of a rank."""
+        """The pairs of rows and keys that are computed with the keys of rank `owner`."""
         call = self.layout, self.steps, self.comm.rank, owner
         if self.by_documents:
             return iter(packed_pairs(*call, self.q.device, drops=self.drops))
         return pairs_by_document(*call, drops=self.drops) if self.one_by_one else dense_pairs(*call, drops=self.drops)
 
     def _form(self, pair: Pair | PackedPair) -> str:
-        """How q, k and v of its call lie."""
+        """The layout of q, k and v in the call of a pair."""
         return PACKED if isinstance(pair, PackedPair) else self.form
 
     def _keywords(self, own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class RingRows:
         queries, keys = pair.queries, pair.keys
         keywords = {**self.call.keywords, "layout": self.form}
         if self.by_documents or self.one_by_one:
-            # A call of one document is dense, and needs no length of the longest.
+            # A call of one document is dense, and takes no length of the longest sequence.
             keywords = {name: x for name, x in keywords.items() if name not in LENGTHS}
         if self.by_offset:
             keywords["q_offset"] = queries.begin - keys.begin
@@ -180,13 +180,13 @@ class RingRows:
         return self._with_sink(keywords, own, pair)
 
     def _all_keys(self, pair: Pair) -> Tensor:
-        """How many keys the whole call has, or the document of a pair."""
+        """The number of keys of the whole call, or of a pair's document, for each batch row."""
         ends = self.layout.cu_seqlens
         count = self.layout.seq if ends is None else ends[pair.document + 1] - ends[pair.document]
         return self.call.numbers((count,)).expand(self.q.shape[1])
 
     def _hide_keys(self, keywords: dict[str, Any], pair: Pair, lengths: Tensor | None) -> None:
-        """Let no query attend to keys of zeros, nor to keys from `lengths` of each batch row on, by segment ids."""
+        """By segment ids, let no query attend to keys of zeros, or to keys from each batch row's `lengths` on."""
         batch, padding = self.q.shape[1], keywords.get("padding_id", -1)
         if "q_segment_ids" not in keywords:
             shown = self.call.numbers((0 if padding else 1,))
@@ -199,13 +199,13 @@ class RingRows:
         keywords["kv_segment_ids"] = torch.where(hidden, padding, keywords["kv_segment_ids"])
 
     def _with_sink(self, keywords: dict[str, Any], own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
-        """A row's sink counts beside its own keys alone."""
+        """Count the sink of a row once: in the pair of its own keys. In other pairs it has no weight."""
         if "sink" in own and not pair.is_own:
             keywords["sink"] = torch.full_like(own["sink"], NO_SINK, dtype=torch.float32)
         return keywords
 
     def _moved_own(self, name: str, x: Tensor, pair: Pair) -> Tensor:
-        """One of the variant's own tensors, the axes of rows beginning where the call's rows do."""
+        """One of the variant's own tensors, whose axes of rows and keys begin where those of the pair's call do."""
         queries, keys, start = pair.queries, pair.keys, pair.start
         dims = self.call.dims(name, x)
         for axis, dim in enumerate(dims):
@@ -232,7 +232,7 @@ def of_part(part: Saved, whole: Saved, given: Given) -> Given:
 
 
 def merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a part's o to o, and its lse to lse, `[rows, B, H, ...]`, float32; the lse of a row without keys is -inf."""
+    """Merge a part's o and lse into o and lse, `[rows, B, H, ...]`, float32; the lse of a row without keys is -inf."""
     total = torch.logaddexp(lse, part_lse)
     finite = torch.where(torch.isinf(total), 0.0, total)
     o.mul_(torch.exp(lse - finite)).add_(part * torch.exp(part_lse - finite))

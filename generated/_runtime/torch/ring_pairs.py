@@ -23,11 +23,11 @@ from .row_strategies import starts
 class Pair:
     """A run of rows and a run of keys of a dense call.
 
-    Dropout draws for blocks of rows and keys: where a run begins inside of one, zeros stand ahead of it.
+    Dropout draws for blocks of rows and keys. If a run begins inside a block, rows of zeros are put before it.
 
     Attributes:
         document, start: the packed document of both, and its first row in the whole call; 0 for dense rows. Runs are
-            counted from there on.
+            counted from that row on.
     """
 
     queries: Run
@@ -41,16 +41,16 @@ class Pair:
         return self.queries.run == self.keys.run
 
     def rows(self, x: Tensor, value: float = 0.0) -> Tensor:
-        """The part of a tensor of the rows of this rank, `[local, ...]`; rows ahead are filled with a value."""
+        """These rows of a tensor of this rank's rows, `[local, ...]`; rows put before them are filled with `value`."""
         return self.queries.take(x, value)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
-        """Write such a part back, which may be the rows themselves."""
+        """Write a part that `rows` returned back to `whole`, unless it is a view of it."""
         if self.queries.ahead:
             self.queries.put(whole, part)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """The part of one of the keys that are here."""
+        """These keys of a tensor of the keys that are here."""
         return self.keys.take(x)
 
     def add(self, whole: Tensor, part: Tensor) -> None:
@@ -64,10 +64,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class PackedPair:
-    """Documents of a rank, and their keys that another one has: one run of each, and at most one of its keys.
+    """Documents of a rank, and keys of these documents that a rank has: one run of rows and at most one of keys each.
 
     Attributes:
-        q_offset: of each document the first row's position, counted from the first key.
+        q_offset: for each document the position of its first row, counted from its first key.
     """
 
     queries: Documents
@@ -93,12 +93,12 @@ class PackedPair:
 
 
 def takes_documents(work: VariantWork) -> bool:
-    """Whether packed calls of some keys of each document are right: they read neither rows nor the number of keys."""
+    """Whether a packed call may have some of each document's keys: no tensor of rows or keys, or key count, is read."""
     return not (work.by_length or any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors))
 
 
 def dense_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drops: bool) -> Iterator[Pair]:
-    """What a rank that has dense rows computes with the keys of another one."""
+    """The pairs that a rank with dense rows computes with the keys of rank `owner`."""
     runs, key_runs = layout.runs(rank), layout.runs(owner)
     for run, at in zip(runs, starts(runs), strict=True):
         for keys, keys_at in zip(key_runs, starts(key_runs), strict=True):
@@ -112,7 +112,7 @@ def _pair(run: Chunk, at: int, keys: Chunk, keys_at: int, *, drops: bool, docume
 
 
 def pairs_by_document(layout: Layout, steps: RingSteps, rank: int, owner: int, *, drops: bool) -> Iterator[Pair]:
-    """The same of packed rows, a dense call for each run of a document."""
+    """The pairs of a rank with packed rows: a dense call for each run of rows and each run of keys of a document."""
     for pair in document_pairs(layout, steps, rank, owner):
         yield _of_document(layout, pair.rows, pair.keys, drops=drops)
 
@@ -126,9 +126,10 @@ def _of_document(layout: Layout, rows: Piece, keys: Piece, *, drops: bool) -> Pa
 def packed_pairs(
     layout: Layout, steps: RingSteps, rank: int, owner: int, device: torch.device, *, drops: bool
 ) -> list[Pair | PackedPair]:
-    """What a rank that has packed rows computes with the keys of another one, made once for each layout.
+    """What a rank with packed rows computes with the keys of rank `owner`, made once for each layout.
 
-    A packed call has one first key for dropout: documents whose first key is elsewhere have dense calls of their own.
+    For dropout a packed call counts the keys of each document from 0. A document whose first key here has another
+    position gets its own dense call.
     """
 
     def make() -> list[Pair | PackedPair]:
@@ -152,14 +153,14 @@ def _packed(
     *,
     drops: bool,
 ) -> Iterator[Pair | PackedPair]:
-    """What is computed of a packed call's rows of a rank and of the keys of another rank's call."""
+    """The pairs of the rows of one packed call of a rank and the keys of one packed call of another rank."""
     rows, keys = (packed_layers(layout, rank)[layer] for rank, layer in zip(ranks, layers, strict=True))
     met = [number for number, own in rows.items() if number in keys and meet(steps, own, keys[number])]
     apart = [number for number in met if drops and keys[number].position]
     yield from (_of_document(layout, rows[number], keys[number], drops=drops) for number in apart)
     if len(apart) == len(met):
         return
-    # Rows of documents without keys here stay, so that a span of rows is one.
+    # Rows of documents without keys here stay in the call, so that adjacent rows remain one span.
     of_rows = packed_call(layout, rows, drops=drops)
     queries = packed_parts(layout, ranks[0], device, drops=drops)[layers[0]]
     if apart:

@@ -14,24 +14,24 @@ from .exchange import kept
 
 
 class RowPart(Protocol):
-    """Rows of a rank that are computed by one call, with rows of zeros ahead of some of them."""
+    """Rows of a rank that are computed by one call, which may put rows of zeros before some of them."""
 
     def take(self, x: Tensor, value: float = 0.0) -> Tensor:
-        """These rows of `[local, ...]`, those ahead filled with a value."""
+        """These rows of `[local, ...]`; rows put before them are filled with `value`."""
 
     def own(self, part: Tensor) -> Tensor:
         """The rows of a result of the call that are rows of this rank."""
 
     def put(self, whole: Tensor, part: Tensor) -> None:
-        """Write such a result to these rows of `[local, ...]`."""
+        """Write a result of the call to these rows of `[local, ...]`."""
 
     def covers(self, local: int) -> bool:
-        """True if they are all rows of the rank, in order, and none is ahead."""
+        """True if they are all rows of the rank, in order, and no row is put before them."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of rows, which begins at row `at` of its rank; a call has so many rows ahead of it."""
+    """A run of rows, which begins at row `at` of its rank. A call puts `ahead` rows before it."""
 
     run: Chunk
     at: int
@@ -103,7 +103,7 @@ class Documents:
 
     @property
     def is_span(self) -> bool:
-        """True if the rows follow each other, so that `take` gives a view."""
+        """True if the rows are adjacent, so that `take` returns a view."""
         return self._rows is None
 
     def add(self, whole: Tensor, part: Tensor) -> None:
@@ -114,7 +114,7 @@ class Documents:
             whole.index_add_(0, self._rows, self.own(part))
 
     def of_sequence(self, x: Tensor, axis: int) -> Tensor:
-        """These rows of an axis that has the rows of the whole call."""
+        """These rows, taken from an axis that has the rows of the whole call."""
         if self._sequence_rows is None:
             assert self._sequence_span is not None
             return x.narrow(axis, *self._sequence_span)
@@ -126,20 +126,24 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentKeys:
-    """The keys of the documents that a rank has rows of, on a device: which rows of the whole call, and where these are
-    among the rows of all ranks; None if they are all."""
+    """The keys of the documents that a rank has rows of, on a device.
+
+    Attributes:
+        rows: which rows of the whole call they are. places: where they are among the rows of all ranks. Both are None
+            if they are all rows.
+    """
 
     cu_seqlens: Tensor
     rows: Tensor | None
     places: Tensor | None
 
     def of_sequence(self, x: Tensor, axis: int) -> Tensor:
-        """These keys of an axis that has the rows of the whole call."""
+        """These keys, taken from an axis that has the rows of the whole call."""
         return x if self.rows is None else x.index_select(axis, self.rows)
 
 
 def dense_parts(layout: Layout, rank: int, *, drops: bool) -> list[Run]:
-    """The calls of a rank that has dense rows, one for each run; with dropout they begin some rows ahead."""
+    """The calls of a rank with dense rows, one for each run; with dropout they may begin some rows before the run."""
 
     def make() -> list[Run]:
         runs, found, at = layout.runs(rank), [], 0
@@ -163,7 +167,7 @@ def packed_parts(layout: Layout, rank: int, device: torch.device, *, drops: bool
 
 
 def document_keys(layout: Layout, rank: int, device: torch.device) -> DocumentKeys:
-    """The keys of such calls, made once for each layout."""
+    """The keys of the packed calls of a rank, made once for each layout."""
 
     def make() -> DocumentKeys:
         found = key_rows(layout, rank)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the rows of a rank meet the keys of all: on one rank for some heads, or gathered there."""
+"""How the keys of all ranks are brought to the rows of a rank: what strategies share, and gathered keys."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from .needed_keys import NeededKeys
 from .row_parts import RowPart, dense_parts, document_keys, packed_parts
 
 Arguments = Callable[[Mapping[str, Tensor]], tuple[Sequence[Tensor], dict[str, Any]]]
-"""q, k, v and the keywords of a call of the op, from those of the variant's own tensors that are trained."""
+"""Makes q, k, v and the keywords of a call of the op from the trained ones of the variant's own tensors."""
 
 Saved = tuple[Tensor, Tensor]
 Given = tuple[Tensor, Tensor | None]
 Gradients = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
-"""Of q, k and v, and of the variant's own tensors by name."""
+"""Gradients of q, k and v, and those of the variant's own tensors by name."""
 
 
 class Call(Protocol):
@@ -56,13 +56,13 @@ class Call(Protocol):
 
 @dataclass(frozen=True)
 class OwnHeads:
-    """The first key head of a rank, of those that are repeated so often."""
+    """The number of a rank's first key head, counted after each key head is repeated `repeats` times."""
 
     first: int
     repeats: int
 
     def further(self, heads: int) -> "OwnHeads":
-        """From so many heads on."""
+        """The heads that begin so many heads later."""
         return OwnHeads(self.first + heads, self.repeats)
 
 
@@ -76,7 +76,7 @@ class RowStrategy(Protocol):
         """The gradients of q, k, v and of the trained ones of the variant's own tensors."""
 
     def kept(self) -> list[Tensor]:
-        """Behind the forward: keys that a backward may be given, if any."""
+        """After the forward: the keys that a backward may take from it, if any."""
 
 
 class OwnSums:
@@ -106,7 +106,7 @@ class GatheredRows:
         comm: Exchanges,
         received: Sequence[Tensor] = (),
     ) -> None:
-        """received: what `kept` returned in the forward; of k and v only shapes are then read."""
+        """received: what `kept` returned in the forward. If it is given, only shapes of k and v are read."""
         self.call, self.q, self.k, self.v, self.heads, self.layout = call, q, k, v, heads, layout
         drops = bool(call.keywords.get("dropout_p"))
         self.parts: Sequence[Any] = dense_parts(layout, comm.rank, drops=drops)
@@ -118,7 +118,7 @@ class GatheredRows:
         self.groups = groups if call.work.by_heads else 1
         self.per_group = key_heads // self.groups
         given = {**call.keywords, **call.own, **{name: call.tokens[name] for name in call.gives_tokens}}
-        # Numbers on a device are not read while its work is being recorded for a graph.
+        # Values on a device cannot be read while a CUDA graph is captured.
         knows_values = not (q.is_cuda and torch.cuda.is_current_stream_capturing())
         needs = planned_needs(layout, call.work, given, knows_values=knows_values)
         self.exchange: Keys
@@ -180,13 +180,13 @@ class GatheredRows:
             if not totals:
                 totals = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)]
             self.exchange.send(group, *totals)
-        # A repeated key head has parts of its gradient elsewhere: they are rounded when they are added up.
+        # Other ranks have terms of the gradient of a repeated key head: only their sum is rounded.
         dk, dv = self.exchange.receive(self.k.dtype if self.heads.repeats == 1 else torch.float32)
         dq = torch.zeros_like(self.q) if results.whole is None else results.whole[0]
         return dq, dk, dv, sums.total
 
     def kept(self) -> list[Tensor]:
-        """The keys of each group, where a backward may be given them; else nothing."""
+        """The keys of each group, if a backward may take them from the forward; else an empty list."""
         return self.exchange.kept()
 
     def _query_heads(self, group: int) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class GatheredRows:
         return group * count, count
 
     def _keywords(self, own: Mapping[str, Any], part: Any) -> dict[str, Any]:
-        """The keywords of a call of some rows against all keys that are here."""
+        """The keywords of the call that computes the rows of `part` with all keys that are here."""
         call = self.call
         keywords = {**call.keywords, **own}
         if call.packed:
@@ -212,7 +212,7 @@ class GatheredRows:
         return keywords
 
     def _own_rows(self, name: str, x: Tensor, part: Any) -> Tensor:
-        """One of the variant's own tensors, which has the rows of the whole call, for a packed call."""
+        """One of the variant's own tensors, which has the rows of the whole call, with the rows of a packed call."""
         for axis, dim in enumerate(self.call.dims(name, x)):
             if dim == "q_idx":
                 x = part.of_sequence(x, axis)
@@ -225,7 +225,7 @@ class _Results:
     """Results of the calls of a rank, put together; those of a single call are not copied.
 
     Attributes:
-        whole: each of them for all rows and heads, None if there was no call.
+        whole: each result for all rows and heads; None if there was no call.
     """
 
     def __init__(self, local: int) -> None:
@@ -235,7 +235,7 @@ class _Results:
     def add(
         self, part: RowPart, found: Sequence[Tensor], heads: tuple[int, int], all_heads: int, empty: Sequence[float]
     ) -> None:
-        """Add what a call found, `[rows, B, H, ...]` each, for these heads. empty: what rows of no call have."""
+        """Add the results of a call, `[rows, B, H, ...]` each, for these heads. empty: what rows without a call get."""
         if self.whole is None and heads[1] == all_heads and part.covers(self.local):
             self.whole = list(found)
             return

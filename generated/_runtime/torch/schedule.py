@@ -32,7 +32,7 @@ def call_sizes(
 def packed_sizes(
     q: Tensor, k: Tensor, cu_seqlens_q: Tensor, row_offset: int, row_offsets: Tensor | None
 ) -> dict[str, Any]:
-    """The same of a packed call; q and k are `[total, H, D]`."""
+    """The same for the schedule of a packed call; q and k are `[total, H, D]`."""
     offset = row_offset if row_offsets is None else "one per sequence"
     sizes = {"query heads": q.shape[1], "q rows": q.shape[0], "kv rows": k.shape[0]}
     sequences = cu_seqlens_q.shape[0] - 1
@@ -48,7 +48,7 @@ def list_blocks(launch: Launch, shape: tuple[int, ...], others: int, like: Tenso
         blocks = like.new_empty(count * others, dtype=dtype)
         launch(spans, blocks, True, True)
         return [spans, blocks]
-    # Packed sequences may have fewer blocks than there are lists: the others count nothing.
+    # Packed sequences may have fewer blocks than there are lists: the other lists stay empty.
     spans.zero_()
     launch(spans, spans, False, False)
     room = spans.view(-1, 4)[:, 0]
@@ -90,12 +90,12 @@ def block_sequences(
 
 
 def work_counter(like: Tensor) -> Tensor:
-    """How many pieces of work the programs of a kernel took beside the first of each: 0."""
+    """A counter, 0 at first, of the pieces of work that a kernel's programs take after the first one of each."""
     return like.new_zeros((1,), dtype=torch.int32)
 
 
 def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
-    """Check that a schedule is of these sequences: at no cost if they are the very tensors, else as cu_seqlens are."""
+    """Check that a schedule is for these sequences: free for the same tensors, else as values of cu_seqlens are."""
     names = ("cu_seqlens_q", "cu_seqlens_k")
     for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
         if made_for is given or not launches_directly(given):

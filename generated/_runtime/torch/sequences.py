@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences, and batches with segment ids, positions and lengths: the checks, and how a reference walks them."""
+"""Packed sequences, and batches with segment ids, positions and lengths: checks, and how references loop over them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from .inputs import check_offset_word, check_qkv, offset_tensor, readable
 
 
 class Tokens(NamedTuple):
-    """What a call says of its queries and keys, int32 `[B, Sq]` and `[B, Skv]`, the last stride 1 or 0.
+    """Segment ids and positions of a call's queries and keys, int32 `[B, Sq]` and `[B, Skv]`, the last stride 1 or 0.
 
-    Ids are always there; where none were given they are all the same. Keys behind a row's length have `padding_id`.
-    Positions are None where rows are positions.
+    Ids are always there: if none were given, they are all the same. Keys beyond the length of a batch row have
+    `padding_id`. Positions are None if they are the indices of rows.
     """
 
     q_segment_ids: Tensor
@@ -37,7 +37,7 @@ class Tokens(NamedTuple):
 def check_packed(
     op: str, q: Any, k: Any, v: Any, scale: object, cu_seqlens_q: Any, cu_seqlens_k: Any
 ) -> tuple[Tensor, Tensor]:
-    """Check the arguments of a packed call, q, k and v `[total, H, D]`; where the sequences of q and of k begin.
+    """Check the arguments of a packed call, q, k and v `[total, H, D]`; returns where sequences of q and k begin.
 
     The values are read only on the CPU and in debug mode: elsewhere that would wait for the device.
     """
@@ -57,7 +57,7 @@ def check_packed(
 
 
 def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Tensor:
-    """Where the sequences of `x` begin, and its length at the end: checked."""
+    """Where the sequences of `x` begin, and as the last element the length of `x`, checked."""
     expected = f"an integer tensor [n + 1] on {x.device}"
     if not isinstance(cu_seqlens, Tensor):
         fail(op, name, expected, type(cu_seqlens).__name__)
@@ -71,7 +71,7 @@ def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Te
 
 
 def values_are_checked(x: Tensor) -> bool:
-    """Whether a call reads what a tensor holds, to check it: on a GPU it would wait for the device."""
+    """Whether a call reads a tensor's values to check them. On a GPU it would wait, so there only in debug mode."""
     return x.device.type == "cpu" or DEBUG
 
 
@@ -99,7 +99,7 @@ def check_tokens(
     padding_id: Any,
     q_offset: Any,
 ) -> Tokens | None:
-    """Check what a call says of its queries and keys, if anything; q and k are `[B, H, S, D]`.
+    """Check the segment ids, positions and lengths of a call, if any; q and k are `[B, H, S, D]`.
 
     Nothing waits for the device.
     """
@@ -160,7 +160,7 @@ def key_lengths(k: Tensor, kv_lengths: Tensor | None) -> Tensor:
 def _pair(
     op: str, q_name: str, of_queries: Any, kv_name: str, of_keys: Any, q: Tensor, k: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What a call says of its queries and of its keys, checked; the first serves both where it is alone."""
+    """Ids or positions of queries and of keys, checked; those of queries serve both if they are given alone."""
     q_shape, kv_shape = (q.shape[0], q.shape[2]), (k.shape[0], k.shape[2])
     if of_queries is None:
         if of_keys is not None:
@@ -175,7 +175,7 @@ def _pair(
 
 
 def _second(x: Tensor) -> Tensor:
-    """The same tensor for a second argument. Dynamo traces no autograd function that is given one tensor twice."""
+    """The same tensor for a second argument. Dynamo cannot trace an autograd function that gets one tensor twice."""
     return x.view(x.shape) if torch.compiler.is_compiling() else x
 
 
@@ -202,8 +202,8 @@ class PackedSequence:
     def own(self, x: Tensor, *dims: str | int) -> Tensor:
         """A variant's own tensor of these dims as the dense call of this sequence reads it; only `x` is packed.
 
-        Where its indices are clamped it gives row `index` of the keys and row `max(index, 0) - q_offset` of the
-        queries, or the nearest of the sequence. Its dim `b` has one element.
+        Read at a clamped `index`, it has there row `index` of the keys, or row `max(index, 0) - q_offset` of the
+        queries, or the nearest row of the sequence. Its dim `b` has one element.
         """
         for axis, dim in enumerate(d for d in dims if d != "b"):
             if dim == "kv_idx":
@@ -214,10 +214,10 @@ class PackedSequence:
 
 
 def _rows(x: Tensor, axis: int, rows: slice, offset: int) -> Tensor:
-    """Rows such that row `i - offset` of those wanted, or the nearest, is at index i from 0 on."""
+    """A tensor that has at each index i from 0 on row `i - offset` of the given `rows`, or the nearest of them."""
     begin, length = rows.start, rows.stop - rows.start
     if length == 0:
-        # No pair reads it, but an index must find an element.
+        # No pair of query and key reads it, but a clamped index must find an element.
         return readable(x.narrow(axis, 0, 0))
     index = torch.arange(max(offset + length, 1), device=x.device) - offset
     return x.index_select(axis, index.clamp(0, length - 1) + begin)

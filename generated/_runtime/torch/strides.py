@@ -23,7 +23,7 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def begin_alike(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors begin at one place and lie alike, as views of one tensor that differ in their last size."""
+    """Whether two tensors have one address, strides and dtype, as views of a tensor that differ in their last size."""
     return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.dtype == y.dtype
 
 
@@ -38,7 +38,7 @@ def empty_like_layout(x: Tensor, last: int, dtype: torch.dtype | None = None) ->
     order = sorted(range(3), key=lambda axis: (-strides[axis], axis))
     if order == [0, 1, 2]:
         return x.new_empty((*x.shape[:3], last), dtype=dtype)
-    # No view of another tensor: autograd would refuse to have it changed in place.
+    # The result must not be a view of another tensor: autograd would refuse to change it in place.
     dense, step = [0, 0, 0], last
     for axis in reversed(order):
         dense[axis] = step
@@ -52,5 +52,5 @@ def batch_row(x: Tensor) -> Tensor:
 
 
 def packed_rows(x: Tensor) -> Tensor:
-    """The inverse of `batch_row`, of a new tensor: no view of it to autograd."""
+    """The inverse of `batch_row` for a new tensor. Autograd does not see that the result is a view."""
     return x.squeeze(0).transpose(0, 1).data

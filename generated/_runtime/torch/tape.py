@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank does in a call over several, noted once and done again.
+"""Records once what a rank does in a call over several ranks, and repeats it.
 
-Which views and copies a call takes, what it sends, and how it calls its op follow from what its arguments look like and
-from its layout, not from what tensors hold. So the second call of a kind is noted, and from the third on its steps are
-done again, without the code that chose them. Of the op and of collectives a step is the call itself.
+Which views and copies a call makes, what it sends, and how it calls its op follow from what its arguments look like and
+from its layout, not from the values in its tensors. So the second call of a kind is recorded. From the third on its
+steps are repeated, without the code that chose them. A call of the op or of a collective is a single step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,16 +35,16 @@ _METHODS: Mapping[Any, Callable[..., Any]] = {
     _aten.index_copy_.default: Tensor.index_copy_,
     _aten.index_select.default: torch.index_select,
 }
-"""What costs a CPU less than the operator does, of the same arguments."""
+"""For some operators a function of the same arguments that takes less CPU time."""
 
 _REFUSED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 
 Registers = list[Any]
-"""The tensors that a call is given, then constants and what its steps make, each at a place of its own."""
+"""The tensors that a call is given, then constants and the results of its steps, each at its own place."""
 
 
 class Step(NamedTuple):
-    """A function of registers. Its results go to those from `first` on, and `dead` ones are not read behind it."""
+    """A function of registers. Its results go to those from `first` on. No later step reads the `dead` ones."""
 
     function: Callable[..., Any]
     arguments: Callable[[Registers], tuple[Any, ...]]
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Tape:
-    """What a kind of call does: its steps, what registers hold before, and which of them are returned."""
+    """What a kind of call does: its steps, the constants in registers, and which registers it returns."""
 
     def __init__(self, constants: Sequence[Any], steps: Sequence[Step], results: Sequence[int | None]) -> None:
         self._constants, self._steps, self._results = constants, steps, results
@@ -77,32 +77,32 @@ class Tape:
 
 
 class Notes(TorchDispatchMode):
-    """Notes what a call computes of the tensors that it is given.
+    """Records what a call computes from the tensors that it is given.
 
     Attributes:
-        op, comm: to be called in the places of the call's own.
+        op, comm: recorded versions of the op and the collectives, to be called in place of them.
     """
 
     def __init__(self, given: Sequence[Tensor], op: Any, comm: Collectives) -> None:
         super().__init__()
-        # These end with the notes, whose tensors would else wait for the garbage collector.
+        # Both refer to the notes weakly. A cycle would keep the tensors of the notes until the garbage collector runs.
         self.op, self.comm = _NotedOp(proxy(self), op), noted(proxy(self), comm)
         self._device, self._num_given = given[0].device, len(given)
-        # What could be one tensor or two is not told apart by what they look like.
+        # The key of a call does not say whether two arguments are one tensor, so such a call has no tape.
         self._is_whole = len(set(map(id, given))) == len(given)
         self._values: Registers = []
         self._made: set[int] = set()
-        self._bases: dict[int, int] = {}  # Of a tensor by its id: the register whose memory it is a view of.
-        self._owners: dict[int, int] = {}  # The same of memory.
+        self._bases: dict[int, int] = {}  # Id of a tensor -> the register whose memory it is a view of.
+        self._owners: dict[int, int] = {}  # Memory -> the register that has it.
         self._views: dict[Any, int] = {}
-        self._alive: list[Tensor] = []  # No two have one id.
+        self._alive: list[Tensor] = []  # Kept alive, so that no two have one id.
         self._steps: list[tuple[Callable[..., Any], list[int], dict[str, int], int, int]] = []
         for x in given:
             self._new(x)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No, as in `Recording`."""
+        """False, as in `Recording`."""
         return False
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,14 +124,14 @@ class Notes(TorchDispatchMode):
         return result
 
     def called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call what is a step of its own, whatever it does, and returns tensors."""
+        """Call a function that returns tensors, and record the call as one step, whatever the function does."""
         with _disable_current_modes():
             result = function(*args, **kwargs)
         self._note(function, args, kwargs, result if isinstance(result, tuple) else [result])
         return result
 
     def tape(self, results: Sequence[Tensor | None]) -> Tape | None:
-        """What to do in the place of such a call, which returned `results`; None where that is not known."""
+        """The tape to run in place of such a call, which returned `results`; None if not all of it was recorded."""
         places = [None if x is None else self._place(x) for x in results]
         if not self._is_whole:
             return None
@@ -154,7 +154,7 @@ class Notes(TorchDispatchMode):
     def _note(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor]
     ) -> None:
-        """Note a step with its results, of which those that are known are where they were."""
+        """Record a step with its results. A result in memory of a known register is still read from that register."""
         arguments = [self._argument(x) for x in args]
         keywords = {name: self._argument(x) for name, x in kwargs.items()}
         first = len(self._values)
@@ -167,7 +167,7 @@ class Notes(TorchDispatchMode):
         self._steps.append((function, arguments, keywords, first, len(results)))
 
     def _new(self, value: Any) -> int:
-        """A register that holds a value."""
+        """Add a register that holds a value."""
         place = len(self._values)
         self._values.append(value)
         if isinstance(value, Tensor):
@@ -194,7 +194,7 @@ class Notes(TorchDispatchMode):
         return self._new(x)
 
     def _place(self, x: Tensor) -> int:
-        """The register that holds a tensor, which may be a view that is made there for it."""
+        """The register that holds a tensor. If the tensor is a view, a step is added that makes the view."""
         base = self._bases.get(id(x))
         if base is None:
             # A constant, such as a table of the layout, or a view of one.
@@ -204,7 +204,7 @@ class Notes(TorchDispatchMode):
         if x.dtype != self._values[base].dtype:
             try:
                 base = self._view(base, Tensor.view, x.dtype)
-            except RuntimeError:  # its memory cannot be read so as a whole
+            except RuntimeError:  # not all of its memory can be viewed in this dtype
                 self._is_whole = False
                 return base
         like, geometry = self._values[base], (tuple(x.shape), x.stride(), x.storage_offset())
@@ -226,7 +226,7 @@ class Notes(TorchDispatchMode):
 
 
 class _InputGradients:
-    """An op's gradients of q, k and v alone. A tape keeps this step: it must not reach the notes and their tensors."""
+    """An op's gradients of q, k and v alone. A tape keeps this object, so it must not refer to the notes' tensors."""
 
     def __init__(self, op: Any) -> None:
         self._op = op
@@ -237,7 +237,7 @@ class _InputGradients:
 
 
 class _NotedOp:
-    """An op whose calls are steps."""
+    """An op whose calls are recorded as steps."""
 
     def __init__(self, notes: Notes, op: Any) -> None:
         self._notes, self._op = notes, op
@@ -247,13 +247,13 @@ class _NotedOp:
         return self._notes.called(self._op, *args, **keywords)
 
     def backward(self, *args: Any, **keywords: Any) -> Gradients:
-        """Those of q, k and v: a call with gradients of its own tensors has no tape."""
+        """The gradients of q, k and v. A call with gradients of the variant's own tensors is never recorded."""
         dq, dk, dv = self._notes.called(self._of_inputs, *args, **keywords)
         return Gradients(dq, dk, dv, {})
 
 
 class _NotedCollectives:
-    """Collectives that are steps."""
+    """Collectives whose calls are recorded as steps."""
 
     def __init__(self, notes: Notes, comm: Any) -> None:
         self._notes, self._comm = notes, comm
@@ -265,14 +265,14 @@ class _NotedCollectives:
 
 
 def noted(notes: Notes, comm: Any) -> Any:
-    """Collectives whose calls `notes` notes."""
+    """Collectives whose calls are recorded in `notes`."""
     if isinstance(comm, GridCollectives):
         return GridCollectives(noted(notes, comm.outer), noted(notes, comm.inner))
     return _NotedCollectives(notes, comm)
 
 
 def _memory(x: Tensor) -> int:
-    """What tells the memory of tensors apart while they live."""
+    """A number that identifies the memory of a tensor while it lives."""
     found: int = x.untyped_storage()._cdata
     return found
 
@@ -282,7 +282,7 @@ def _together(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _picked(places: Sequence[int]) -> Callable[[Registers], tuple[Any, ...]]:
-    """What picks the values of some registers."""
+    """A function that picks the values of some registers."""
     if len(places) > 1:
         return itemgetter(*places)
     (place,) = places or (-1,)

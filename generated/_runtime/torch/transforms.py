@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What derivatives of derivatives, derivatives in forward mode and `torch.func.vmap` make of a call."""
+"""Refuses second derivatives and derivatives in forward mode, and maps calls by `torch.func.vmap`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from ..core.checks import refuse_gradient
 from .replay import apply
 
 BEGINS = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
-"""Where packed sequences begin: the tensor with their tokens."""
+"""For each argument that says where packed sequences begin, the tensor with their tokens."""
 
 
 def refuse_tangents(op: str, **tensors: Tensor) -> None:
@@ -29,7 +29,7 @@ def refuse_tangents(op: str, **tensors: Tensor) -> None:
 
 
 def refuse_gradient_of(x: Tensor, op: str, name: str, reason: str) -> None:
-    """Refuse a float tensor of a variant, which has no gradient, where one is wanted."""
+    """Refuse a float tensor of a variant that has no gradient, if its gradient is wanted."""
     if x.requires_grad and torch.is_grad_enabled():
         refuse_gradient(op, name, reason)
 
@@ -51,12 +51,13 @@ def differentiates_backward() -> bool:
 def folded_axes(
     mode: str, tensors: Sequence[str], results: Sequence[str], dims: Mapping[str, tuple[str | int, ...]]
 ) -> dict[str, int | None]:
-    """What `torch.func.vmap` makes one call of: the axis of batch rows, packed tokens or sequences, by tensor.
+    """For `torch.func.vmap` as a single call: the axis of batch rows, packed tokens or sequences, by tensor.
 
-    Tensors without such an axis have no entry; None where tokens lie along two axes.
+    Tensors without such an axis have no entry. A tensor with tokens along two axes has None.
 
     Args:
-        tensors: that the forward takes. results: of the forward. dims: of the variant's own tensors.
+        tensors: names of the tensors that the forward takes. results: names of its results.
+        dims: dims of the variant's own tensors.
     """
     packed = mode == "packed"
     rows = 1 if packed else 0
@@ -85,8 +86,8 @@ def batched(
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     """The `vmap` of an autograd function: one call for all, or one call after the other.
 
-    The mapped axis becomes part of the axis of batch rows, or of packed tokens, where each tensor that is mapped and
-    each result has one, and nothing else tells the batch rows apart.
+    The mapped axis becomes part of the axis of batch rows, or of packed tokens, if each tensor that is mapped and each
+    result has such an axis, and nothing else tells the batch rows apart.
 
     Args:
         names: of the arguments.
@@ -123,7 +124,7 @@ def _folded(
     given: Mapping[str, Any],
     mapped: Mapping[str, Any],
 ) -> Any:
-    """An argument of the one call for all."""
+    """An argument of the single call, from the argument with a mapped axis."""
     axis = axes.get(name)
     if not isinstance(x, Tensor) or axis is None:
         return x
@@ -148,7 +149,7 @@ def one_by_one(
             return x
         return x.select(dim, index) if size > 0 else x.new_zeros([*x.shape[:dim], *x.shape[dim + 1 :]])
 
-    # Of none, one call tells the shapes.
+    # If the mapped axis is empty, one call is made for the shapes of the results.
     indices = range(max(size, 1))
     calls = [function(*(taken(x, dim, i) for x, dim in zip(args, in_dims, strict=True))) for i in indices]
     results = tuple(torch.stack(each)[:size] for each in zip(*calls, strict=True))
