@@ -19,7 +19,7 @@ LEAST_EXPONENT = -100
 """A weight relative to a fixed reference is at least 2**-100."""
 
 LARGEST_EXPONENT = 48
-"""And at most 2**48."""
+"""A weight relative to a fixed reference is at most 2**48."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def bounds(e: Expr) -> Range:
 
 
 def _product(x: Range, y: Range) -> Range:
-    """Of a factor without a bound, a product has none: 0 times infinity is NaN."""
+    """The range of a product; `ANY` if a factor has no bound, because 0 times infinity is NaN."""
     if not (x.is_bounded and y.is_bounded):
         return ANY
     ends = [a * b for a in (x.low, x.high) for b in (y.low, y.high)]
