@@ -54,7 +54,7 @@ class Document:
     """One YAML file and the problems found in it so far."""
 
     def __init__(self, file: str, text: str | None = None) -> None:
-        """`text` is the content of the file, where that is not to be read from the disk."""
+        """`text` is the content of the file, if it is not to be read from the disk."""
         self.file = file
         self.problems: list[Problem] = []
         self._with_problems: set[str] = set()
