@@ -18,7 +18,7 @@ BATCH, HEADS, KV_HEADS, LENGTH = 2, 4, 2, 500
 """Sizes of the call: two query heads share a key head, and the last block is cut, which needs the most resources."""
 
 FREE_SIZE = 16
-"""The size of a dim that a spec gives a name of its own."""
+"""The size of a dim with a free name."""
 
 
 def run_call(variant: Variant, job: Job, package: str) -> None:
