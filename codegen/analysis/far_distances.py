@@ -52,7 +52,7 @@ class FarLags:
 
 
 def distance_loads(variant: Variant) -> list[Load]:
-    """The reads of a score that differ between pairs, if all of them depend on the distance alone; else none."""
+    """The reads of a score that differ between pairs, if all of them depend only on the distance; else none."""
     if variant.score is None or added_by_distance(variant) is None:
         return []
     return [load for load in expr.loads(variant.score) if expr.level(load) is Level.TILE]

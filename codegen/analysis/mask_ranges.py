@@ -55,9 +55,9 @@ class RangedMask:
 def split_ranges(mask: Expr | None, scalars: Mapping[str, ScalarSpec]) -> RangedMask:
     """Split a mask into ranges of distances and the rest.
 
-    Two comparisons that bound the same distance from both sides are a range, as in `causal and window(size)`, and so
-    is one of an absolute value: `abs(q_idx - kv_idx) <= 6`. Distances read positions alone, and `count` is at least 0
-    for every call, as the scalars' minima prove.
+    Two comparisons that bound the same distance from both sides are a range, as in `causal and window(size)`. So is a
+    comparison of an absolute value: `abs(q_idx - kv_idx) <= 6`. Distances read only positions, and the minima of the
+    scalars prove that `count` is at least 0 in every call.
     """
     ranges: list[DistanceRange] = []
     open_bounds: dict[Expr, _Sum] = {}

@@ -24,7 +24,7 @@ LARGEST_EXPONENT = 48
 
 @dataclass(frozen=True)
 class Range:
-    """What a number is at least and at most, unless it is NaN."""
+    """The least and the greatest value of a number, unless it is NaN."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ def fixed_reference(logit: Expr) -> float | None:
 
 
 def bounds(e: Expr) -> Range:
-    """What an expression is at least and at most, whatever its variables and tensors hold.
+    """The range of an expression, whatever its variables and tensors hold.
 
     Nothing is known of variables, scalars included: a traced call does not check their limits.
     """

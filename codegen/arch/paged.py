@@ -1,7 +1,7 @@
 """Default tiles of the kernels on paged caches, for every chip, from the bytes that a program copies ahead.
 
-A decoding step is bound by memory: what counts is how many bytes are in flight, and that two programs or more share a
-multiprocessor. `archs:` of a spec overrides single entries.
+A decoding step is bound by memory: it needs many bytes in flight, and two or more programs per multiprocessor. `archs:`
+of a spec overrides single entries.
 """
 
 from __future__ import annotations

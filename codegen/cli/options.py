@@ -188,7 +188,7 @@ def hub_options(parser: argparse.ArgumentParser) -> None:
 
 
 def lint_options(parser: argparse.ArgumentParser) -> None:
-    """What of the package to compile, and how."""
+    """The kernels of the package to compile, and how."""
     add = parser.add_argument
     add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
     add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch  # noqa: F401 - compiling needs both: missing ones are said before any work is done
+import torch  # noqa: F401 - compiling needs both; a missing one is reported before any work
 import triton  # noqa: F401
 
 from codegen import PROGRAM
@@ -29,7 +29,7 @@ from codegen.util.errors import CodegenError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     old: Path
     new: Path

@@ -163,7 +163,7 @@ def _replaced_everywhere(package: str, name: str, value: Callable[..., object]) 
     replacements: dict[Any, Any] = {}
     for module in _modules(package):
         if original := vars(module).get(name):
-            # Each function has its own replacement object, by which the original is found again.
+            # Each function has its own replacement object, so that the original can be looked up by it.
             setattr(module, name, replacements.setdefault(original, partial(value)))
     if not replacements:
         raise CodegenError(f"no module of the package {package} has a function {name}: it cannot be compiled offline")

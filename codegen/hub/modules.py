@@ -1,7 +1,7 @@
 """Which modules of a rendered package a kernel of the hub may have.
 
 The hub's rules: a module imports the standard library, torch, and other modules of the kernel by relative names.
-Triton comes with torch. What needs anything else, such as JAX, numpy or transformers, is left out.
+Triton comes with torch. Modules that need anything else, such as JAX, numpy or transformers, are left out.
 """
 
 from __future__ import annotations

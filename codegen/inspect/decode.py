@@ -19,8 +19,8 @@ from codegen.plan.paged import visited
 from codegen.spec.model import Variant
 
 SPLITS_PER_PROCESSOR, FOLDED = 2, 8
-"""The most parts of one sequence: so many for each multiprocessor, rounded down to a multiple of FOLDED. The package's
-`core/row_classes.py` has the same numbers."""
+"""The most parts of one sequence for each multiprocessor; the total is rounded down to a multiple of FOLDED. The
+package's `core/row_classes.py` has the same numbers."""
 
 PROMPT_KEYS = 16
 """The least keys in a part of a prompt, for each row of its tile; also in `core/row_classes.py`."""

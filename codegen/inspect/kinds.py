@@ -1,4 +1,4 @@
-"""The kinds of attention that a variant belongs to: the words by which the gallery is filtered."""
+"""The kinds of attention that a variant belongs to; the gallery can be filtered by kind."""
 
 from __future__ import annotations
 

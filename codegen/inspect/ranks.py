@@ -297,7 +297,7 @@ def _runs(runs: Sequence[tuple[int, int]]) -> str:
 
 
 def _has(layout: Any, rank: int, runs: Sequence[tuple[int, int]], *, by_heads: bool) -> list[str]:
-    """What a rank computes: rows, some heads of all rows, or some heads of the rows of its node."""
+    """The part that a rank computes: rows, some heads of all rows, or some heads of the rows of its node."""
     sharing = layout.ranks if by_heads else layout.inner
     heads = [_heads(layout.heads[0] // sharing, rank % sharing)] if sharing > 1 or by_heads else []
     return [*heads, *([] if by_heads else [_runs(runs)])]

@@ -151,7 +151,7 @@ def _fast_part(found: Sequence[Job], spec: Spec, selection: Selection) -> list[J
 def _features(
     job: Job, selection: Selection, one: str, common: tuple[str, str, int], *, tables: bool
 ) -> frozenset[Hashable]:
-    """What a job of one pass covers, as `_fast_part` lists it; nothing for a job that `--fast` never runs."""
+    """The features that a job of one pass covers, as listed in `_fast_part`; none if `--fast` never runs the job."""
     pass_, tile = job.configs[0]
     kernel = (pass_, job.family)
     found: set[Hashable] = set()

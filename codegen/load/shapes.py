@@ -301,7 +301,7 @@ class ListOf(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class AnyOf(Shape):
-    """One of several shapes. The reader of such a place decides which by the kind of YAML node."""
+    """One of several shapes. The reader of the place chooses one by the kind of the YAML node."""
 
     options: Sequence[Shape]
 

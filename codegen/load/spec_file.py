@@ -24,7 +24,7 @@ from codegen.util.shipped import shipped_path
 
 @dataclass(frozen=True, kw_only=True)
 class _Inherited:
-    """What the library hands down to every file."""
+    """The values that every file inherits from the library's."""
 
     defaults: Defaults = field(default_factory=Defaults)
     archs: Mapping[str, ArchSpec] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class _Inherited:
 
 
 def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None = None) -> Spec:
-    """Read a spec file; what it does not say comes from `library` (by default the one of `default_spec_path`).
+    """Read a spec file; values that it lacks come from the file `library` (by default that of `default_spec_path`).
 
     Raises `SpecError` with every problem of the file, and of the library if that has any.
     """

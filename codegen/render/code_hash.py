@@ -59,7 +59,7 @@ def kernel_hash(path: str, kernels: Iterable[str], sources: Mapping[str, str]) -
 
 
 class _Import(NamedTuple):
-    """What `from` imports: dots before the module's name, that name, and the name it takes from there."""
+    """An import by `from`: the number of dots before the module's name, that name, and the imported name."""
 
     level: int
     module: str

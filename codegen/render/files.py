@@ -49,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `write` did, as paths relative to the package."""
+    """The files that `write` wrote, left unchanged and removed, as paths relative to the package."""
 
     written: tuple[str, ...]
     unchanged: tuple[str, ...]

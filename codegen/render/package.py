@@ -49,7 +49,7 @@ _PLACEHOLDER = "0" * HASH_LENGTH
 
 @dataclass(frozen=True, kw_only=True)
 class FileHeader:
-    """What the header lines of one generated file say. `entry` is the spec entry as comment lines."""
+    """The contents of the header lines of one generated file. `entry` is the spec entry as comment lines."""
 
     template: str
     entry: str = ""
@@ -283,7 +283,7 @@ def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: Varian
         # The package of dense calls, whose kernels these calls run, too.
         modules["..."] = [planned.variant.name]
     if planned.variant.decay:
-        # The cumulative sums of a segmented call are those of a dense one.
+        # A segmented call runs the kernel for cumulative sums of dense calls.
         modules.setdefault(".." if planned.mode is Mode.SEGMENTED else ".", []).append("decay")
     if planned.mode is Mode.SEGMENTED and by_row(planned.written) is not None:
         modules[f"{runtime}.core"] = ["token_order"]
@@ -359,7 +359,7 @@ def _sign(text: str) -> str:
 
 
 def manifest_entries(spec: Spec) -> dict[str, Any]:
-    """What the manifest says of each variant, for tests, tuners and benchmarks."""
+    """The manifest's entry for each variant, which tests, tuners and benchmarks read."""
     return {
         name: {
             "doc": v.doc,

@@ -31,7 +31,7 @@ def own_names(tensors: Collection[TensorSpec], scalars: Mapping[str, ScalarType]
 
 
 def with_computed(tensor: TensorSpec, scalars: Mapping[str, ScalarType], free: Collection[str]) -> TensorSpec:
-    """The tensor with its computed dims parsed; `free`: the names each of which alone is a dim of some tensor.
+    """The tensor with its computed dims parsed; `free`: the keys of `own_names`, names that alone are a tensor's dim.
 
     Raises `ExprError` for a dim that is no integer expression of free names, int scalars and the call's sizes.
     """

@@ -51,7 +51,7 @@ OP_ARGUMENTS = (
 """Arguments that every op has, or that an op with a sink, decay or dropout has; and its `schedule` function."""
 
 PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "float8", "packing", "paging", "integrations", "tuned", "manifest")
-"""What stands beside the variants' folders in a generated package, in lower case."""
+"""Names of the other files and folders beside the variants' folders in a generated package, in lower case."""
 
 EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "versions")
 """Names that the package and its modules of ops define besides the ops."""

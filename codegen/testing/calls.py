@@ -204,7 +204,7 @@ def _example(name: str, declared: Mapping[str, Any], sizes: Sequence[int]) -> Te
     tensor = TensorSpec(name=name, dims=tuple(declared["dims"]), dtype=declared["dtype"])
     printer = torch_printer(lambda *_: True, float_cast=lambda text: f"{text}.double()")
     text = printer.text(parse_example(declared["example"], tensor))
-    # Printed from a parsed expression, the text holds arithmetic and functions of torch alone.
+    # The text is printed from a parsed expression, so that it holds only arithmetic and functions of torch.
     ranks = range(len(sizes))
     axes = [torch.arange(sizes[axis]).view([-1 if other == axis else 1 for other in ranks]) for axis in ranks]
     named = {f"i{axis}": positions for axis, positions in enumerate(axes)}
@@ -213,7 +213,7 @@ def _example(name: str, declared: Mapping[str, Any], sizes: Sequence[int]) -> Te
 
 
 def evaluate(op: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, Tensor]:
-    """o, lse and the gradient of every leaf, each named after what it is the gradient of: dq, dk, ..."""
+    """o, lse and the gradient of every leaf, each named after its leaf: dq, dk, ..."""
     o, lse = inputs.call(op, return_lse=True, **options)
     leaves = inputs.leaves()
     grads = torch.autograd.grad((o, lse), list(leaves.values()), (inputs.do, inputs.dlse))

@@ -36,8 +36,8 @@ _ANY_TILE = TileConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
 class Task:
     """One kernel to compile: a group's kernel with a tile, for lengths that do or do not divide into whole blocks.
 
-    `heads`: in the form of SMALL_HEADS. A kernel compiled for these serves calls with any number of heads, but for
-    packed calls: the distance between two rows there depends on the number of heads.
+    `heads`: in the form of SMALL_HEADS. A kernel compiled for these serves calls with any number of heads, except
+    packed calls, where the distance between two rows depends on the number of heads.
     """
 
     package: Package

@@ -22,7 +22,7 @@ from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workl
 from codegen.tune.tuner import Context
 
 PORTABLE, HOPPER_DKDV = "portable", "hopper_dkdv"
-"""Contenders beside Hopper's kernels alone, as the package's runtime calls them."""
+"""The contenders besides `hopper`, Hopper's kernels alone, by their names in the package's runtime."""
 
 COMPILE_SECONDS = 20.0
 """Seconds that one core of a server takes to compile the contenders of one comparison, to divide a budget."""

@@ -42,7 +42,7 @@ def literal(text: str) -> str:
 
 
 def legend_row(symbol: str, text: str, width: int) -> str:
-    """A line of a docstring: a symbol, padded to `width`, and what it is."""
+    """A line of a docstring: a symbol, padded to `width`, and its meaning."""
     first = f"    {symbol:<{width}}  "
     return _filled(text, first, " " * len(first), LINE_LENGTH)
 

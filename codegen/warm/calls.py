@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmCall:
-    """One call of an op. `heads`: query heads and key heads; `page_size` is 0 but for calls on paged caches.
+    """One call of an op. `heads`: query heads and key heads; `page_size` is 0 except for calls on paged caches.
 
     `trained`: gradients of the variant's own tensors are asked for, too.
     """

@@ -30,7 +30,7 @@ SYMBOLS = {
     "q_len": ("<msub><mi>N</mi><mtext>q</mtext></msub>", "number of queries"),
     "kv_len": ("<msub><mi>N</mi><mtext>kv</mtext></msub>", "number of keys"),
 }
-"""Name of the language -> its symbol, and what it is."""
+"""Name of the language -> its symbol, and its meaning."""
 
 _LETTERS = {"i": "q_idx", "j": "kv_idx", "s": "score", "N": "q_len"}
 """Letter of a symbol -> the name of the language that loses the symbol if an argument of the spec has that letter."""
@@ -222,7 +222,7 @@ def plain_names(own: Collection[str]) -> frozenset[str]:
 
 
 def symbols(*exprs: Expr, plain: Collection[str] = ()) -> list[tuple[str, str]]:
-    """The symbols that the expressions use, each with what it is."""
+    """The symbols that the expressions use, each with its meaning."""
     read = frozenset().union(*map(names, exprs))
     return [entry for name, entry in SYMBOLS.items() if name in read and name not in plain]
 
