@@ -1,4 +1,4 @@
-"""How many keys a row of a band sees: from the first to the last, where both lie at a distance from the row."""
+"""How many keys each query row attends to under a band mask, whose bounds lie at fixed distances from the row."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from codegen.ir import expr
 from codegen.ir.expr import Expr, Op, Var, int_var
 
 Width = Mapping[Expr, int]
-"""A number of keys as a sum: factors of the call's scalars, and of `ONE`."""
+"""A number of keys as a sum: a factor for each of the call's scalars, and one for `ONE`, the constant."""
 
 
 def band_width(analysis: BlockAnalysis) -> Width | None:
-    """The keys of the main range of a row, where a mask keeps so many of each; None where that is not known.
+    """The number of keys in each row's main range, if it is equal for all rows; None if that is not known.
 
-    Of `causal and window(size)` these are `size` keys. Those of a second range, such as sinks, are not among them.
+    For `causal and window(size)` it is `size`. Keys of a second range, such as sink tokens, are not counted.
     """
     if analysis.schedule is not Schedule.CLOSED_FORM:
         return None
@@ -33,7 +33,7 @@ def band_width(analysis: BlockAnalysis) -> Width | None:
 
 
 def _distance(bound: Expr | None, combines: str, position: str) -> Expr | None:
-    """How far from its row a bound of the keys lies: that which is the position of the row and a number."""
+    """The distance of a key bound from its row: `rest` of the operand `position + rest`; None if there is none."""
     if bound is None:
         return None
     operands = bound.args if isinstance(bound, Op) and bound.op == combines else (bound,)

@@ -1,5 +1,7 @@
-"""What depends on positions only through their distance, `q_idx - kv_idx`: gradients of it are sums over the diagonals
-of the score matrix."""
+"""Expressions that depend on positions only through their distance, `q_idx - kv_idx`.
+
+Gradients of tensors that a score reads by distance are sums over the diagonals of the score matrix.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ LAG = int_var("lag")
 
 POSITIONS = frozenset(("q_idx", "kv_idx"))
 ROWS = frozenset(("q_row", "cols"))
-"""Their names in a segmented call, where a tensor is indexed by row."""
+"""The names that replace `POSITIONS` in a segmented call, where a tensor is indexed by row."""
 
 
 def in_lags(e: Expr) -> Expr | None:
@@ -26,7 +28,7 @@ def in_lags(e: Expr) -> Expr | None:
 
 
 def by_lag(load: Load) -> Load | None:
-    """The same of a read."""
+    """A read of a tensor in terms of `LAG`; None as for `in_lags`."""
     rewritten = in_lags(load)
     assert rewritten is None or isinstance(rewritten, Load)
     return rewritten
@@ -50,7 +52,7 @@ def _lag_form(e: Expr) -> Expr | None:
 
 
 def _as_integer(e: Expr) -> Expr | None:
-    """The integer that a sum of positions as floats is, as a cast of `q_idx - kv_idx` is written out; else None."""
+    """The integer sum whose terms a float sum casts, as in `float(q_idx) - float(kv_idx)`; None for any other."""
     if not isinstance(e, Op):
         return None
     if e.op == "float":
@@ -62,10 +64,10 @@ def _as_integer(e: Expr) -> Expr | None:
 
 
 def added_by_distance(variant: Variant) -> Expr | None:
-    """What the score adds to the scaled product, where that and the mask depend on positions through their distance
-    alone; None for every other variant.
+    """The term that the score adds to the scaled product, if term and mask depend on positions only by distance.
 
-    Then all blocks along a block diagonal add the same tile and keep the same pairs.
+    None for every other variant. With such a term, all blocks along a block diagonal add the same tile and keep the
+    same pairs.
     """
     if variant.score is None or variant.decay or variant.dropout:
         return None
@@ -78,7 +80,7 @@ def added_by_distance(variant: Variant) -> Expr | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Lags:
-    """The distances from `least` to `most`; None where there is no limit that is known before the call."""
+    """The distances from `least` to `most`; None on a side without a limit that is known before the call."""
 
     least: int | None = None
     most: int | None = None

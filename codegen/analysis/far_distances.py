@@ -1,6 +1,7 @@
-"""Beyond which distances the reads of a score no longer change: indices are clamped to their tensors, and buckets end.
+"""The distances beyond which the elements that a score reads no longer change.
 
-All pairs beyond such a limit read one element: kernels then read it once for a block, and its gradient is one sum.
+Such limits exist because indices are clamped to their tensors, and because distance buckets end. All pairs beyond a
+limit read one element: kernels then read it once for a block, and its gradient is one sum.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ Limit = int | SizeLimit
 
 @dataclass(frozen=True, kw_only=True)
 class FarLags:
-    """The elements that a score reads do not change up to the smallest of `first`, nor from the largest of `last` on.
+    """All distances up to the smallest of `first` read the same elements, and so do all from the largest of `last` on.
 
-    Without limits they may change everywhere on that side.
+    If a side has no limits, the elements may change everywhere on that side.
     """
 
     first: tuple[Limit, ...] = ()
@@ -51,7 +52,7 @@ class FarLags:
 
 
 def distance_loads(variant: Variant) -> list[Load]:
-    """The reads of a score that differ between pairs, where all do so by distance."""
+    """The reads of a score that differ between pairs, if all of them depend only on the distance; else none."""
     if variant.score is None or added_by_distance(variant) is None:
         return []
     return [load for load in expr.loads(variant.score) if expr.level(load) is Level.TILE]
@@ -80,7 +81,7 @@ def _far_lags(variant: Variant) -> FarLags:
 
 
 def _all(limits: Iterable[tuple[Limit, ...]]) -> tuple[Limit, ...]:
-    """The limits of several reads, none if one has none; known ones are told apart from sizes by the caller."""
+    """The limits of several reads together, integers as well as `SizeLimit`; empty if one read has no limit."""
     found = list(limits)
     return tuple(dict.fromkeys(limit for own in found for limit in own)) if all(found) else ()
 
@@ -107,8 +108,8 @@ class LagLine:
 
 
 def lag_line(index: Expr) -> LagLine | None:
-    """An index by distance in that form; None where it has another."""
-    # The analysis of linear forms knows rows.
+    """The index of a read by distance as a `LagLine`; None if it has another form."""
+    # `linear` knows the name `q_idx`, but not `LAG`.
     form = linear(expr.substitute(index, {LAG.name: int_var("q_idx")}))
     if form is None or not isinstance(form.rest, Const) or form.q == 0:
         return None

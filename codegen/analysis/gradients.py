@@ -32,7 +32,7 @@ DISTANCE_SUMS = "ds_distances"
 
 
 FAR_SUMS = "ds_far"
-"""The buffer of the sums of ds of blocks whose pairs all read one element, before and behind the other distances."""
+"""The buffer of the sums of ds over blocks whose pairs all read one element, as their distances are beyond a limit."""
 
 
 class GradientKind(StrEnum):
@@ -44,16 +44,16 @@ class GradientKind(StrEnum):
     PAIR = "pairs"  # every element is read by one pair of a query and a key: stored by the dq kernel
     DISTANCE = "distances"  # sums along the diagonals of all scores, from a kernel of their own
     DIAGONAL = "diagonals"  # sums along the diagonals of a tile, added by the dq kernel with atomics
-    SCATTER = "scatter"  # every pair's own, added by the dq kernel with atomics
+    SCATTER = "scatter"  # one addition per pair, by the dq kernel with atomics
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTerm:
     """The gradient through one read of a tensor: `local` is d score / d element.
 
-    `dims` are the tensor's dims; `number` counts its terms of one kind. Sums are stored by head, row or key. The sums
-    of a `direct` term are the tensor's own elements. The gradient of a `trained` tensor is gathered only if a call asks
-    for it.
+    `dims` are the tensor's dims; `number` counts the tensor's terms of one kind, from 1. Sums are stored by head, row
+    or key. The sums of a `direct` term have the layout of the tensor's elements. The gradient of a `trained` tensor is
+    gathered only if a call asks for it.
     """
 
     tensor: str
@@ -67,8 +67,8 @@ class GradientTerm:
 
     @property
     def accumulator(self) -> str:
-        """Name of the kernel's accumulator and of its buffer; terms added with atomics share one buffer per tensor, and
-        all terms by distance one."""
+        """Name of the kernel's accumulator and of its buffer. Terms added with atomics share one buffer per tensor, and
+        all terms by distance of all tensors share one."""
         if self.by_distance:
             return DISTANCE_SUMS
         if self.atomic:
@@ -131,7 +131,7 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
     The variant is `specialised` to the mode.
     """
     terms: list[GradientTerm] = []
-    # A segmented call may give any positions, and a packed one has sequences of its own.
+    # Only dense calls sum by distance: a segmented call may give any positions, a packed one has many sequences.
     sums_distances = mode is Mode.DENSE and added_by_distance(variant) is not None
     seen: Counter[tuple[str, GradientKind]] = Counter()
     for load in expr.loads(variant.score) if variant.score is not None else ():
@@ -151,7 +151,8 @@ def gradient_terms(variant: Variant, mode: Mode = Mode.DENSE) -> tuple[GradientT
                 load=load,
                 dims=spec.dims,
                 number=seen[load.tensor, kind],
-                # A query position may leave the tensor, and then its gradient goes where the read is clamped to.
+                # Not ROW: a query position may leave the tensor, and its gradient goes to the element that the clamped
+                # index reads.
                 direct=kind in (GradientKind.HEAD, GradientKind.COLUMN) and _is_plain(load, spec, mode),
                 trained=True,
             )
@@ -196,8 +197,10 @@ def gradient_kind(load: Load, spec: TensorSpec, mode: Mode = Mode.DENSE) -> Grad
 
 
 def _is_plain(load: Load, spec: TensorSpec, mode: Mode) -> bool:
-    """Whether the sums of a head, row, key or pair lie as the tensor's elements do: every index is a name of its own,
-    over the dim of that name or over one that holds what the name counts."""
+    """True if the sums per head, row, key or pair have the layout of the tensor's elements.
+
+    Every index then is a name, no two are equal, and each indexes the dim of that name or a dim that `_holds_all`.
+    """
     names = [i.name for i in load.indices if isinstance(i, Var)]
     if len(names) < len(load.indices) or len(set(names)) < len(names) or {"h", "hkv"} <= set(names):
         return False
@@ -210,9 +213,9 @@ def _is_plain(load: Load, spec: TensorSpec, mode: Mode) -> bool:
 def _holds_all(dim: str | int, name: str, mode: Mode) -> bool:
     """Whether a dim has one element for each row or key of the score matrix, which `name` counts."""
     if mode is Mode.PACKED:
-        # Sequence after sequence, as the tokens lie; any other dim is indexed anew by each sequence.
+        # A dim of keys has the sequences end to end, like the tokens. Each sequence indexes any other dim from 0 on.
         return dim == name == "kv_idx"
     if mode is Mode.SEGMENTED:
-        # Positions that a call gives may be any: they count no rows.
+        # A call may give any positions, so that a position does not count rows.
         return name in ROWS and dim in POSITIONAL
     return name in POSITIONS and isinstance(dim, str) and dim not in ("b", "h", "hkv")

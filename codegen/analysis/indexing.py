@@ -8,8 +8,8 @@ from dataclasses import replace
 from codegen.ir.expr import Expr, Load, TensorSpec, Var
 
 WIDE_INDICES = ("b", "h", "hkv", "q_head")
-"""Index names that kernels hold in 64 bits, for the offsets they are part of. As values they are cast to 32 bits, as
-positions are: a bound that one made wider could not be a coordinate of a TMA copy."""
+"""Index names that kernels hold in 64 bits, because they are part of memory offsets. Where an expression uses one as a
+value, it is cast to 32 bits like positions: a loop bound of 64 bits could not be a coordinate of a TMA copy."""
 
 DECAY = TensorSpec(name="decay", dims=("b", "h", "pos"))
 """The cumulative sum of g, already times log2(e): `[B, Hq, P]`, contiguous; `[Hq, total_k]` of packed sequences."""

@@ -28,7 +28,7 @@ class Truth:
     must: Expr
 
     def negated(self) -> Truth:
-        """The same of its negation."""
+        """What is known of the boolean's negation."""
         return Truth(expr.logical_not(self.must), expr.logical_not(self.may))
 
 

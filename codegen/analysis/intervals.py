@@ -166,9 +166,9 @@ class _Analyser:
         return Truth(meet, same) if e.op == "eq" else Truth(meet, same).negated()
 
     def _numbers(self, e: Expr) -> Expr:
-        """A condition under which no value of the block is NaN: `must` needs it, for every comparison with NaN but `!=`
-        is false. A NaN from a tensor or from inf - inf gives the interval of its first subexpression an infinite end; a
-        uniform NaN fails the comparison by itself."""
+        """A condition under which no value of the block is NaN. `must` needs it because every comparison with NaN,
+        except `!=`, is false. The subexpression that makes the NaN, a read of a tensor or inf - inf, has an interval
+        with an infinite end; a uniform NaN fails the comparison by itself."""
         if e.type is not Type.FLOAT or level(e) is Level.UNIFORM:
             return TRUE
         parts: list[Expr] = []

@@ -12,7 +12,7 @@ from codegen.ir.expr import Const, Expr, Level, Op, Type, const, int_var, level
 from codegen.spec.model import ScalarSpec
 
 _MOST_SCALARS = 2
-"""A count of more scalars, of up to `affine.MOST_POSITION` each, may not fit 32 bits."""
+"""A count that sums more scalars than this, each up to `affine.MOST_POSITION`, may not fit 32 bits."""
 
 ONE = const(1)
 """The term of a sum that stands for its constant."""
@@ -37,27 +37,27 @@ class RangedMask:
 
     @property
     def band(self) -> int | None:
-        """Keys of the narrowest band of a fixed width that holds all pairs, such as 128 of `causal and window(128)`."""
+        """Keys per row of the narrowest fixed-width band with all kept pairs: 128 for `causal and window(128)`."""
         widths = [int(count.value) for count in self._counts if isinstance(count, Const)]
         return min(widths, default=None)
 
     @property
     def band_scalars(self) -> Mapping[Expr, int] | None:
-        """The same of a band whose width the call gives: the sum of its scalars, as factors, and of the constant 1."""
+        """The width of a band that depends on the call's scalars, as a sum: a factor for each scalar and for `ONE`."""
         return next((sum_of(count, 1) for count in self._counts if not isinstance(count, Const)), None)
 
     @property
     def _counts(self) -> list[Expr]:
-        """Widths of bands: counts of distances between positions themselves."""
+        """Widths of bands: the counts of ranges whose distance reads the two positions themselves."""
         return [part.count for part in self.ranges if _reads(part.distance) == _POSITIONS]
 
 
 def split_ranges(mask: Expr | None, scalars: Mapping[str, ScalarSpec]) -> RangedMask:
     """Split a mask into ranges of distances and the rest.
 
-    Two comparisons that bound the same distance from both sides are a range, as in `causal and window(size)`, and so
-    is one of an absolute value: `abs(q_idx - kv_idx) <= 6`. Distances read positions alone, and `count` is at least 0
-    for every call, as the scalars' minima prove.
+    Two comparisons that bound the same distance from both sides are a range, as in `causal and window(size)`. So is a
+    comparison of an absolute value: `abs(q_idx - kv_idx) <= 6`. Distances read only positions, and the minima of the
+    scalars prove that `count` is at least 0 in every call.
     """
     ranges: list[DistanceRange] = []
     open_bounds: dict[Expr, _Sum] = {}
@@ -85,7 +85,7 @@ def split_ranges(mask: Expr | None, scalars: Mapping[str, ScalarSpec]) -> Ranged
 def _closing(
     bound: _Sum, open_bounds: Mapping[Expr, _Sum], scalars: Mapping[str, ScalarSpec]
 ) -> tuple[Expr, DistanceRange | None]:
-    """The comparison that bounds the same distance from the other side, and the range that both leave."""
+    """The comparison that bounds the same distance from the other side, and the range that both keep."""
     for part, other in open_bounds.items():
         found = _range([bound, other], scalars)
         if found is not None:
@@ -94,11 +94,11 @@ def _closing(
 
 
 _Sum = Mapping[Expr, int]
-"""A sum of integers: factor by term, that of the constant 1 included."""
+"""A sum of integers: a factor for each term, where the factor of `ONE` is the constant."""
 
 
 def _at_least_zero(atom: Expr) -> _Sum | None:
-    """The sum that a comparison of integers per pair wants to be 0 or more."""
+    """The sum that is 0 or more exactly if a comparison of integers holds; None for any other condition."""
     if not (isinstance(atom, Op) and atom.op in ("lt", "le", "gt", "ge") and atom.args[0].type is Type.INT):
         return None
     low, high = atom.args if atom.op in ("lt", "le") else reversed(atom.args)
@@ -109,7 +109,7 @@ def _at_least_zero(atom: Expr) -> _Sum | None:
 
 
 def sum_of(e: Expr, factor: int) -> Counter[Expr]:
-    """An integer expression times a factor, as a sum: factor by term, that of the constant 1 included."""
+    """An integer expression times a factor, as a sum: a factor for each term, and the constant as that of `ONE`."""
     if isinstance(e, Const):
         return Counter({ONE: factor * int(e.value)})
     if isinstance(e, Op) and e.op in ("add", "sub"):
@@ -124,12 +124,12 @@ def sum_of(e: Expr, factor: int) -> Counter[Expr]:
 
 
 def _reads(distance: Expr) -> set[Expr]:
-    """What a distance is a sum of that is not uniform."""
+    """The terms of a distance that are not uniform."""
     return {term for term in sum_of(distance, 1) if level(term) is not Level.UNIFORM}
 
 
 def _range(bounds: Sequence[_Sum], scalars: Mapping[str, ScalarSpec]) -> DistanceRange | None:
-    """The range that two sums of 0 or more leave; None if they do not bound the same distance from both sides."""
+    """The range in which both sums are 0 or more; None if they do not bound the same distance from both sides."""
     for bound, other in (bounds, reversed(bounds)):
         distance = _distance(bound)
         if distance is None:
@@ -152,7 +152,7 @@ def _distance(terms: _Sum) -> Expr | None:
         return None
     if list(rows.values()) != [1] or list(keys.values()) != [-1] or not all(map(affine.of_positions, (*rows, *keys))):
         return None
-    # Not `expr.sub`, which would gather literals behind the difference, once per pair.
+    # Not `expr.sub`: it would add literals to the difference, which costs one addition per pair.
     return Op(Type.INT, "sub", (_code(rows | others), *keys))
 
 

@@ -11,7 +11,7 @@ from codegen.ir import expr
 from codegen.ir.expr import Expr, Level, Load, Op, Type, const, int_var, level
 
 _FIRST, _BEYOND = const(-affine.MOST_POSITION), const(affine.MOST_POSITION + 1)
-"""The first position that there may be, and one behind all positions."""
+"""The smallest possible position, and a position beyond the largest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ def split_limits(mask: Expr, along: str) -> Limits:
     """Split a mask into limits on the position `along` (`kv_idx` or `q_idx`) and the rest.
 
     A comparison of a step function of that position with anything that does not read it is a limit. A disjunction is a
-    limit if all its terms limit the position on the same side, or do not read it. One disjunction of limits on both
-    sides is a gap, beside limits that are none.
+    limit if all its terms limit the position on the same side, or do not read it. A disjunction of limits on both sides
+    is a gap. The first gap counts if the mask also has a limit that is no gap; further gaps belong to the rest.
     """
     other = Level.QUERY if along == "kv_idx" else Level.KEY
     firsts: list[Expr] = []
@@ -118,7 +118,7 @@ def _reads(atom: Expr, along: str) -> bool:
 
 
 def _joined(runs: Sequence[_Run], always: Expr) -> _Run | None:
-    """What some of the runs keep; all positions, if `always` holds."""
+    """The union of the runs, or all positions if `always` holds; None if the union is neither one run nor a gap."""
     firsts, ends = (
         [run.first for run in runs if run.first is not None],
         [run.end for run in runs if run.end is not None],

@@ -21,7 +21,7 @@ PAGE, SLOT = "kv_page", "kv_slot"
 
 
 LOCAL, BASE = "g", "g_base"
-"""The caches of a log-decay's running sum: what a page's base leaves of it at each key, and the base of each page."""
+"""The caches of a log-decay's running sum: its difference from the page's base at each key, and each page's base."""
 
 _DECAY_CACHES = {
     LOCAL: TensorSpec(name=LOCAL, dims=(PAGE, SLOT, "h")),
@@ -61,8 +61,8 @@ def paged(variant: Variant) -> Variant:
 def log_decay() -> Expr:
     """The running sum of a log-decay at the query less that at the key, from the caches.
 
-    Bases are float32 numbers, and what they leave of a sum is small: of keys near the query the bases differ by what
-    they differ by exactly, so that no digit is lost however long the sequence is.
+    A page's base is a float32 number, and a key's sum differs little from its page's base. For keys near the query,
+    the difference of the two bases is exact in float32, so that no digit is lost however long the sequence is.
     """
     q, kv = int_var("q_idx"), int_var("kv_idx")
     bases = expr.sub(Load(Type.FLOAT, BASE, (q, HEAD)), Load(Type.FLOAT, BASE, (kv, HEAD)))
@@ -88,5 +88,5 @@ def _in_pages(dims: Sequence[str | int]) -> bool:
 
 
 def _kept(dims: Sequence[str | int]) -> list[int]:
-    """The axes that a tensor keeps: pages belong to any sequence."""
+    """The axes that a tensor keeps. A tensor in pages has no batch axis, because a page may belong to any sequence."""
     return [axis for axis, dim in enumerate(dims) if not (dim == "b" and _in_pages(dims))]

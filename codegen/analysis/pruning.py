@@ -1,8 +1,8 @@
-"""Adaptive pruning (arXiv:2504.06949): keys whose log-decay bounds their weight are left out, by a mask.
+"""Adaptive pruning (arXiv:2504.06949): a mask leaves out keys of which the log-decay proves that they weigh little.
 
 `prune: true` gives a variant a companion, whose queries attend to the keys from `first_key` on. The op finds these
 from q, k and g, and calls the companion, so forward and backward leave out the same pairs, whatever their tiles are.
-The bound holds where a query surely attends to the key of its own position, and its score is the scaled product.
+The bound holds only if every query attends to the key at its own position and the score is the scaled product.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _least(e: Expr, scalars: Mapping[str, ScalarSpec]) -> float | None:
 
 
 def _example() -> Expr:
-    """Of examples and tests: a window of 96 keys and more, its start a multiple of 32."""
+    """`first_key` in examples and tests: the multiple of 32 that is 96 to 127 keys ahead of the query, or 0."""
     position = int_var("i2")
     start = expr.sub(expr.mul(expr.floordiv(position, expr.const(32)), expr.const(32)), expr.const(96))
     return expr.maximum(start, expr.const(0))

@@ -29,7 +29,7 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What a block of an axis visits along the other: `[first, end)`, of which `[full_first, full_end)` needs no mask.
+    """The range that a block of one axis visits along the other: `[first, end)`, without mask `[full_first, full_end)`.
 
     A bound that is None is the start or end of the axis. Bounds along the queries count rows, not positions. `first` is
     at least 0; `end` and `full_end` are at most the length. If `first` lies beyond the length, or `end` below 0,
@@ -50,7 +50,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Union:
-    """What is visited along one axis: `main`, and the part of `other` that lies `before` or `behind` it."""
+    """The visited ranges along one axis: `main`, and the part of `other` that lies `before` or `behind` it."""
 
     main: Range
     other: Range | None = None

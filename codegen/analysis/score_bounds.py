@@ -19,12 +19,12 @@ LEAST_EXPONENT = -100
 """A weight relative to a fixed reference is at least 2**-100."""
 
 LARGEST_EXPONENT = 48
-"""And at most 2**48."""
+"""A weight relative to a fixed reference is at most 2**48."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number is at least and at most, unless it is NaN."""
+    """The least and the greatest value of a number, unless it is NaN."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ def fixed_reference(logit: Expr) -> float | None:
 
 
 def bounds(e: Expr) -> Range:
-    """What an expression is at least and at most, whatever its variables and tensors hold.
+    """The range of an expression, whatever its variables and tensors hold.
 
     Nothing is known of variables, scalars included: a traced call does not check their limits.
     """
@@ -110,7 +110,7 @@ def bounds(e: Expr) -> Range:
 
 
 def _product(x: Range, y: Range) -> Range:
-    """Of a factor without a bound, a product has none: 0 times infinity is NaN."""
+    """The range of a product; `ANY` if a factor has no bound, because 0 times infinity is NaN."""
     if not (x.is_bounded and y.is_bounded):
         return ANY
     ends = [a * b for a in (x.low, x.high) for b in (y.low, y.high)]

@@ -1,4 +1,7 @@
-"""What a variant computes when all positions of a call move by one number: a call of some keys has them begin at 0."""
+"""Whether a variant computes the same when all positions shift by one number.
+
+A call on a part of the keys counts its positions from 0, so that they are shifted.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from codegen.spec.model import Variant
 
 
 def is_shift_invariant(variant: Variant) -> bool:
-    """True if mask and score stay the same when all positions, and the elements of tensors of tokens, move alike, and
-    the numbers of queries and keys do not change."""
+    """True if mask and score stay the same when all positions, and the elements of per-token tensors, shift by one
+    number, while the numbers of queries and keys do not change."""
     roots = [e for e in (variant.mask, variant.score) if e is not None]
     return all(_change(e, variant.tensors) == 0 for e in roots)
 
 
 def looks_back(variant: Variant) -> bool:
-    """True if the mask keeps no key behind its query, as a term of it says."""
+    """True if a causal comparison is a conjunct of the mask, so that no query attends to a later key."""
     return variant.mask is not None and any(_is_causal(e) for e in expr.conjuncts(variant.mask))
 
 
@@ -31,7 +34,7 @@ def computes_with_lengths(variant: Variant) -> bool:
 
 
 def computes_runs_alone(variant: Variant) -> bool:
-    """True if a run of tokens whose queries attend to nothing else is computed like a sequence of its own."""
+    """True if a run of tokens whose queries attend only to keys of the run can be computed as a separate sequence."""
     by_token = any(has_tokens(spec.dims) for spec in variant.tensors.values())
     if variant.decay or variant.dropout or by_token or computes_with_lengths(variant):
         return False
@@ -39,7 +42,7 @@ def computes_runs_alone(variant: Variant) -> bool:
 
 
 def _change(e: Expr, tensors: Mapping[str, TensorSpec]) -> int | None:
-    """By how much a value changes when all positions grow by one; None if that is not one number."""
+    """By how much a value changes when all positions grow by one; None if the change is not a constant."""
     if isinstance(e, Const):
         return 0
     if isinstance(e, Var):
@@ -82,7 +85,7 @@ def _of_operation(e: Op, changes: list[int]) -> int | None:
 
 
 def _is_causal(e: Expr) -> bool:
-    """True if a comparison says that the key is not behind the query."""
+    """True if a comparison implies that the key's position is at most the query's."""
     if not (isinstance(e, Op) and e.op in ("lt", "le", "gt", "ge")):
         return False
     larger, smaller = e.args if e.op in ("gt", "ge") else reversed(e.args)

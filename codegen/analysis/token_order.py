@@ -1,8 +1,8 @@
 """What a variant requires of the positions in a segmented call, because it reads some tensors by row.
 
-A dim of tokens is indexed by row. Reading it at the token itself is right for positions in any order; so is a row that
-a number or another tensor names. Where a position stands for a row, rows and positions must agree. The running sum of a
-log-decay and dropout need that too.
+A dim of tokens is indexed by row. Reading it at the token itself is right for positions in any order, and so is reading
+a row that a number or another tensor gives. If the index is computed from a position, rows and positions must agree.
+The running sum of a log-decay and dropout need that too.
 """
 
 from __future__ import annotations

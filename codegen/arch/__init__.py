@@ -1,1 +1,1 @@
-"""What the chips allow: tiles, memory, registers."""
+"""The limits of the chips, and the rules and defaults for tiles."""

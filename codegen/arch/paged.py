@@ -1,7 +1,7 @@
 """Default tiles of the kernels on paged caches, for every chip, from the bytes that a program copies ahead.
 
-A decoding step is bound by memory: what counts is how many bytes are in flight, and that two programs or more share a
-multiprocessor. `archs:` of a spec overrides single entries.
+A decoding step is bound by memory: it needs many bytes in flight, and two or more programs per multiprocessor. `archs:`
+of a spec overrides single entries.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class PagedPass(StrEnum):
 
 
 LEAST_KEYS, WIDE_LEAST_KEYS = 128, 512
-"""Keys of a split at least, where nothing else is known, and of wide heads: fewer cost more to merge than they gain."""
+"""Default least keys of a split, and those of wide heads: merging smaller splits costs more than they gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedTileConfig(TileConfig):
     """Config of a kernel on paged caches.
 
-    `block_m` of `decode` is the least: a tile holds all rows of such a sequence, so that its keys are read once. No
+    `block_m` of `decode` is a lower bound: a tile holds all rows of a sequence, so that its keys are read once. No
     split of a sequence has fewer than `keys_per_split` keys, rounded up to whole blocks.
     """
 
@@ -57,11 +57,11 @@ def default_paged_tiles(arch: str, pass_: PagedPass, itemsize: int) -> Mapping[i
 
 
 def _tile(arch: str, pass_: PagedPass, itemsize: int, head_dim: int) -> PagedTileConfig:
-    """The most keys in flight of which a key and a value of each take their part of the shared memory."""
+    """The tile with the most keys in flight whose keys and values fit their part of the shared memory."""
     chip = CHIPS[arch]
     if head_dim > NARROW_HEAD_DIM:
         return _wide_tile(chip, pass_, itemsize)
-    # 160 KiB of an H100, the same part of NVIDIA's others. AMD's pipelines keep a block in registers.
+    # 160 KiB on an H100, and the same part on NVIDIA's other chips. On AMD the pipeline keeps a block in registers.
     budget = 160 * 1024 * chip.shared_memory // HOPPER.shared_memory if chip.is_nvidia else chip.shared_memory
     row_bytes = 2 * head_dim * itemsize
     # A product in float32 holds both tiles in registers: with more keys or fewer warps, prompts spill kilobytes.

@@ -17,7 +17,8 @@ NARROW_HEAD_DIM = 256
 of eight warps, and do not fit every chip's shared memory in float32."""
 
 MAX_PAGED_HEAD_DIM = 576
-"""The same on paged caches, which have no gradient: latent attention's keys have 512 columns and 64 of positions."""
+"""The largest head_dim on paged caches, which have no gradient: keys of latent attention have 512 columns, and 64 more
+for positions."""
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """`tl.dot` and the tile loads need powers of two, and a matrix instruction at least 16."""

@@ -50,7 +50,7 @@ SPLIT_SEQ = 131072
 
 
 def split_report(variant: Variant, args: argparse.Namespace) -> str:
-    """What `show --ranks` prints of the call that `args` describe."""
+    """The output of `show --ranks` for the call that `args` describe."""
     from codegen.inspect.ranks import Split, report
 
     others = {"--q-len": args.q_len, "--kv-len": args.kv_len, "--q-offset": args.q_offset or None}

@@ -13,7 +13,7 @@ from codegen.util.errors import CodegenError
 
 
 def write_spec(args: argparse.Namespace) -> Path:
-    """Write the spec of the model of `--from-config` and return where: `--variants`, or beside `--out` by its name.
+    """Write the spec of the model of `--from-config`; returns its path: `--variants`, or beside `--out` by its name.
 
     Raises `CodegenError` if that file is there already, or if no spec can be made of the model.
     """

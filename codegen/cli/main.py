@@ -88,7 +88,7 @@ def check(args: argparse.Namespace) -> int:
         from codegen.inspect.tuned_files import stale
 
         print(f"{out}: up to date ({len(fresh)} files)")
-        # No difference: whoever changes a kernel may have no such GPU.
+        # Stale tuned files do not fail the check: whoever changes a kernel may have no such GPU.
         for line in stale(out):
             print(f"note: {line}")
         return EXIT_OK
@@ -213,7 +213,7 @@ def lint(args: argparse.Namespace) -> int:
     with _extra():
         from codegen.lint import command as linter
     spec = load(variants)
-    # What can be refused is, before the minutes that compiling takes.
+    # Bad options are refused before kernels are compiled, which takes minutes.
     selected = linter.selection(spec, args)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise CodegenError(f"--json: expected a file in a folder that is there, got {args.json}")
@@ -326,7 +326,7 @@ def _spec_or_library(args: argparse.Namespace) -> Spec:
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Around imports of what is no dependency of the generator, but of some of its commands."""
+    """Turn a failed import of a package that only some commands need into an error that names the package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Run = args.run
     try:
         code = run(args)
-        sys.stdout.flush()  # here, where a closed pipe is still ours to handle
+        sys.stdout.flush()  # here, where the error of a closed pipe is handled
         return code
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Nothing may be left for the interpreter to flush at exit.

@@ -56,7 +56,7 @@ def name_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def call_options(parser: argparse.ArgumentParser) -> None:
-    """What a call would say, and the head of it to look at."""
+    """The lengths and arguments of a call, and the batch row and head to look at."""
     add = parser.add_argument
     add("--q-len", type=_at_least(1), metavar="N", help="queries (default: 1024)")
     add("--kv-len", type=_at_least(1), metavar="N", help="keys (default: as many as queries)")
@@ -93,7 +93,7 @@ def studio_options(parser: argparse.ArgumentParser) -> None:
 
 
 def tune_options(parser: argparse.ArgumentParser) -> None:
-    """What to tune, and how long; what is not named is tuned for all that the spec names, but for float32."""
+    """What to tune, and how long. Variants, dtypes and head_dims that are not named are the spec's, without float32."""
     add = parser.add_argument
     add("names", nargs="*", metavar="VARIANT", help="variants of the package (default: all)")
     add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,dkdv,dq (default: these), decode,paged_fwd")
@@ -188,7 +188,7 @@ def hub_options(parser: argparse.ArgumentParser) -> None:
 
 
 def lint_options(parser: argparse.ArgumentParser) -> None:
-    """What of the package to compile, and how."""
+    """The kernels of the package to compile, and how."""
     add = parser.add_argument
     add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
     add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")

@@ -1,4 +1,4 @@
-"""Which files the options of the command line mean: the spec, and the folder of the package."""
+"""The files that the options of the command line name: the spec, and the folder of the package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def out_path(args: argparse.Namespace) -> Path:
 
 
 def check_importable(out: Path) -> None:
-    """A package is imported by its folder's name."""
+    """Raise if the folder's name is none that Python can import a package by."""
     from codegen.spec.names import package_problem
 
     problem = package_problem(out.resolve().name)

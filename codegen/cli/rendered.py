@@ -30,7 +30,7 @@ def rendered(variants: Path) -> tuple[Spec, dict[str, str]]:
 
 
 def render_command(args: argparse.Namespace) -> str:
-    """The `render` that mends what `check`, called with `args`, found."""
+    """The `render` command that removes the differences that `check` with `args` found."""
     words = [*PROGRAM.split(), "render"]
     for flag, value in (("--variants", args.variants), ("--out", args.out)):
         words += [] if value is None else [flag, str(value)]

@@ -18,7 +18,7 @@ Call = Job | Task | HopperTask
 """One call of an op. The package of a tuning task is replaced by the package that is called."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90")
-"""The chips that are always compared, beside those that tuned files are for."""
+"""The chips that are always compared, besides those of tuned files."""
 
 
 def tuned_archs(package: Path) -> set[str]:
@@ -27,7 +27,7 @@ def tuned_archs(package: Path) -> set[str]:
 
 
 def default_calls(spec: Spec, selection: Selection, package: Path) -> list[Job]:
-    """The calls of a selection; with `selection.fast` as few as launch every kernel of every chip and mode once."""
+    """The calls of a selection; with `selection.fast` only enough to launch each kernel once on each chip and mode."""
     if selection.fast:
         return _one_per_kernel(jobs(spec, _thorough(selection)))
     found = jobs(spec, selection)
@@ -41,7 +41,7 @@ def _thorough(selection: Selection) -> Selection:
 
 
 def _one_per_kernel(found: Sequence[Job]) -> list[Job]:
-    """The first portable call of each variant, mode and chip; of Hopper's family one for each dtype and tile."""
+    """The first portable call of each variant, mode and chip; in Hopper's family, one call for each dtype and tile."""
     chosen: dict[object, Job] = {}
     for job in found:
         tile = job.configs[0] if job.family else None

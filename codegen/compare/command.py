@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch  # noqa: F401 - compiling needs both: missing ones are said before any work is done
+import torch  # noqa: F401 - compiling needs both; a missing one is reported before any work
 import triton  # noqa: F401
 
 from codegen import PROGRAM
@@ -29,7 +29,7 @@ from codegen.util.errors import CodegenError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     old: Path
     new: Path
@@ -89,7 +89,7 @@ def run(spec: Spec, options: Options) -> bool:
 
 
 def run_rekey(spec: Spec, options: Options) -> bool:
-    """Rewrite the tuned files of the new package where that is proven right; true if nothing stale was left."""
+    """Rewrite the tuned files of the new package where the proof holds; true if no stale row was left."""
     start = time.monotonic()
     selection = _selection(spec, options)
     sources = read_sources(options.old), read_sources(options.new)
@@ -139,7 +139,7 @@ def _unreached(
     variants: Sequence[str],
     modes: Sequence[Mode],
 ) -> list[str]:
-    """The kernels that changed and that no call launched: nothing is known of these."""
+    """The kernels that changed and that no call launched, so that nothing is proven about them."""
     launched = {launch.name for result in results for launch in (result.old, result.new) if launch is not None}
     lines = []
     for side, source in zip(("OLD", "NEW"), sources, strict=True):

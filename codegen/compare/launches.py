@@ -23,7 +23,7 @@ from codegen.spec.model import Variant
 
 
 class Level(IntEnum):
-    """What is compared. Every level costs more than the one before it, and finds fewer false differences.
+    """What is compared. Each level costs more than the one before it, and reports fewer false differences.
 
     SOURCE: the arguments that a kernel of unchanged code is specialised for. IR: Triton's IR after inlining, from which
     the compiler makes the machine code without looking at anything else. CODE: the assembly and the machine code.
@@ -56,8 +56,8 @@ class Launch:
     """A launch of the kernel `name`.
 
     `facts` is the digest of the launch's own properties, such as the grid. `codes` are digests of the kernel in several
-    representations: two launches are equal if their facts are equal and any one representation is. `error` says why
-    there is none.
+    representations: two launches are equal if their facts are equal and any one representation is. `error` says why a
+    launch has no representation.
     """
 
     name: str
@@ -136,8 +136,8 @@ def _recording(request: Request, record: Callable[[Launch], None]) -> Iterator[N
 def _compiled(run_kernel: Any, kernel: Any, level: Level, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     from triton.runtime import driver
 
-    # Triton keeps what it compiled with the kernel: at another level that is another thing. An empty cache is filled
-    # at once, which also gives the kernel its compiler.
+    # A kernel caches what was compiled for it, and each level compiles something else: the cache is cleared. Reading
+    # the empty cache creates the device's entry, which also sets `kernel.compile`.
     kernel.device_caches.clear()
     kernel.device_caches[driver.active.get_current_device()]
     compile_kernel = kernel.compile
@@ -151,13 +151,13 @@ def _compiled(run_kernel: Any, kernel: Any, level: Level, args: tuple[Any, ...],
 
 
 def _specialisation(src: Any, target: Any = None, options: Any = None, **_: Any) -> _Lowered:
-    """What a kernel would be compiled for, in place of `triton.compile`."""
+    """The arguments that a kernel would be specialised for; it takes the place of `triton.compile`."""
     constants = sorted((src.fn.arg_names[path[0]], path[1:], str(value)) for path, value in src.constants.items())
     return _Lowered(f"{sorted(src.signature.items())}\n{constants}\n{src.attrs}\n{target}", options)
 
 
 def _lower(src: Any, target: Any = None, options: Any = None, **_: Any) -> _Lowered:
-    """Triton's IR after the compiler's first stage, in place of `triton.compile`: helpers are inlined, names gone."""
+    """Triton's IR after the compiler's first stage: helpers are inlined, names gone. Replaces `triton.compile`."""
     from triton._C.libtriton import ir
     from triton.compiler.compiler import make_backend
 
@@ -188,7 +188,7 @@ def _described(launch: Launch, compiled: Any, grid: Any, request: Request) -> La
 
 
 def _kept(text: str, folder: Path) -> str:
-    """Keep a text under its digest, which is returned."""
+    """Write a text to a file named by its digest; returns the digest."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     path = folder / digest
     if not path.exists():

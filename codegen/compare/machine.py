@@ -18,7 +18,7 @@ _METADATA = (
     "launch_cooperative_grid",
     "launch_pdl",
 )
-"""What a launch takes from the compiler beside the code."""
+"""The fields of a kernel's metadata that a launch reads."""
 
 _DEBUG_DIRECTIVES = (".loc", ".file", ".ident")
 
@@ -27,7 +27,7 @@ _ASSERTION_SOURCES = ("assertFile_", "assertFunc_")
 
 
 def facts_of(kernel: Compiled) -> list[str]:
-    """What a launch depends on beside the instructions: launch options, and what the assembly says before them."""
+    """What a launch depends on besides the instructions: metadata, and the lines of PTX before the instructions."""
     found = [f"{name}: {getattr(kernel.metadata, name, None)}" for name in _METADATA]
     return [*found, *_head(assembly(kernel))]
 

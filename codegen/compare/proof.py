@@ -22,7 +22,7 @@ from codegen.util.terminal import StatusLine
 
 
 class Status(Enum):
-    """How a launch of one package compares with that of the other."""
+    """The result of comparing a launch of one package with that of the other."""
 
     SAME_SOURCE = "same source"
     SAME_IR = "same IR"
@@ -41,7 +41,7 @@ _EQUAL = {Level.SOURCE: Status.SAME_SOURCE, Level.IR: Status.SAME_IR, Level.CODE
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A kernel as one call launches it in both packages. `detail`: the first lines that differ, or what went wrong."""
+    """A kernel as one call launches it in both packages. `detail`: the first lines that differ, or the errors."""
 
     call: Call
     old: Launch | None
@@ -58,7 +58,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """What is compared. `unchanged`: the kernels whose code is equal."""
+    """The two packages that are compared. `unchanged`: the kernels whose code is equal in both."""
 
     old: Path
     new: Path
@@ -71,7 +71,7 @@ _Pair = tuple[Launch | None, Launch | None]
 
 @dataclass(frozen=True)
 class _Pending:
-    """A call whose launches are still to be compared: those of these names, or all."""
+    """A call whose launches are still to be compared: those of the named kernels, or all if the names are None."""
 
     call: Call
     old_names: frozenset[str] | None = None
@@ -79,7 +79,7 @@ class _Pending:
 
 
 class Workers(Protocol):
-    """Processes that describe the launches of one package, as `pool.Pool`; a context."""
+    """Processes that describe the launches of one package, with the interface of `pool.Pool`; a context manager."""
 
     def submit(self, item: Request, /) -> Future[list[Launch]]:
         """The launches that a request asks for."""
@@ -102,7 +102,7 @@ def compare_calls(
     first: Level = Level.SOURCE,
     workers: Callable[[int], Workers] = processes,
 ) -> list[Result]:
-    """Compare every launch of every call, beginning at the level `first`; `jobs` processes, two at the least."""
+    """Compare every launch of every call, beginning at the level `first`, in `jobs` processes, but at least two."""
     if not calls:
         return []
     with ExitStack() as stack:
@@ -126,7 +126,7 @@ class _Rounds:
     results: list[Result] = field(default_factory=list)
 
     def run(self, pending: Sequence[_Pending], level: Level) -> list[_Pending]:
-        """Compare at one level; what is left to compare at a higher one is returned."""
+        """Compare at one level; returns what is left to compare at a higher level."""
         left = []
         for each, old, new in self._described(pending, level):
             escalated = []
@@ -186,7 +186,7 @@ class _Rounds:
         return Result(call=call, old=old, new=new, status=Status.DIFFERENT, detail=self._difference(old, new))
 
     def _difference(self, old: Launch, new: Launch) -> tuple[str, ...]:
-        """The first lines that differ: of what a launch depends on, else of the assembly."""
+        """The first lines that differ: of the launches' facts, or if these are equal, of the assembly."""
         if old.level is not Level.CODE or new.level is not Level.CODE:
             return ()
         differing = (old.facts, new.facts) if old.facts != new.facts else (old.codes[0], new.codes[0])
@@ -195,7 +195,7 @@ class _Rounds:
 
 
 def _pairs(old: Sequence[Launch], new: Sequence[Launch]) -> list[_Pair]:
-    """Each launch of a call with that of the other package: by name; of kernels that were renamed, by order."""
+    """Each launch of a call with that of the other package, paired by name; renamed kernels are paired by order."""
     before, after = _numbered(old), _numbered(new)
     both = [(before[key], after[key]) for key in before if key in after]
     removed = [launch for key, launch in before.items() if key not in after]
@@ -206,7 +206,7 @@ def _pairs(old: Sequence[Launch], new: Sequence[Launch]) -> list[_Pair]:
 
 
 def _numbered(found: Sequence[Launch]) -> dict[tuple[str, int], Launch]:
-    """The launches by name and by how many of that name came before."""
+    """The launches by name and by the number of earlier launches of that name."""
     counts: Counter[str] = Counter()
     numbered = {}
     for launch in found:
@@ -220,7 +220,7 @@ def _levels(pair: _Pair) -> list[Level]:
 
 
 def _outcome(future: Future[list[Launch]]) -> list[Launch] | Exception:
-    """The launches; the error of a call that failed, or that took its process with it. Bad usage is raised."""
+    """The launches, or the error of a call that failed or crashed its process. Errors of usage are raised."""
     error = future.exception()
     if isinstance(error, CodegenError) or (error is not None and not isinstance(error, Exception)):
         raise error

@@ -1,9 +1,9 @@
-"""Rewrites the hashes of kernels in tuned files, where the kernels that were measured are proven to be the same code.
+"""Rewrites the hashes of kernels in tuned files, if the new kernels are proven to be the code that was measured.
 
-An entry is the time of one kernel with one tile, a verdict that of all kernels of a forward or backward. A kernel's
-hash is rewritten if every entry of it was measured on the old package's kernel, with the Triton that is installed,
-and the machine code of the old and the new kernel is equal with the entry's dtype, head_dim and tile; that of a verdict
-if this holds for all of the verdict's kernels.
+An entry has the time of one kernel with one tile, a verdict the times of all kernels of a forward or backward. A
+kernel's hash is rewritten if all its entries were measured on the old package's kernel with the installed Triton, and
+if for the dtype, head_dim and tile of each entry the machine code of the old and the new kernel is equal. The hashes of
+a verdict are rewritten if this holds for all of the verdict's kernels.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, HopperTask, 
 from codegen.tune.record import Group, Machine, TunedFile, Workload
 
 Row = dict[str, Any]
-"""An entry or a verdict, as a tuned file has it."""
+"""An entry or a verdict in the form of a tuned file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Rows of a tuned file that are rewritten together: the entries of a kernel, or one verdict.
 
-    `hashes`: the new hash of each kernel. `fault`: why they cannot be rewritten, whatever the machine code.
+    `hashes`: the new hash of each kernel. `fault`: the reason why they cannot be rewritten even if the code is equal.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Rekeyed:
-    """A part and what came of it: `fault` says why it was left as it is, `results` what was compared for it."""
+    """A part and its outcome: `fault` says why it was not rewritten, `results` are the comparisons made for it."""
 
     part: Part
     fault: str
@@ -60,7 +60,7 @@ def rekey(
     *,
     workers: Callable[[int], Workers] = processes,
 ) -> list[Rekeyed]:
-    """Rewrite the tuned files of the new package; what was rewritten, and what was left."""
+    """Rewrite the tuned files of the new package; returns all stale parts, rewritten or not."""
     hashes = kernel_hashes(packages.old), kernel_hashes(packages.new)
     wanted = set(variants)
     files = {path: _read(path) for path in sorted(packages.new.glob("tuned/*/*.json")) if path.stem in wanted}
@@ -83,7 +83,7 @@ def _read(path: Path) -> TunedFile:
 
 
 def _parts(path: Path, file: TunedFile, old: KernelHashes, new: KernelHashes, triton: str) -> Iterator[Part]:
-    """What of a file does not hold for the new package's kernels."""
+    """The parts of a file that are stale: they do not hold for the new package's kernels."""
     entries: dict[tuple[str, str], list[Row]] = {}
     for row in file.entries:
         entries.setdefault((row["mode"], row["pass"]), []).append(row)
@@ -107,7 +107,7 @@ def _part(
     new: KernelHashes,
     triton: str,
 ) -> Iterator[Part]:
-    """The part of these rows, whose kernels are `measured`; none if they hold for the new package's kernels."""
+    """The part of these rows; none if they hold for the new package. `measured`: the kernels' hashes in each row."""
     mode, names = rows[0]["mode"], measured[0].keys()
     before, after = (
         {name: hashes.get(path.stem, {}).get(mode, {}).get(name, "") for name in names} for hashes in (old, new)
@@ -127,7 +127,7 @@ def _part(
 
 
 def _entry_calls(variant: str, arch: str, row: Row) -> Iterator[Call]:
-    """Calls with an entry's tile: with sequences that end with a block, as the measured ones, and within one."""
+    """Calls with an entry's tile: with sequences of whole blocks, like the measured ones, and with a cut last block."""
     group = _group(variant, row, Pass(row["pass"]))
     for seq in (WHOLE_SEQ, CUT_SEQ):
         tile = TileConfig(**row["config"])
@@ -151,7 +151,7 @@ def _verdict_calls(variant: str, arch: str, row: Row) -> Iterator[Call]:
 
 
 _ANY = Package(root="", name="")
-"""In a call that is to be compared: it runs with either package."""
+"""Placeholder in a call that is to be compared: `calls.run` replaces it by each of the two packages."""
 
 
 def _group(variant: str, row: Row, pass_: Pass) -> Group:
@@ -159,7 +159,8 @@ def _group(variant: str, row: Row, pass_: Pass) -> Group:
 
 
 def _heads(row: Row) -> tuple[int, int]:
-    """Heads that stand for those of the measured call: of packed calls, whose strides depend on them, the same."""
+    """Heads that stand for those of the measured call. Calls that are not dense have the measured heads, because the
+    strides of packed calls depend on them."""
     if row["mode"] == "dense":
         return SMALL_HEADS
     from codegen.tune.measuring import timed_heads
@@ -180,7 +181,7 @@ def _judged(part: Part, results: Mapping[Call, Sequence[Result]]) -> Rekeyed:
 
 
 def _rewrite(parts: Iterable[Part]) -> None:
-    """Give the rows of these parts the new hashes. They are the very rows that the file writes."""
+    """Give the rows of these parts the new hashes. The rows are the objects that `TunedFile.text` writes."""
     for part in parts:
         for row in part.rows:
             if "kernels" in row:

@@ -1,4 +1,4 @@
-"""What `compare` found, as text."""
+"""The results of `compare` as text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def problems(results: Iterable[Result]) -> list[str]:
 
 
 def rekeyed(found: Sequence[Rekeyed]) -> list[str]:
-    """What was rewritten in each tuned file, and what was left there, with the reason."""
+    """For each tuned file: the number of rows that were rewritten, and the parts that were left, with the reason."""
     lines: list[str] = []
     for path in dict.fromkeys(each.part.path for each in found):
         own = [each for each in found if each.part.path == path]

@@ -43,7 +43,7 @@ class Sources:
         return frozenset(found)
 
     def kernels(self) -> dict[str, str]:
-        """Kernels that are launched, and not only called by other kernels, by name; with the file of each."""
+        """Name -> file of each kernel that is launched, and not only called by other kernels."""
         compiled = {path for path, text in self.texts.items() if any(word in text for word in JIT_DECORATORS)}
         shared = {path for path in compiled if path.startswith(DEVICE_FOLDER)}
         paths = compiled.difference(shared, *(self.imports(path) for path in compiled))
@@ -57,7 +57,7 @@ def read_sources(folder: Path) -> Sources:
 
 
 def unchanged_kernels(old: Sources, new: Sources) -> frozenset[str]:
-    """The names of the kernels whose code is equal in both packages, as is that of every definition that they use."""
+    """The names of the kernels whose code is equal in both packages, and whose used definitions are all equal too."""
     before, after = old.kernels(), new.kernels()
 
     def is_equal(name: str) -> bool:
@@ -76,7 +76,7 @@ def unchanged_variants(old: Sources, new: Sources, variants: Iterable[str]) -> f
 
 
 def kernel_hashes(folder: Path) -> KernelHashes:
-    """The hashes by which tuned files know the kernels of a package."""
+    """The hashes by which tuned files identify the kernels of a package."""
     path = folder / HASHES_FILE
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def kernel_hashes(folder: Path) -> KernelHashes:
 
 
 def _same_code(old: str | None, new: str | None) -> bool:
-    """True if two files differ in comments and docstrings at most."""
+    """True if two files are equal or differ only in comments and docstrings."""
     if old is None or new is None or old == new:
         return old == new
     return _hash(old) == _hash(new)

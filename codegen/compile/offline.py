@@ -27,7 +27,7 @@ Compiled = Any
 """Triton's `CompiledKernel`: `asm` has the text of each stage by name, `metadata` for instance `shared`, in bytes."""
 
 OnFailure = Callable[[str, Exception], None]
-"""Told the name of a kernel that did not compile, and why."""
+"""Called with the name of a kernel that did not compile, and with the error."""
 
 _ALONE = threading.Lock()
 _NUMBERS = count(-1, -1)
@@ -58,11 +58,11 @@ def compile_launches(
     `call` calls the op of `variant`, of the importable `package`, with CPU tensors; what it returns is not filled in.
     `gpu`: the folder of tuned tiles that the call chooses from, such as h100; "" for the architecture's defaults.
     `only` says by name which kernels are wanted: the others are neither compiled nor launched. A kernel that does not
-    compile raises Triton's error, or is told to `on_failure` and left out.
+    compile raises Triton's error, or is passed to `on_failure` and left out.
 
-    May be called any number of times, in any number of processes at once; the threads of a process take turns, and
-    must launch nothing of their own meanwhile, for it would be compiled instead. A GPU of this machine is not touched,
-    and kernels launched on it later are its own.
+    May be called any number of times, in any number of processes at once. The threads of a process take turns, and
+    other threads must launch no kernels meanwhile, because these would be compiled and not launched. A GPU of this
+    machine is not touched, and kernels launched on it later are compiled for that GPU.
     """
     compiled: dict[str, Compiled] = {}
     run = _jit_function().run
@@ -93,7 +93,7 @@ class AbsentGPU:
 
     def __init__(self, arch: str) -> None:
         self.target = target_of(arch)
-        # A kernel keeps what it compiled by device number: each architecture has its own, and none that a GPU has.
+        # A kernel caches compiled code by device number. Each architecture has its own number, which no GPU has.
         self.number = next(_NUMBERS)
 
     def get_current_target(self) -> Any:
@@ -163,7 +163,7 @@ def _replaced_everywhere(package: str, name: str, value: Callable[..., object]) 
     replacements: dict[Any, Any] = {}
     for module in _modules(package):
         if original := vars(module).get(name):
-            # Each function has a replacement of its own, from which it can be found again.
+            # Each function has its own replacement object, so that the original can be looked up by it.
             setattr(module, name, replacements.setdefault(original, partial(value)))
     if not replacements:
         raise CodegenError(f"no module of the package {package} has a function {name}: it cannot be compiled offline")

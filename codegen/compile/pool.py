@@ -1,6 +1,6 @@
 """The process pool of lint, tune, bench and fuzz: a task that crashes or hangs its process costs only itself.
 
-It is written by hand because these commands run on GPU hosts without a network: only what torch brings is there.
+It is written by hand because these commands run on GPU hosts without a network, which have only torch's dependencies.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def _work(pickled_task: bytes, connection: Connection, output: Path) -> None:
     global _turn
     # Ctrl-C reaches the workers too; only their parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The pool is the parallelism. Both are read when torch is imported, which unpickling the task may do.
+    # The pool's processes are the parallelism: each has one thread. Both variables are read when torch is imported,
+    # which unpickling the task may do.
     os.environ["OMP_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     _turn = output.with_name("turn")
     with output.open("wb") as file:

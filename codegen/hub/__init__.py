@@ -1,1 +1,1 @@
-"""A rendered package as a kernel of Hugging Face's hub: the files that go there, and what is said of them."""
+"""A rendered package as a kernel of Hugging Face's hub: the files of its repository, with metadata and a card."""

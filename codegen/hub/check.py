@@ -22,7 +22,7 @@ SHAPE = Shape(batch=2, heads=4, kv_heads=2, seq=24, dim=16)
 
 
 def check_kernel(package: Path, out: Path) -> str:
-    """Load the kernel in `out`, call each op and each layer; what was compared, in a line.
+    """Load the kernel in `out`, call each op and each layer; returns a line on what was compared.
 
     Raises:
         CodegenError: a result or a gradient that is not the package's, bit for bit.
@@ -39,7 +39,7 @@ def check_kernel(package: Path, out: Path) -> str:
         inputs = draw_inputs(entry, SHAPE, dtype=torch.float32, device="cpu")
         op = load_op(variant, name)
         want, got = evaluate(op, inputs), evaluate(getattr(kernel, variant), inputs)
-        # A layer with dropout takes its seed from torch's generator, as an op does that is given none.
+        # A layer with dropout takes its seed from torch's generator, like an op that is called without a seed.
         unseeded = replace(inputs, scalars={x: value for x, value in inputs.scalars.items() if x != "seed"})
         layer = kernels.LocalLayerRepository(repo_path=out, layer_name=class_name(variant))
         want["o of its layer"] = _drawn(unseeded.call, op)
@@ -56,7 +56,7 @@ def _drawn(call: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def _by_layer(kernels: Any, repository: Any, inputs: Inputs) -> Tensor:
-    """The result of a module that `kernelize` put a layer into."""
+    """The result of a module whose forward `kernelize` replaced by the layer's."""
     layer = repository.load()
 
     def forward(self: Any, *args: Any, **keywords: Any) -> Any:

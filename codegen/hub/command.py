@@ -13,7 +13,7 @@ from codegen.util.errors import CodegenError
 
 
 def write_kernel(args: argparse.Namespace) -> str:
-    """Write the kernel of the package of `args` into the folder of `args`; what was done, in a line.
+    """Write the kernel of the package of `args` into the folder of `args`; returns a line on what was done.
 
     Raises:
         CodegenError: no rendered package, a folder of other files, or a file there that was edited by hand.

@@ -1,7 +1,7 @@
 """Which modules of a rendered package a kernel of the hub may have.
 
 The hub's rules: a module imports the standard library, torch, and other modules of the kernel by relative names.
-Triton comes with torch. What needs anything else, such as JAX, numpy or transformers, is left out.
+Triton comes with torch. Modules that need anything else, such as JAX, numpy or transformers, are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from codegen.hub.python import check_python, guarded
 
 LIBRARIES = frozenset({"torch", "triton"})
-"""What a module may import beside the standard library and the kernel itself."""
+"""Libraries that a module may import besides the standard library and the kernel itself."""
 
 Import = ast.Import | ast.ImportFrom
 
@@ -31,8 +31,8 @@ class _Imports:
 def accepted(texts: Mapping[str, str]) -> dict[str, str]:
     """Those of a package's modules (path -> text) that the hub takes.
 
-    A module is left out if it imports another library anywhere, or, when it is itself imported, a module that is left
-    out; so is a folder of which nothing but its `__init__.py` would be there.
+    A module is left out if it imports another library anywhere, or if importing it imports a module that is left out. A
+    folder is left out if only its `__init__.py` would remain.
 
     >>> sorted(accepted({"__init__.py": "", "a.py": "from . import b", "b.py": "import jax", "c.py": "import torch"}))
     ['__init__.py', 'c.py']

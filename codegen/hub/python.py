@@ -12,7 +12,8 @@ from codegen.util.errors import CodegenError
 GRAMMAR = (3, 9)
 
 GUARDED = "dataclass_transform"
-"""A name of `typing` from Python 3.11 on that only type checkers read: a module gets one that does nothing before."""
+"""A name that `typing` has since Python 3.11 and that only type checkers read. Modules define a substitute that does
+nothing for Python 3.10."""
 
 _GUARD = f"""
 try:
@@ -40,7 +41,7 @@ NEWER = {
     },
     "warnings": {"deprecated"},
 }
-"""What the standard library has since Python 3.11 and later: module -> names."""
+"""Names that the standard library has only since Python 3.11 or later: module -> names."""
 
 NEWER_MODULES = frozenset({"tomllib"})
 
@@ -51,11 +52,12 @@ _NAMED = re.compile(
     + r")\b"
 )
 _STATEMENTS = re.compile(r"^\s*(?:match\b.*:|except\s*\*.*:|type \w+.*=)", re.MULTILINE)
-"""Where syntax may be that Python 3.9 does not have. A whole package is parsed in seconds, so not without a reason."""
+"""Text that may be syntax which Python 3.9 does not have. Only modules with such text are parsed, because parsing a
+whole package takes seconds."""
 
 
 def check_python(path: str, text: str, imports: Iterable[ast.Import | ast.ImportFrom]) -> None:
-    """Whether Python 3.10 runs a module with these imports.
+    """Raise unless Python 3.10 can run a module with these imports.
 
     Raises:
         CodegenError: syntax that Python 3.9 does not have, or a name that Python 3.10 does not have.
@@ -98,7 +100,7 @@ def guarded(text: str) -> str:
 
 
 def _newer(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    """What an import names that Python 3.10 does not have."""
+    """The imported names that Python 3.10 does not have."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in NEWER_MODULES)
     elif node.level == 0:

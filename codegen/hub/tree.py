@@ -1,4 +1,4 @@
-"""The files of a kernel for the hub, made of a rendered package: path -> text."""
+"""The files of a kernel for the hub, made from a rendered package: path -> text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKENDS = ("cuda", "cpu")
 
 FLASH = "integrations/flash_attn.py"
 FLASH_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-"""What transformers and others ask a kernel for by these names."""
+"""Functions that transformers and other libraries look up in a kernel by these names."""
 
 MODULES = {
     "nn": f"{PACKAGE}/torch/nn.py",
@@ -35,7 +35,7 @@ MODULES = {
     "paging": f"{PACKAGE}/paging.py",
     "sdpa": f"{PACKAGE}/integrations/sdpa.py",
 }
-"""Modules of the package that the kernel has under these names, where the package has them."""
+"""Name of a module in the kernel -> its path in a build. Modules that the package does not have are left out."""
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 _PER_CALL = {"b", "q_idx", "kv_idx"}
@@ -43,7 +43,7 @@ _PER_CALL = {"b", "q_idx", "kv_idx"}
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """How a kernel is published: the name of its repository, the owner, and a version that its interface has."""
+    """How a kernel is published: the name and the owner of its repository, and the version of its interface."""
 
     name: str
     owner: str
@@ -63,8 +63,8 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A layer of one variant without state. `inputs`: further arguments of a call; `held`: name -> type of what is
-    read from the module that the layer is put into."""
+    """A layer of one variant without state. `inputs`: further arguments of a call; `held`: name -> type of the
+    attributes that it reads from the module whose forward it replaces."""
 
     name: str
     op: str
@@ -111,7 +111,8 @@ def _read(package: Path) -> dict[str, str]:
 
 
 def _interface(variants: Mapping[str, Any], sources: Mapping[str, str], kernel: Kernel) -> dict[str, str]:
-    """The modules of the kernel's own: its `__init__`, its layers, and where old releases of `kernels` look."""
+    """The modules that only the kernel has: its `__init__`, its layers, and the module that old releases of `kernels`
+    look for."""
     own = {name: path for name, path in MODULES.items() if path in sources}
     flash = FLASH_FUNCTIONS if f"{PACKAGE}/{FLASH}" in sources else ()
     taken = [name for name in variants if name in {*own, *flash, "layers", PACKAGE}]
@@ -145,7 +146,8 @@ def _layer(name: str, entry: Mapping[str, Any]) -> Layer:
 
 
 def _metadata(kernel: Kernel, backend: str, sources: Mapping[str, str]) -> dict[str, Any]:
-    """What `metadata.json` says. The id names the module and the namespace of its operators: equal files, equal id."""
+    """The contents of `metadata.json`. The id names the module and the namespace of its operators; equal files have
+    equal ids."""
     digests = {path: hashlib.sha256(text.encode()).digest() for path, text in sorted(sources.items())}
     whole = hashlib.sha256(b"".join(path.encode() + digest for path, digest in digests.items())).hexdigest()
     return {
@@ -163,7 +165,7 @@ def _metadata(kernel: Kernel, backend: str, sources: Mapping[str, str]) -> dict[
 
 
 def _licence() -> str:
-    """The licence of rendered files, as the hub writes it."""
+    """The licence of rendered files in the hub's spelling."""
     return LICENCE.rpartition(" ")[2].lower()
 
 

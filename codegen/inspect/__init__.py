@@ -1,1 +1,1 @@
-"""What the commands `show`, `list` and `explain` print."""
+"""The output of the commands `show`, `list` and `explain`, and drawings for the gallery and the studio."""

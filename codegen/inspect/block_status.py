@@ -71,7 +71,7 @@ def proven(mask: Expr, grid: Grid) -> Array:
 
 
 def decided(mask: Expr, grid: Grid) -> tuple[Array, Array]:
-    """Whether some pair of each block may be kept, and whether every pair must be, as block analysis has it."""
+    """For each block by block analysis: whether some pair may be kept, and whether every pair must be kept."""
     decision, call = decide(mask), grid.call
     values: dict[str, Array | int | float] = {
         **call.uniform,
@@ -88,7 +88,7 @@ def decided(mask: Expr, grid: Grid) -> tuple[Array, Array]:
 
 
 def extremes(extreme: Extreme, grid: Grid) -> tuple[Array, Array]:
-    """The smallest and the largest value over each block, which a block that holds a NaN does not bound."""
+    """The smallest and the largest value over each block; -inf and inf for a block that holds a NaN."""
     call = grid.call
     positions = {"q_idx": np.arange(call.q_len) + call.q_offset, "kv_idx": np.arange(call.kv_len)}
     length, starts = (call.q_len, grid.q_starts) if extreme.of_queries else (call.kv_len, grid.kv_starts)
@@ -101,7 +101,7 @@ def extremes(extreme: Extreme, grid: Grid) -> tuple[Array, Array]:
 
 
 def block_diagonal(parts: Sequence[Array]) -> Array:
-    """What sequences have of their own blocks or pairs, as of a packed call: `EMPTY`, 0, between two of them."""
+    """The blocks or pairs of a packed call from those of its sequences; between two sequences all are `EMPTY`, 0."""
     if len(parts) == 1:
         return parts[0]
     whole = np.zeros(np.sum([part.shape for part in parts], axis=0), np.int8)

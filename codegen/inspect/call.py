@@ -1,4 +1,4 @@
-"""One call of a variant, as far as its mask depends on it: lengths, offset, head, scalars and tensors.
+"""One call of a variant, with everything that its mask depends on: lengths, offset, head, scalars and tensors.
 
 Arguments that are not given get example values. A packed call is represented by one call per sequence.
 """
@@ -20,16 +20,16 @@ from codegen.spec.model import ScalarSpec, Variant
 from codegen.util.errors import CodegenError, did_you_mean
 
 EXAMPLE_HEADS = 8
-"""Query and key heads where no tensor says how many there are."""
+"""Number of query and of key heads if no given tensor has such a dim."""
 
 SEGMENTS = 4
 """Runs of equal values in an example of integers."""
 
 _NPY = b"\x93NUMPY"
-"""What a .npy file begins with."""
+"""The first bytes of a .npy file."""
 
 _KINDS = {"bool": "b", "float": "f", "int": "iu"}
-"""What a declared dtype is one of -> the kinds of numpy's dtypes that a file may hold."""
+"""Kind of a declared dtype -> the kinds of numpy dtypes that its file may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def make_call(
     scalars: Mapping[str, str],
     files: Mapping[str, Path],
 ) -> Call:
-    """The call with these scalars, as text, and these tensors, as files of numpy; examples stand in for the others.
+    """The call with `scalars`, given as text, and the tensors in `files`; arguments that are not given are examples.
 
     Raises `CodegenError` for a name the variant does not have, and for a value that does not fit its declaration.
     """
@@ -101,10 +101,11 @@ def make_packed_calls(
     scalars: Mapping[str, str],
     files: Mapping[str, Path],
 ) -> list[Call]:
-    """The sequences of a packed call, each a call of its own whose `b` is its number; empty ones are left out.
+    """The sequences of a packed call as separate calls; `b` of each is the number of its sequence. Empty sequences are
+    left out.
 
-    Given tensors are those of the packed call, of the dims of `packed_dims`, a position dim as long as all sequences
-    together. An example is made for each sequence. Raises `CodegenError` as `make_call` does.
+    Tensors in `files` are those of the packed call: they have the dims of `packed_dims`, and a position dim is as long
+    as all sequences together. Examples are made for each sequence. Raises `CodegenError` as `make_call` does.
     """
     _check_known("scalar", scalars, variant.scalars)
     _check_known("tensor", files, variant.tensors)
@@ -155,7 +156,7 @@ def _part(spec: TensorSpec, tensor: Array, first: int, end: int, sequences: int)
 
 
 def _by_position(spec: TensorSpec, tensor: Array, q_offset: int) -> Array:
-    """A tensor of a sequence, which has an element per row along a dim `q_idx`, as a dense call's: one per position."""
+    """The tensor of a sequence in the layout of a dense call: along `q_idx` one element per position, not per row."""
     if q_offset:
         for axis, dim in enumerate(spec.dims):
             if dim == "q_idx":
@@ -166,10 +167,10 @@ def _by_position(spec: TensorSpec, tensor: Array, q_offset: int) -> Array:
 
 
 def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
-    """The spec's example, or contents for a tensor that has none: integers count segments along the positions, every
-    16th flag is set, floats are 0.
+    """The example of a tensor's spec. Without one, integers count segments along the positions, every 16th flag is set,
+    and floats are 0.
 
-    `sizes` are those of the call by dim; a free size that no tensor gives is as long as the positions.
+    `sizes` has the sizes of the call by dim; a free dim without an entry has the size of `q_idx`.
     """
     shape = tuple(dims.size_of(dim, spec, sizes, sizes["q_idx"]) for dim in spec.dims)
     axes = [np.arange(size).reshape(-1, *(1,) * (len(shape) - 1 - axis)) for axis, size in enumerate(shape)]
@@ -236,7 +237,7 @@ def _read(spec: TensorSpec, path: Path) -> Array:
         tensor: Array = np.load(path, allow_pickle=False)
     except ValueError as error:
         raise CodegenError(f"{where}: {error}") from None
-    # numpy has no bfloat16, and makes int64 and float64 of what says no more: only the kind must agree.
+    # numpy has no bfloat16, and makes int64 and float64 of numbers without a dtype: only the kind must agree.
     kind = next(kind for kind in _KINDS if kind in spec.dtype)
     if tensor.dtype.kind not in _KINDS[kind]:
         raise CodegenError(f"{where}: expected dtype {spec.dtype} or another {kind}, got {tensor.dtype}")
@@ -246,8 +247,9 @@ def _read(spec: TensorSpec, path: Path) -> Array:
 
 
 def _sizes(given: list[tuple[TensorSpec, Array]], least: Mapping[str, int], fixed: Mapping[str, int]) -> dict[str, int]:
-    """The size of each dim but those that only have to be long enough, `least`, from the given tensors and from those
-    that the call has `fixed`; they must agree.
+    """The size of each dim, from the shapes of the given tensors and from `fixed`, which must agree.
+
+    Dims in `least` are left out: a tensor may be longer there than the least size.
     """
     sizes = dict(fixed)
     for spec, tensor in given:

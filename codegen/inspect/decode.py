@@ -1,6 +1,6 @@
-"""How a call on paged caches splits the keys of a sequence: which keys a tile of rows visits, in how many parts.
+"""How a call on paged caches splits the keys of a sequence: the keys that each tile of rows visits, in parts.
 
-The device computes the same in a variant's `<variant>_paged_plan`, from the same bounds.
+The kernel `<variant>_paged_plan` computes the same splits on the device, from the same bounds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from codegen.plan.paged import visited
 from codegen.spec.model import Variant
 
 SPLITS_PER_PROCESSOR, FOLDED = 2, 8
-"""Parts into which a sequence alone is cut for each multiprocessor, a multiple of FOLDED; the package's
-`core/row_classes.py` has the same."""
+"""The most parts of one sequence for each multiprocessor; the total is rounded down to a multiple of FOLDED. The
+package's `core/row_classes.py` has the same numbers."""
 
 PROMPT_KEYS = 16
-"""Keys of a part of a prompt at least, for each row of its tile; so does that."""
+"""The least keys in a part of a prompt, for each row of its tile; also in `core/row_classes.py`."""
 
 FEW_ROWS = (16, 64)
-"""Rows of a sequence, query heads of a group times new tokens, that one tile holds; of more it is a prompt."""
+"""Rows that one tile of decoding may hold: query heads of a group times new tokens. With more rows it is a prompt."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -36,7 +36,7 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Splitting:
-    """What the parts of a sequence follow from, besides its own lengths."""
+    """Everything that decides the parts of a sequence, besides its lengths."""
 
     block_m: int
     block_n: int
@@ -47,17 +47,17 @@ class Splitting:
 
     @property
     def most_splits(self) -> int:
-        """Parts of a sequence at most, all tiles of its rows together."""
+        """The most parts of a sequence, over all tiles of its rows."""
         most = ceil_div(SPLITS_PER_PROCESSOR * self.processors, self.kv_heads)
         return most // FOLDED * FOLDED or most
 
     def tiles(self, q_len: int) -> int:
-        """Tiles of rows of a sequence with so many queries."""
+        """Number of tiles of rows of a sequence with `q_len` queries."""
         return ceil_div(q_len * self.group, self.block_m)
 
 
 def splitting(decode: PagedTileConfig, prompts: PagedTileConfig, *, q_len: int, group: int, kv_heads: int) -> Splitting:
-    """How a sequence with so many new tokens is split, by the tiles of both kinds of sequences."""
+    """How a sequence with `q_len` new tokens is split, given the tiles of decoding and of prompts."""
     rows = next((most for most in FEW_ROWS if q_len * group <= most), None)
     tile = prompts if rows is None else decode
     keys = tile.keys_per_split if rows is not None else max(tile.keys_per_split, PROMPT_KEYS * tile.block_m)
@@ -72,7 +72,7 @@ def splitting(decode: PagedTileConfig, prompts: PagedTileConfig, *, q_len: int, 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Keys that one program visits: ranges, in order."""
+    """The keys that one program visits, as ranges in order."""
 
     ranges: Sequence[range]
 
@@ -85,7 +85,7 @@ class Part:
 class TileSplits:
     """One tile of rows: the positions of its first and last query, the keys that it may read, and its parts.
 
-    `read` are exact: of other keys in the same block nothing is read. `part_keys`: keys of each part, but of the last.
+    `read` is exact: other keys of the same blocks are not read. `part_keys`: keys of each part except the last.
     """
 
     q_first: int
@@ -104,7 +104,7 @@ def split(
     scalars: Mapping[str, int | float] | None = None,
     tensors: Mapping[str, Array] | None = None,
 ) -> list[TileSplits]:
-    """The tiles of the last `q_len` positions of a sequence of `kv_len` keys; what is not given has example values."""
+    """The tiles of the last `q_len` positions of a sequence of `kv_len` keys; arguments not given are examples."""
     numbers = {name: spec.typical(kv_len) for name, spec in variant.scalars.items()} | dict(scalars or {})
     union = visited(paged(variant))
     bounds = [(r.first, r.end) for r in (union.main, union.other) if r is not None]
@@ -140,7 +140,7 @@ def _range(
 
 
 def _merged(ranges: Iterator[range]) -> list[range]:
-    """Ranges in order, those that touch joined."""
+    """The ranges in order; ranges that touch or overlap are joined."""
     found: list[range] = []
     for r in sorted(filter(None, ranges), key=lambda each: each.start):
         if found and r.start <= found[-1].stop:
@@ -151,7 +151,7 @@ def _merged(ranges: Iterator[range]) -> list[range]:
 
 
 def _tile(read: Sequence[range], how: Splitting, tiles: int, first: int, last: int, kv_len: int) -> TileSplits:
-    # Whole blocks are visited, but for the end of the last range.
+    # Whole blocks are visited, except at the end of the last range.
     block = how.block_n
     down = [range(r.start // block * block, r.stop) for r in read]
     up = [range(r.start, ceil_div(r.stop, block) * block) for r in down[:-1]] + down[-1:]
@@ -164,7 +164,7 @@ def _tile(read: Sequence[range], how: Splitting, tiles: int, first: int, last: i
 
 
 def _cut(spans: Sequence[range], begin: int, end: int, kv_len: int) -> list[range]:
-    """The keys from number `begin` to `end` of those in `spans`."""
+    """The keys from number `begin` to number `end`, counted over all keys in `spans`."""
     found, passed = [], 0
     for span in spans:
         low, high = max(begin - passed, 0), min(end - passed, len(span))
@@ -175,7 +175,7 @@ def _cut(spans: Sequence[range], begin: int, end: int, kv_len: int) -> list[rang
 
 
 def text_of(ranges: Sequence[range]) -> str:
-    """Ranges of keys or pages, their last included.
+    """Ranges of keys or pages as text, with first and last number.
 
     >>> text_of([range(0, 4), range(64, 65)]), text_of([])
     ('0 to 3, 64', 'none')

@@ -1,4 +1,4 @@
-"""The entry of one variant as a spec file of its own, in the words of the file that it stands in."""
+"""The entry of one variant as a separate spec file, copied word for word from the file that has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen.spec.model import Variant
 def entry_text(text: str, variant: Variant, *, with_macros: bool) -> str:
     """A spec file with one variant, as it is written in `text`, without its own block sizes.
 
-    `with_macros`: with the named masks and scores of `text` that it uses, which other files do not inherit.
+    `with_macros`: with the named masks and scores of `text` that the entry uses, if other files do not inherit them.
     """
     lines = text.splitlines()
     sections = [f"variants:\n{_without_archs(_block(lines, variant.line - 1))}"]

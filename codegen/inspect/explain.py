@@ -43,8 +43,8 @@ class Question:
 
 
 def answer(out: Path, question: Question, spec_variant: Variant | None = None) -> list[str]:
-    """The lines that answer a question about the package in `out`; `spec_variant` as the package's spec has it, where
-    it is at hand."""
+    """The lines that answer a question about the package in `out`; `spec_variant`: the variant in the package's spec,
+    if that is at hand."""
     package = find_package(out).name
     configs = importlib.import_module(f"{package}._runtime.core.configs")
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")
@@ -127,7 +127,7 @@ def _paged_text(
 
 
 def _reads_text(variant: Variant, read: Sequence[range], kv_len: int) -> str:
-    """Whether a decoding step reads the pages of all keys; `read`: what it reads of `kv_len`."""
+    """A line on whether a decoding step reads the pages of all keys; `read`: the keys it reads, of `kv_len`."""
     if list(read) != [range(kv_len)]:
         return "other keys are never read, nor their pages' numbers: the pages may be freed"
     planned = paged_plan(variant)
@@ -149,7 +149,7 @@ def _paged_reason(choice: Any, path: Path, arch: str) -> str:
 
 
 def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Why each pass has kernels of its family, and which gradients are added up in any order."""
+    """Why each pass runs kernels of its family, and which gradients are summed in no fixed order."""
     for name, decision in decisions.items():
         if decision.verdict is not None:
             yield _verdict_text(decision, path)

@@ -1,6 +1,6 @@
 """Small pictures of a mask for web pages: blocks as SVG, pairs as PNG.
 
-What is empty is transparent, and the colours can be read on a light and on a dark page.
+Empty blocks and pairs are transparent, and the colours are readable on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLORS = {Status.PARTIAL: "#e0922f", Status.FULL: "#3d85c6"}
 """Status of a block -> its colour. Kept pairs have the colour of full blocks."""
 
 MOST_CELLS = 256
-"""Longest side of a picture of pairs; of more of them a cell shows the share that is kept."""
+"""Longest side of a picture of pairs. If there are more pairs, a cell shows the share that is kept."""
 
 _SHADES = 16
 """Steps of the share of kept pairs in a cell."""
@@ -76,7 +76,7 @@ def pairs_png(kept: Array) -> bytes:
 
 
 def data_uri(content: bytes | str) -> str:
-    """A PNG or an SVG as the address of an image that is no file."""
+    """A PNG or an SVG as a `data:` address, which needs no file."""
     if isinstance(content, str):
         return f"data:image/svg+xml;base64,{base64.b64encode(content.encode()).decode()}"
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"

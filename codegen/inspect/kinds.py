@@ -1,4 +1,4 @@
-"""What kinds of attention a variant is: the words that the gallery is filtered by."""
+"""The kinds of attention that a variant belongs to; the gallery can be filtered by kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {
     "packed": "tells the documents of a packed row apart",
     "per head": "differs between heads",
 }
-"""Kind -> what it says."""
+"""Kind -> its meaning."""
 
 SCHEDULES = {
     Schedule.DENSE: "no mask: every block is visited",
@@ -27,7 +27,7 @@ SCHEDULES = {
     Schedule.RANGES: "a small kernel writes one range of visited blocks for each block",
     Schedule.LISTS: "a small kernel writes lists of partial and of full blocks",
 }
-"""How a kernel finds the blocks that it visits -> in words."""
+"""Schedule -> how a kernel finds the blocks that it visits, in words."""
 
 
 def kinds(variant: Variant) -> list[str]:

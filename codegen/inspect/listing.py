@@ -11,14 +11,14 @@ from codegen.analysis.gradients import atomic_modes
 from codegen.spec.model import Spec, Variant, describe_tensor
 
 WIDEST = 120
-"""Lines are no longer on any terminal."""
+"""The longest line, however wide the terminal is."""
 
 _LABEL = 11
-"""Columns before what a line is about."""
+"""Columns before the text of a line, which hold its label."""
 
 
 def as_json(spec: Spec) -> str:
-    """What a package's manifest says of each variant."""
+    """The variants as a package's manifest lists them."""
     from codegen.render.package import manifest_entries
 
     return json.dumps(manifest_entries(spec), indent=2)
@@ -50,7 +50,7 @@ def _facts(variant: Variant) -> Iterator[tuple[str, str]]:
 
 
 def _atomic(variant: Variant) -> list[str]:
-    """Whether gradients are added with atomics, and in which modes where not in all."""
+    """A word if gradients are added with atomics, with the modes if not all modes do so; empty if none does."""
     modes = [mode for mode in Mode if any(mode in found for found in atomic_modes(variant).values())]
     return [] if not modes else ["atomic"] if len(modes) == len(Mode) else [f"atomic in {' and '.join(modes)} calls"]
 

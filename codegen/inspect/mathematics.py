@@ -45,7 +45,7 @@ _DROPOUT = (
 
 
 def formulas(variant: Variant) -> list[Formula]:
-    """The mask, the score if it changes, and the formulas of a decay, a sink and dropout."""
+    """The formulas of the mask, of the score if the variant changes it, and of a decay, a sink and dropout."""
     printer = _printer(variant)
     mask = math_element(_ALWAYS) if variant.mask is None else formula_element(variant.mask, printer)
     found = [Formula(label="mask", element=mask)]
@@ -59,7 +59,7 @@ def formulas(variant: Variant) -> list[Formula]:
 
 
 def legend(variant: Variant) -> list[tuple[str, str]]:
-    """The symbols in the formulas of mask and score as MathML, each with what it is."""
+    """The symbols in the formulas of mask and score as MathML, each with its meaning."""
     exprs = [e for e in (variant.mask, variant.score) if e is not None]
     found = symbols(*exprs, plain=_printer(variant).plain)
     return [(f"<math>{symbol}</math>", meaning) for symbol, meaning in found]

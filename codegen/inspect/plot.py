@@ -22,7 +22,7 @@ MOST_ELEMENTS = 2048
 _COLORS = {Status.EMPTY: "#f2f2f2", Status.PARTIAL: "#f0b54f", Status.FULL: "#2f6690"}
 _CAPTIONS = {Status.EMPTY: "empty: skipped", Status.PARTIAL: "partial: masked", Status.FULL: "full: no mask"}
 _BOUNDARY = "#c0392b"
-"""Between two sequences of a packed call."""
+"""Colour of the line between two sequences of a packed call."""
 
 _INCHES, _DPI = 5.5, 160
 
@@ -32,7 +32,7 @@ def save(p: Picture, path: Path) -> None:
     calls, block_m, block_n = [grid.call for grid in p.grids], p.grids[0].block_m, p.grids[0].block_n
     row_starts = list(accumulate((call.q_len for call in calls), initial=0))
     key_starts = list(accumulate((call.kv_len for call in calls), initial=0))
-    # A position is one of the whole picture only where that is a single sequence.
+    # The axes show positions only if the picture has a single sequence.
     names, shift = (("key", "query"), 0) if p.segments else (("kv_idx", "q_idx"), calls[0].q_offset)
     blocks = (
         _edges([grid.q_starts for grid in p.grids], row_starts),

@@ -1,4 +1,4 @@
-"""A call of a variant drawn for web pages: the block picture, the pairs, and the shares that both are described by."""
+"""A call of a variant drawn for web pages: pictures of its blocks and of its pairs, and the shares of each status."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from codegen.spec.model import Variant
 from codegen.util.errors import CodegenError
 
 MOST_STEPS = 2**30
-"""Operations of a mask times pairs that a portrait may take: some seconds."""
+"""Most operations of a mask times pairs of a portrait: they take some seconds."""
 
 MOST_ELEMENTS = 2**24
-"""Elements of a tensor that the mask reads."""
+"""Most elements of a tensor that the mask reads."""
 
 _CHUNK = 2**18
-"""Pairs whose mask is evaluated at once: each operation keeps as many numbers of 8 bytes."""
+"""Pairs whose mask is evaluated at once: each operation keeps one number of 8 bytes per pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Portrait:
-    """What `draw` found: `blocks` is an SVG element, `pairs` a PNG, `kept` the share of pairs that the mask keeps."""
+    """The result of `draw`: `blocks` is an SVG element, `pairs` a PNG, `kept` the share of pairs that are kept."""
 
     view: View
     picture: Picture
@@ -66,7 +66,7 @@ class Portrait:
 
 
 def draw(variant: Variant, view: View, scalars: Mapping[str, str] | None = None) -> Portrait:
-    """The portrait of a call with these scalars, as text; examples stand in for the others and for all tensors.
+    """The portrait of a call with `scalars`, given as text; other scalars and all tensors are examples.
 
     Raises `CodegenError` for a scalar that does not fit its declaration, and for a call that is too large to be drawn.
     """

@@ -1,6 +1,7 @@
-"""`show --ranks`: which of several GPUs computes which blocks of a call, and what the planner predicts of each.
+"""`show --ranks`: which of several GPUs computes which blocks of a call, and the planner's prediction for each GPU.
 
-The planner is that of a generated package, which need not have the variant: its work is printed as rendering prints it.
+The planner is that of a generated package. The package need not have the variant: the variant's work is built from the
+source that rendering would print for it.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from codegen.util.errors import CodegenError
 from codegen.util.text import aligned
 
 FINE = 512
-"""Blocks along either side of the table that the picture and the needed keys are read from, at most."""
+"""Most blocks along either side of the table from which the picture and the needed keys are computed."""
 
 MOST_COLUMNS = 64
 MOST_LINES = 64
 """Size of a picture on the terminal."""
 
 LISTED_RUNS = 4
-"""Runs of rows of a rank that are written out."""
+"""Most runs of rows of a rank that are written out."""
 
 SEVERAL, EMPTY = "*", "."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How a call is to be split: over how many ranks, or nodes and the ranks of a node, with how many query and key
-    heads of which size, and how."""
+    """How a call is to be split over GPUs.
+
+    `ranks`: their number, or the number of nodes and of ranks in each. `heads`: numbers of query and of key heads.
+    """
 
     ranks: int | tuple[int, int]
     heads: tuple[int, int]
@@ -90,7 +93,7 @@ def report(out: Path, variant: Variant, calls: Sequence[Call], segments: Sequenc
 def planned(
     out: Path, variant: Variant, calls: Sequence[Call], segments: Sequence[int], split: Split
 ) -> tuple[Any, Any]:
-    """The layout of a call by the planner of the package in `out`, and the machine that it assumes."""
+    """The layout of a call that the planner of the package in `out` makes, and the machine that it assumes."""
     core = f"{find_package(out).name}._runtime.core"
     plans, work, checks, costs = (
         importlib.import_module(f"{core}.{name}") for name in ("shard_plans", "work", "checks", "costs")
@@ -115,7 +118,7 @@ def planned(
 
 
 def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
-    """The work of a variant as `make`, a package's `VariantWork`, from the source that its `work.py` would have."""
+    """The work of a variant, made from the source that its `work.py` would have; `make`: a package's `VariantWork`."""
     source = work_source(plan(variant))
 
     def ranges(at: Any) -> list[tuple[Any, Any]]:
@@ -169,7 +172,7 @@ def _own(variant: Variant, calls: Sequence[Call], *, is_packed: bool) -> dict[st
 
 
 def _joined(dims: Sequence[str | int], parts: Sequence[tuple[int, Array]]) -> Array | None:
-    """A tensor of a packed call from those of its sequences; None if it has not one axis of tokens."""
+    """A tensor of a packed call from those of its sequences; None unless it has exactly one axis of tokens."""
     if sum(dim in POSITIONAL for dim in dims) != 1:
         return None
     kept = [dim for dim in dims if dim != "b"]
@@ -184,7 +187,7 @@ def _joined(dims: Sequence[str | int], parts: Sequence[tuple[int, Array]]) -> Ar
 
 @dataclass(frozen=True, kw_only=True)
 class Visits:
-    """Which blocks are visited by block analysis: bool `[rows, keys]`, and the rows and keys at which blocks begin."""
+    """The blocks that kernels visit by block analysis: bool `[rows, keys]`; and the first row and key of each block."""
 
     visited: Array
     rows: Array
@@ -192,7 +195,7 @@ class Visits:
 
     @classmethod
     def of(cls, variant: Variant, calls: Sequence[Call]) -> Visits:
-        """The blocks of a call, those between two sequences of a packed one empty."""
+        """The blocks of a call; those between two sequences of a packed call are empty."""
         total = sum(call.q_len for call in calls)
         block = 1
         while total > block * FINE:
@@ -212,7 +215,7 @@ class Visits:
         )
 
     def cells(self, height: int, width: int) -> Array:
-        """Whether something is visited in each cell of so many rows by so many keys."""
+        """Whether a block is visited in each cell of `height` rows by `width` keys."""
         lines, columns = self.rows // height, self.keys // width
         found = np.zeros((int(lines[-1]) + 1, int(columns[-1]) + 1), bool)
         row, column = np.nonzero(self.visited)
@@ -220,7 +223,7 @@ class Visits:
         return found
 
     def keys_of(self, runs: Sequence[tuple[int, int]], seq: int) -> float:
-        """The share of all keys that some of these rows visit."""
+        """The share of all keys that at least one row of `runs` visits."""
         ends = np.append(self.rows[1:], seq)
         mine = np.zeros(len(self.rows), bool)
         for begin, length in runs:
@@ -233,7 +236,7 @@ class Visits:
 
 
 def _picture(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
-    """A line for some rows each, and at each visited cell the rank that has these rows."""
+    """The lines of the picture, each for several rows; each visited cell shows the rank that has these rows."""
     height = _power(layout.seq, MOST_LINES // 2)
     if not by_heads and any(begin % height for own in layout.chunks for begin, _ in own):
         height = _power(layout.seq, MOST_LINES)
@@ -255,7 +258,7 @@ def _picture(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
 
 
 def _power(seq: int, cells: int) -> int:
-    """The smallest power of two of which so many have all rows."""
+    """The smallest power of two for which `cells` cells of that size hold `seq` rows."""
     size = 1
     while size * cells < seq:
         size *= 2
@@ -263,7 +266,7 @@ def _power(seq: int, cells: int) -> int:
 
 
 def _table(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
-    """A line for each rank: what it has, its work, and what it takes."""
+    """A line for each rank: its rows or heads, its work, and its predicted times."""
     mean = sum(layout.loads) / layout.ranks
     rows: list[Mapping[str, str]] = []
     for rank in range(layout.ranks):
@@ -287,14 +290,14 @@ def _table(layout: Any, table: Visits, *, by_heads: bool) -> list[str]:
 
 
 def _runs(runs: Sequence[tuple[int, int]]) -> str:
-    """Rows of a rank, first to last of each run."""
+    """The rows of a rank as text: the first and last row of each run."""
     texts = [f"{begin}-{begin + length - 1}" for begin, length in runs[:LISTED_RUNS]]
     more = len(runs) - len(texts)
     return "rows " + ", ".join(texts) + (f" and {more} runs more" if more else "") if runs else "padding"
 
 
 def _has(layout: Any, rank: int, runs: Sequence[tuple[int, int]], *, by_heads: bool) -> list[str]:
-    """What a rank computes: rows, some heads of all rows, or some heads of the rows of its node."""
+    """The part that a rank computes: rows, some heads of all rows, or some heads of the rows of its node."""
     sharing = layout.ranks if by_heads else layout.inner
     heads = [_heads(layout.heads[0] // sharing, rank % sharing)] if sharing > 1 or by_heads else []
     return [*heads, *([] if by_heads else [_runs(runs)])]

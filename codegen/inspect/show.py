@@ -17,13 +17,13 @@ from codegen.ir.printers import FormulaPrinter
 from codegen.spec.model import Variant, describe_tensor
 
 MOST_PAIRS = 2**28
-"""Pairs whose mask is evaluated one by one, a matter of seconds; above it only block analysis is asked."""
+"""Most pairs whose mask is evaluated one by one, in some seconds. With more pairs only block analysis is used."""
 
 MOST_COLUMNS = 64
 """Width of a picture on the terminal."""
 
 LEAST_BLOCK = 64
-"""The default block is no smaller, but of a packed call: the kernels' are of 64 or 128."""
+"""The smallest default block, except for packed calls: blocks of the kernels have 64 or 128."""
 
 CELL = 2
 """Columns of a block on the terminal, about as wide as a line is high."""
@@ -39,8 +39,8 @@ class Picture:
     """The blocks of one call, as found by evaluating the mask and as proven by block analysis.
 
     A packed call has `segments`, the lengths of its sequences, and a grid for each that is not empty; `found` and
-    `proven` are of all of it, the blocks between two sequences empty. `kept` counts the pairs that the mask keeps; it
-    and `found` are None where there are too many pairs.
+    `proven` cover the whole call, and blocks between two sequences are empty. `kept` counts the pairs that the mask
+    keeps; it and `found` are None if there are too many pairs.
     """
 
     variant: Variant
@@ -66,13 +66,13 @@ class Picture:
 
     @property
     def views(self) -> dict[str, Array]:
-        """The statuses by where they come from, the best source first."""
+        """Source -> statuses, the more exact source first."""
         found = {} if self.found is None else {"evaluated": self.found}
         return found | {"by block analysis": self.proven}
 
     @property
     def panels(self) -> dict[str, Array]:
-        """The views worth drawing: one where block analysis misses nothing."""
+        """The views worth drawing: only one if block analysis finds the same as evaluating the mask."""
         first = dict(list(self.views.items())[:1])
         return first if all(np.array_equal(view, self.proven) for view in self.views.values()) else self.views
 
@@ -88,9 +88,9 @@ def mask_of(variant: Variant) -> Expr:
 
 
 def default_block(calls: Sequence[Call], *, packed: bool) -> int:
-    """The smallest power of two of which a picture can show every block, or that holds every sequence.
+    """The smallest power of two as block size with which a picture can show every block, or that holds every sequence.
 
-    It is at least 64; that of a packed call may be 1, as its sequences, often short, lie side by side.
+    It is at least 64. For a packed call it may be 1, because its sequences are often short.
     """
     block = 1 if packed else LEAST_BLOCK
     lengths = [max(call.q_len, call.kv_len) for call in calls]
@@ -102,7 +102,7 @@ def default_block(calls: Sequence[Call], *, packed: bool) -> int:
 def picture(variant: Variant, grids: Sequence[Grid], segments: Sequence[int] = ()) -> Picture:
     """Count the pairs that the mask keeps, and ask block analysis about the same blocks.
 
-    There is one grid, or one for each sequence that is not empty of a packed call of sequences of lengths `segments`.
+    There is one grid, or in a packed call one for each sequence that is not empty; `segments`: their lengths.
     """
     mask = mask_of(variant)
     few = sum(grid.call.q_len * grid.call.kv_len for grid in grids) <= MOST_PAIRS
@@ -118,7 +118,7 @@ def picture(variant: Variant, grids: Sequence[Grid], segments: Sequence[int] = (
 
 
 def report(p: Picture, *, columns: int, encoding: str) -> str:
-    """The text of `show` for a terminal of that width. What its encoding lacks is drawn in ASCII."""
+    """The text of `show` for a terminal with `columns` columns. ASCII is used if `encoding` lacks the block symbols."""
     symbols = BLOCK_SYMBOLS if can_print("".join(BLOCK_SYMBOLS.values()), encoding) else ASCII_SYMBOLS
     lines = [
         ": ".join(filter(None, (p.variant.name, " ".join(p.variant.doc.split())))),
@@ -147,7 +147,7 @@ def can_print(text: str, encoding: str) -> bool:
 
 
 def facts(variant: Variant, call: Call) -> list[str]:
-    """What an entry says, a line each."""
+    """The properties of a variant, with one line or more for each."""
     extras = {
         "decay": "decay: log-decay g [B, S, Hq]; its running sum at q_idx less that at kv_idx is added to the score",
         "sink": "sink: a logit per head, sink [Hq], in the denominator only",
@@ -199,7 +199,7 @@ def coarsened(statuses: Array, factor: int) -> Array:
 
 
 def _panels(p: Picture, symbols: dict[Status, str], columns: int) -> list[str]:
-    """The blocks as they are, beside them what block analysis makes of them where that differs, and the legend."""
+    """The blocks as evaluated, beside them the blocks by block analysis if these differ, and the legend."""
     margin = len(f"{p.grids[-1].call.b} ") if p.segments else 0
     most = max(1, min(columns - margin, MOST_COLUMNS) // CELL)
     factor = -(-max(p.proven.shape) // most)

@@ -19,13 +19,13 @@ from codegen.util.errors import CodegenError
 from codegen.util.text import aligned
 
 GROUP, KV_HEADS = 4, 8
-"""Heads of the call that is shown, as `explain` has them by default but for the group."""
+"""Heads of the call that is shown: key heads as in `explain` by default, and query heads for each."""
 
 ARCH, HEAD_DIM = "sm_90", 128
 """The chip and the head_dim whose default tile the call runs with."""
 
 MOST_PARTS = 8
-"""Parts of a sequence that are listed; of more the first ones and the last."""
+"""Most parts of a sequence that are listed. If there are more, the first ones and the last are listed."""
 
 UNREAD, DROPPED, PARTIAL, FULL = range(4)
 _SYMBOLS, _ASCII = ".░▒█", ".-+#"
@@ -75,7 +75,7 @@ def report(spec: Spec, variant: Variant, call: Call, page_size: int, *, encoding
 
 
 def looked(variant: Variant, call: Call, tile: TileSplits, block_n: int) -> TileSplits:
-    """A tile whose splits look for the first and the last key that some row may see, and read what is between."""
+    """A tile whose splits search the first and the last key that some row may see, and read the keys between them."""
     rows = np.arange(tile.q_first, tile.q_last + 1)[:, None]
     read = []
     for part in tile.parts:
@@ -89,7 +89,7 @@ def looked(variant: Variant, call: Call, tile: TileSplits, block_n: int) -> Tile
 
 
 def page_states(variant: Variant, call: Call, page_size: int, read: Sequence[range]) -> Array:
-    """What happens to each page: whether it is read, and how many of its pairs the mask keeps."""
+    """The state of each page: not read, or how many of its pairs the mask keeps."""
     grid = Grid(call=call, block_m=call.q_len, block_n=page_size)
     kept = measured(counted(mask_of(variant), grid), grid)[0]
     states = np.full(len(kept), UNREAD)
@@ -100,7 +100,7 @@ def page_states(variant: Variant, call: Call, page_size: int, read: Sequence[ran
 
 
 def coarse_states(states: Array, factor: int) -> list[int]:
-    """Groups of `factor` pages as one: partial where some pairs of some page are kept and others are not."""
+    """One state for each group of `factor` pages: their common state, else partial if pairs of any page are kept."""
     found = []
     for first in range(0, len(states), factor):
         group = states[first : first + factor]
@@ -124,6 +124,6 @@ def _parts(tiles: Sequence[TileSplits], page_size: int) -> list[tuple[str, str, 
 
 
 def _common(one: Sequence[range], other: Sequence[range]) -> list[range]:
-    """What is in ranges of both, in order."""
+    """The intersections of both lists of ranges, in order."""
     found = (range(max(a.start, b.start), min(a.stop, b.stop)) for a in one for b in other)
     return [r for r in found if r]

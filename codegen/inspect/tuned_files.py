@@ -1,4 +1,4 @@
-"""What the tuned files of a package say. Of a bare installation `check` needs this, so numpy is not imported here."""
+"""Reports on a package's tuned files. `check` needs this in a bare installation, so numpy is not imported here."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from codegen.util.text import aligned
 
 
 def stale(out: Path) -> list[str]:
-    """A line for each tuned file that was measured, in part or whole, on other code than that of the present
-    kernels."""
+    """A line for each tuned file of which a part was measured on other code than that of the present kernels."""
     if not (out / "tuned").is_dir():
         return []
     package = find_package(out).name
@@ -35,7 +34,7 @@ def stale(out: Path) -> list[str]:
 
 
 def gains(out: Path, gpu: str) -> list[str]:
-    """What tuning gained on a GPU: time of the default tiles over time of the tuned tiles, geometric means by
+    """The gain of tuning on a GPU: time of the default tiles divided by time of the tuned tiles, as geometric means by
     variant."""
     package = find_package(out).name
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")

@@ -1,4 +1,4 @@
-"""The call of an op in torch and in JAX, as a program that runs: its arguments have the right shapes and examples."""
+"""The call of an op in torch and in JAX as a program that runs, with arguments of the right shapes and examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from codegen.spec import dims
 from codegen.spec.model import Variant
 
 FREE_SIZE = 16
-"""Of a dim whose size the call is free to choose."""
+"""Size of a dim that the call is free to choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def _axes(spec: TensorSpec, example: Expr, shape: list[int], dialect: _Dialect) 
     read = sorted(expr.names(example))
     for name in read:
         axis = int(name[1:]) if name[1:].isdigit() and name[0] == "i" else spec.dims.index(name)
-        # Beside other indices each has the rank of the tensor: JAX may be set to refuse any other.
+        # If there are several indices, each gets the rank of the tensor: JAX may be set to refuse rank promotion.
         before = axis if len(read) > 1 else 0
         cuts = ["None"] * before + [":"] + ["None"] * (len(shape) - 1 - axis)
         index = f"[{', '.join(cuts)}]" if len(cuts) > 1 else ""

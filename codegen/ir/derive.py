@@ -1,9 +1,9 @@
 """Symbolic differentiation of score expressions, with respect to `score` or to one element of a tensor.
 
-At a kink each function has the derivative of torch's of the same name, in kernels and in the references of both
-frameworks: `relu` and `abs` have 0 at 0; of `min` and `max` equal arguments get half each, as of `torch.minimum`;
-`clamp` has that of its first argument at both of its ends. Integers are constants, and so is what `floor`, `ceil` and
-`round` give.
+At a kink each function has the derivative of torch's function of the same name, in kernels and in the references of
+both frameworks: `relu` and `abs` have 0 at 0; equal arguments of `min` and `max` get half each, as in `torch.minimum`;
+`clamp` has the derivative of its first argument at both of its ends. Integers are constants, and so are the results of
+`floor`, `ceil` and `round`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each word of the expression language means: the reference and tools show it, nothing computes with it.
+"""The meaning of each word of the expression language, as the reference and tools show it. Nothing computes with it.
 
 `tests/unit/ir/test_descriptions.py` compares the names with those that the parser reads.
 """
@@ -54,7 +54,7 @@ FUNCTIONS = {
     "round": ("round(x)", "The nearest whole number, as a float; a half goes to the even one. Its derivative is 0."),
     "where": ("where(condition, x, y)", "`x` if the condition holds, else `y`. Also written `x if condition else y`."),
 }
-"""Function -> how it is called, and what it gives."""
+"""Function -> how it is called, and its result."""
 
 OPERATORS = {
     "+": ("numbers", "Sum. An integer beside a float is converted, exactly up to 2**24."),
@@ -86,7 +86,7 @@ OPERATORS = {
     "or": ("booleans", "At least one holds."),
     "not": ("a boolean", "It does not hold."),
 }
-"""Operator -> what it joins, and what it gives."""
+"""Operator -> the kinds of its operands, and its result."""
 
 PRECEDENCE = (
     ("**",),
@@ -113,4 +113,4 @@ LIMITS = {
     "constants": "Literals are computed when the spec is read: a division by zero or a `log(0)` is an error there. So "
     "is a mask that provably keeps no pair.",
 }
-"""What an expression may hold at most."""
+"""The limits of an expression."""

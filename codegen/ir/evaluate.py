@@ -39,7 +39,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "relu": lambda x: np.maximum(x, 0.0),
     "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
-    "float": lambda x: x,  # a result is brought to the dtype of its node, floats toward zero
+    "float": lambda x: x,  # `value` casts each result to its node's dtype, a float to an integer toward zero
     "int": lambda x: x,
     "lt": np.less,
     "le": np.less_equal,
@@ -80,7 +80,7 @@ def evaluate(e: Expr, values: Values, tensors: Mapping[str, Array]) -> Array:
     `values` holds the variables by name, `tensors` what loads read. Integers divide as in Python; an index is
     clamped to its axis. A shared subexpression is computed once.
     """
-    with np.errstate(all="ignore"):  # NaN and infinity are values of the language, and so is what a division by 0 gives
+    with np.errstate(all="ignore"):  # NaN, infinity and the result of a division by 0 are values of the language
         return _Evaluator(values, tensors).value(e)
 
 

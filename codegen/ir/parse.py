@@ -147,7 +147,7 @@ class Reader(OperatorReader):
         raise self.fail(node, f"{source(node)!r} is not part of the expression language")
 
     def read_name(self, node: ast.expr, name: str) -> Expr:
-        """What a name stands for: the order of the tests is the order in which names shadow each other."""
+        """The expression that a name stands for. The order of the tests decides which name shadows which."""
         if name in self.scope.bound:
             return self.scope.bound[name]
         if self.scope.axes is not None:

@@ -15,14 +15,14 @@ from codegen.lint.jobs import FP8, Job
 from codegen.spec.model import Pass, Variant
 
 BATCH, HEADS, KV_HEADS, LENGTH = 2, 4, 2, 500
-"""Sizes of the call: two query heads share a key head, and the last block is cut, which takes the most of a chip."""
+"""Sizes of the call: two query heads share a key head, and the last block is cut, which needs the most resources."""
 
 FREE_SIZE = 16
-"""The size of a dim that a spec gives a name of its own."""
+"""The size of a dim with a free name."""
 
 
 def run_call(variant: Variant, job: Job, package: str) -> None:
-    """Call the op of `package` as `job` says; forward alone if no other pass is asked for.
+    """Call the op of `package` as `job` says; only forward if the job has no other pass.
 
     Passes that `job` names run with its configs, the others with the chip's defaults.
     """

@@ -20,24 +20,24 @@ from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
 from codegen.util.cover import cover
 
 HALF_DTYPE = "bfloat16"
-"""Stands for both types of 16 bits: their kernels differ in the names of instructions alone."""
+"""Stands for both 16-bit dtypes: their kernels differ only in the names of instructions."""
 
 FP8 = "float8_e4m3fn"
-"""What the forwards of Hopper's family take besides: `codegen.plan.hopper_fp8`."""
+"""The 8-bit dtype that forwards of Hopper's family take, too: `codegen.plan.hopper_fp8`."""
 
 FAST_VARIANT = "causal"
-"""The variant that `--fast` looks at with every config; in a spec without it, the first."""
+"""The variant that `--fast` compiles with every config; if it is not selected, the first one that is."""
 
 FAST_ARCH, FAST_DIM = "sm_90", 64
-"""The chip and the head_dim for which `--fast` looks at every variant."""
+"""The chip and the head_dim for which `--fast` compiles every variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs.
 
-    `family`: of the kernels, where the call asks for one. `length`: of the sequences, where it, and not the call's
-    configs, decides about the tile.
+    `family`: the kernel family that the call asks for; empty if it asks for none. `length`: of the sequences, if the
+    length decides which tile runs; None if the call's configs do.
     """
 
     variant: str
@@ -52,9 +52,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What of a spec is looked at; with `tuned` the tiles of the package's tuned files, too.
+    """The kernels of a spec that are compiled; with `tuned` the tiles of the package's tuned files, too.
 
-    `modes` and `passes` leave out calls on paged caches, which `paged` selects by their own passes.
+    `modes` and `passes` do not apply to calls on paged caches, which `paged` selects by their own passes.
     """
 
     variants: Sequence[str]
@@ -76,7 +76,7 @@ def default_dtypes(spec: Spec) -> tuple[str, ...]:
 
 
 def jobs(spec: Spec, selection: Selection) -> list[Job]:
-    """The calls of a selection, all of a chip together. No two of them compile the same kernel for the same config."""
+    """The calls of a selection, sorted by chip. No two of them compile the same kernel for the same config."""
     found: list[Job] = []
     for arch, name, mode, dtype in product(selection.archs, selection.variants, selection.modes, selection.dtypes):
         variant = spec.variants[name]
@@ -89,9 +89,9 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
 
 
 def tuned_jobs(folder: Path, selection: Selection, known: Sequence[Job]) -> list[Job]:
-    """Calls that run with what was tuned, from the files under `folder`: each tile once, and none that is `known`.
+    """Calls with the tuned tiles of the files under `folder`: each kernel with each tile once, without `known` ones.
 
-    Another version of Triton may need more of a chip for it than the one that it was measured with.
+    The installed Triton may need more resources for a tile than the version with which the tile was measured.
     """
     seen = {(_kernel(job), entry) for job in known for entry in job.configs}
     found: list[Job] = []
@@ -124,15 +124,15 @@ def _is_selected(job: Job, selection: Selection) -> bool:
 
 
 def _fast_part(found: Sequence[Job], spec: Spec, selection: Selection) -> list[Job]:
-    """What `--fast` has time for: one variant with every default tile, every variant in every mode and pass.
+    """The jobs of `--fast`: one variant with every default tile, every variant in every mode and pass.
 
-    What a tile takes of a chip it takes in any variant; what may not compile at all is in a variant, a mode or a pass,
-    whatever the chip. Of the product these run:
+    A tile needs about the same resources in every variant. Code that does not compile at all depends on the variant,
+    the mode or the pass, and not on the chip. Of the product of all options, the following jobs run:
 
-    - of one variant in dense calls every distinct tile; every chip with each pass, dtype and head_dim. Head dims
-      beyond 256, whose kernels take up to a minute each, for one chip and dtype alone;
-    - of every variant each mode, and each pass of each family of kernels, for one chip and head_dim;
-    - every mode with every pass of every family, of a variant with tables of blocks and of one without.
+    - one variant in dense calls with every distinct tile, and on every chip with each pass, dtype and head_dim. Head
+      dims beyond 256, whose kernels take up to a minute each, run for one chip and dtype only;
+    - every variant in each mode, and with each pass of each family of kernels, for one chip and head_dim;
+    - every mode with every pass of every family, for a variant with tables of blocks and for one without.
     """
     arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
     if selection.head_dims is None:
@@ -151,7 +151,7 @@ def _fast_part(found: Sequence[Job], spec: Spec, selection: Selection) -> list[J
 def _features(
     job: Job, selection: Selection, one: str, common: tuple[str, str, int], *, tables: bool
 ) -> frozenset[Hashable]:
-    """What a job of one pass covers, as `_fast_part` lists it; nothing for a job that `--fast` never runs."""
+    """The features that a job of one pass covers, as listed in `_fast_part`; none if `--fast` never runs the job."""
     pass_, tile = job.configs[0]
     kernel = (pass_, job.family)
     found: set[Hashable] = set()
@@ -159,14 +159,15 @@ def _features(
         chip = (job.arch, job.dtype)
         found |= {(chip, pass_), (chip, job.head_dim), (job.arch, kernel)}
         found.add((_kind(job.arch), job.dtype, job.head_dim, kernel, tile))
-    # The backward of Hopper's family takes long to compile: those of one variant, above, stand for all.
+    # The backward of Hopper's family takes long to compile: the backward of one variant, above, stands for all.
     if (job.arch, job.dtype, job.head_dim) == common and not (job.family and pass_ is Pass.DKDV):
         found |= {(job.variant, job.mode), (job.variant, kernel), (job.mode, kernel, tables)}
     return frozenset(found)
 
 
 def _kind(arch: str) -> Hashable:
-    """What decides how a tile is compiled for a chip and whether it fits: chips that agree need not both be checked."""
+    """The properties of a chip that decide how a tile is compiled and whether it fits. Of chips with equal properties
+    only one is checked."""
     chip = CHIPS[arch]
     return chip.is_nvidia, chip.shared_memory, chip.registers, chip.has_wgmma, chip.tensor_columns
 
@@ -219,7 +220,7 @@ def _calls(
 ) -> Iterator[Job]:
     """One call with the configs of long sequences, and one per short length with the configs that it adds."""
     long = _long(arch, dtype)
-    # A chip may have no config for wide head_dims, in a dtype: calls refuse them.
+    # A chip may have no config for wide head_dims in one dtype. Calls refuse such head_dims.
     if head_dim > min(max(by_dim) for by_dim in long.values()):
         return
     served = {p: min(largest for largest in long[p] if largest >= head_dim) for p in passes}

@@ -26,10 +26,10 @@ _ANY_NOTE = re.compile(r"(?:warning|info)\s*:\s*(.*wgmma.*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one program takes: `registers` of a thread, spilled and shared memory in bytes, the former per thread.
+    """The resources of one program: registers and spilled bytes per thread, shared memory in bytes per program.
 
-    `instructions` counts the matrix instructions in the code, by kind and shape; `notes` is what the assembler said
-    of them. `copied`: bytes that the asynchronous copies of the code bring to shared memory, each instruction once.
+    `instructions` counts the matrix instructions in the code, by kind and shape; `notes` are the assembler's messages
+    about them. `copied`: bytes that asynchronous copies bring to shared memory if each instruction runs once.
     """
 
     threads: int
@@ -66,7 +66,7 @@ def _nvidia_usage(kernel: Compiled, chip: Chip) -> Usage:
 
 def _amd_usage(kernel: Compiled, chip: Chip) -> Usage:
     code = kernel.asm["amdgcn"]
-    # The assembler counts registers that are spilled, once each; how often is seen in the code alone.
+    # The assembler counts each spilled register once. Only the code shows how often it is written and read.
     widths = {"": 4, "x2": 8, "x3": 12, "x4": 16}
     stores, loads = (
         sum(widths[width] for width in re.findall(rf"^\s*scratch_{kind}_dword(x[234])? ", code, re.MULTILINE))
@@ -89,7 +89,8 @@ def _assembler_log(kernel: Compiled) -> str:
 
     target = kernel.metadata.target
     backend = make_backend(target)
-    # A specialised kernel has more warps than the power of two that it is launched with; the assembler asks for none.
+    # A warp-specialised kernel has more warps than it is launched with, and their number may be no power of two, which
+    # `parse_options` requires. The assembler does not need the number.
     options = backend.parse_options(kernel.metadata._asdict() | {"num_warps": 4})
     said = io.StringIO()
     with knobs.nvidia.scope(), contextlib.redirect_stdout(said):
@@ -128,7 +129,7 @@ def errors(used: Usage, arch: str) -> list[str]:
 
 
 def _register_need(used: Usage, chip: Chip) -> tuple[int, int]:
-    """Registers that one program takes, and how many there are: of a multiprocessor, on AMD of one lane of a SIMD,
+    """Registers that one program takes, and the number that exist: of a multiprocessor, on AMD of one lane of a SIMD,
     where accumulation registers count too."""
     granule = 8  # registers per thread are allotted in eights
     each = -(-used.registers // granule) * granule

@@ -1,4 +1,4 @@
-"""Looks at the kernels of one call: compiles them and judges each. Runs in a worker process."""
+"""Compiles the kernels of one call and checks the resources of each. Runs in a worker process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One kernel of a job. `usage` is None if it did not compile; `config` if it has none, as small kernels."""
+    """One kernel of a job. `usage` is None if it did not compile; `config` is None for small kernels."""
 
     kernel: str
     job: Job | PagedJob
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def pass_name(self) -> str:
-        """The pass of the kernel; `-` of a small one."""
+        """The pass of the kernel; `-` for a small kernel."""
         if self.config is None:
             return "-"
         return str(self.job.pass_ if isinstance(self.job, PagedJob) else pass_of(self.kernel))
@@ -96,7 +96,7 @@ def main_kernel(job: Job | PagedJob) -> str:
 
 
 def _loops(task: Task) -> int:
-    """Loops over keys of the portable kernel on pages: that of prompts has one more where blocks need no mask."""
+    """Number of loops over keys in the portable kernel on pages; that for prompts has one more for unmasked blocks."""
     planned = paged_plan(task.variant)
     has_two = isinstance(task.job, PagedJob) and task.job.pass_ is PagedPass.PAGED_FWD
     return 2 if has_two and planned is not None and planned.full is not None else 1
@@ -124,8 +124,8 @@ def _config(name: str, job: Job | PagedJob) -> TileConfig | None:
 
 
 def pass_of(name: str) -> Pass | None:
-    """The pass of the kernel of this name; None of a small one."""
-    # dq is in Hopper's backward, too.
+    """The pass of the kernel of this name; None for a small kernel."""
+    # Hopper's backward computes dq, too, but has the config of dkdv.
     if name.endswith(("_hopper_bwd", "_hopper_bwd_wide")):
         return Pass.DKDV
     return next((p for p, ending in KERNEL_ENDINGS.items() if name.endswith(ending)), None)

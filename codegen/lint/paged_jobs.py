@@ -1,6 +1,7 @@
-"""The calls on paged caches that lint compiles, and whether their kernels read ahead.
+"""The calls on paged caches that lint compiles, and whether their kernels read keys and values ahead.
 
-A page that holds whole blocks of keys gives one page number for a block, any other page one for each key: two kernels.
+If a page holds whole blocks of keys, a kernel reads one page number for each block; otherwise it reads one for each
+key. These are two kernels.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from codegen.spec.model import Spec
 from codegen.util.cover import cover
 
 WHOLE_PAGE = max(BLOCK_SIZES)
-"""A page that holds whole blocks of any size."""
+"""Size of a page that holds whole blocks, whatever their size."""
 
 FEW_QUERIES = 24
-"""Queries of a sequence that make the most rows of a tile of few queries, 64, in lint's groups of two heads."""
+"""Queries of a sequence for which a decoding tile has its most rows, 64, as lint's calls have two heads per group."""
 
 HOPPER_PAGES = (WHOLE_PAGE, 64, 16)
-"""Pages that Hopper's family copies in pieces of other sizes: of a block, of half of one, and of the least."""
+"""Page sizes for which Hopper's family copies pieces of different sizes: a block, half a block, and the least piece."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedJob:
-    """One call on paged caches: of few queries or of prompts, with a tile, on pages of a size.
+    """One call on paged caches: with few queries or prompts, with a tile, on pages of one size.
 
-    `queries`: of each sequence, None for one in decoding and many in prompts. `family`: of the kernels, where the call
-    asks for one.
+    `queries`: number of queries of each sequence; None for one query in decoding and many in prompts. `family`: the
+    kernel family that the call asks for; empty if it asks for none.
     """
 
     variant: str
@@ -53,7 +54,7 @@ class PagedJob:
 
     @property
     def ending(self) -> str:
-        """How the name of its kernel ends: of both passes the same."""
+        """The ending of the kernel's name, which is the same for both passes."""
         return f"_paged_{self.family}_fwd" if self.family else "_paged_fwd"
 
     @property
@@ -78,18 +79,18 @@ def paged_jobs(spec: Spec, selection: Selection, tuned: Path) -> list[PagedJob]:
 
 
 def page_sizes(tile: PagedTileConfig) -> tuple[int, int]:
-    """Of pages that hold whole blocks, and of such that do not."""
+    """A page size that holds whole blocks of a tile, and one that does not."""
     return WHOLE_PAGE, tile.block_n // 2
 
 
 def _has_few_queries(job: PagedJob) -> bool:
-    """Whether calls with a few queries of a decoding tile run another kernel than both passes: such a tile has more
-    rows, and registers are limited where each key has a page of its own to look up."""
+    """Whether calls with a few queries run another kernel than both passes: a decoding tile has more rows then, and
+    kernels that look up a page for each key are compiled with limited registers."""
     return job.pass_ is PagedPass.DECODE and job.page_size != WHOLE_PAGE and job.head_dim == NARROW_HEAD_DIM
 
 
 def single_jobs(job: Job | PagedJob) -> list[Job | PagedJob]:
-    """The parts of a job that can be compiled apart."""
+    """The parts of a job that can be compiled separately."""
     return [job] if isinstance(job, PagedJob) else [replace(job, configs=(entry,)) for entry in job.configs]
 
 
@@ -104,7 +105,7 @@ def _default_tiles(
 
 
 def _hopper_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
-    """Prompts in Hopper's family, of the variants that have it on pages."""
+    """Calls with prompts in Hopper's family, for the variants that have its kernel on pages."""
     if hopper.ARCH not in selection.archs or PagedPass.PAGED_FWD not in selection.paged:
         return []
     family = hopper.FAMILY
@@ -126,9 +127,10 @@ def _hopper_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
 
 
 def _fast_part(found: Sequence[PagedJob], selection: Selection) -> list[PagedJob]:
-    """Every head_dim, pass and kind of page of one variant for each chip; every variant with both for one chip.
+    """Every head_dim, pass and kind of page of one variant for each chip; every pass and kind of page of every variant
+    for one chip.
 
-    What a tile takes of a chip it takes in any variant.
+    A tile needs about the same resources in every variant.
     """
     one = FAST_VARIANT if FAST_VARIANT in selection.variants else selection.variants[0]
     arch = FAST_ARCH if FAST_ARCH in selection.archs else selection.archs[0]
@@ -172,11 +174,11 @@ def _tuned(folder: Path, selection: Selection) -> list[PagedJob]:
 
 
 def pipeline_warnings(used: Usage, job: PagedJob, loops: int = 1) -> list[str]:
-    """Signs that the compiler does not read keys and values ahead, as the stages of the tile ask for.
+    """Signs that the compiler does not read keys and values ahead, although the tile has several stages.
 
-    Each stage copies a block of both: those before a loop once, that of a loop in its body. Shared memory holds one
-    block fewer than there are stages, as the last is used while the next is on its way. A kernel of Hopper's family
-    says itself what it copies.
+    Each stage copies a block of keys and of values: the code has one copy before a loop for each stage but one, and one
+    in the loop's body. Shared memory holds one block fewer than there are stages, because the last block is used while
+    the next one is copied. Kernels of Hopper's family are not checked: they copy explicitly.
     """
     if job.family:
         return []

@@ -43,7 +43,7 @@ def lines(findings: Iterable[Finding]) -> list[str]:
 
 
 def without_repetition(findings: Iterable[Finding]) -> list[Finding]:
-    """Without repetitions: a small kernel that many calls launch is kept once per chip, with its worst finding."""
+    """The findings, with a small kernel that many calls launch kept once per chip, with the most errors."""
     kept: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         own = finding.job if finding.config is not None else finding.job.arch

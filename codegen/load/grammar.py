@@ -1,7 +1,7 @@
 """What a spec file may look like: each key, the kind of its value, and its limits, stated once.
 
-The readers of this room and the JSON Schema both follow from it. What expressions may say is `codegen.ir.parse`'s
-business; rules between entries are those of the readers.
+The readers of this package and the JSON Schema both follow from it. `codegen.ir.parse` checks what expressions say, and
+the readers check rules between entries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is legal in a spec and still looks like a slip: said when it is rendered, and no error."""
+"""Hints about specs that are legal but look like a mistake: rendering prints them, and they are no errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hints(spec: Spec) -> list[str]:
 
 
 def _misplaced(variant: Variant, tensor: TensorSpec) -> str:
-    """What to say of a tensor that is read at the other position than the one its size is of, or an empty text."""
+    """The hint for a tensor with a dim of one position that is only read at the other; empty for any other tensor."""
     expressions = [e for e in (variant.mask, variant.score) if e is not None]
     reads = [load for load in expr.loads(*expressions) if load.tensor == tensor.name]
     for axis, dim in enumerate(tensor.dims):

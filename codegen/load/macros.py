@@ -50,5 +50,5 @@ def _read_macro(doc: Document, header: str, item: Item, kind: Type) -> Macro | N
         check_syntax(body)
     except ExprError as error:
         doc.note_in(item, error.column, str(error))
-    # A body with a syntax error stays in scope: its name is known, and dropping it would blame the uses.
+    # A body with a syntax error stays in scope: without it, every use of the name would be reported as well.
     return Macro(name=name, params=params, body=body, type=kind)

@@ -21,7 +21,7 @@ T = TypeVar("T", str, int, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(ABC):
-    """What may stand at one place of a spec file."""
+    """The rule for the value at one place of a spec file."""
 
     description: str = ""
 
@@ -38,7 +38,7 @@ class Value(Shape, Generic[T]):
 
     @abstractmethod
     def read(self, doc: Document, item: Item) -> T | None:
-        """The value; where it breaks the rule None, and a problem in `doc`."""
+        """The value; None if it breaks the rule, which `doc` then notes as a problem."""
 
 
 # -------------------------------------------------------------------------------------------------------------- scalars
@@ -200,7 +200,7 @@ class Record(Shape):
     may_be_empty: bool = False
 
     def items(self, doc: Document, item: Item) -> dict[str, Item]:
-        """The entries by key. Absent keys are no problem beside an unknown one, which may be a misspelling of them."""
+        """The entries by key. Absent keys are not reported beside an unknown key, which may be a misspelling of one."""
         before = len(doc.problems)
         found = doc.mapping(item, tuple(self.fields), self.noun)
         absent = [name for name in self.required if name not in found]
@@ -301,7 +301,7 @@ class ListOf(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class AnyOf(Shape):
-    """One of several shapes. The reader of such a place decides which by the kind of YAML node."""
+    """One of several shapes. The reader of the place chooses one by the kind of the YAML node."""
 
     options: Sequence[Shape]
 

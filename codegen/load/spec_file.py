@@ -24,7 +24,7 @@ from codegen.util.shipped import shipped_path
 
 @dataclass(frozen=True, kw_only=True)
 class _Inherited:
-    """What the library hands down to every file."""
+    """The values that every file inherits from the library's."""
 
     defaults: Defaults = field(default_factory=Defaults)
     archs: Mapping[str, ArchSpec] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class _Inherited:
 
 
 def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None = None) -> Spec:
-    """Read a spec file; what it does not say comes from `library` (by default the one of `default_spec_path`).
+    """Read a spec file; values that it lacks come from the file `library` (by default that of `default_spec_path`).
 
     Raises `SpecError` with every problem of the file, and of the library if that has any.
     """
@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None
 
 
 def load_text(text: str, name: str) -> Spec:
-    """The spec of a text that is no file, by which `name` errors call it; it inherits the library's values.
+    """The spec in a text that is not a file; error messages call it `name`. It inherits the library's values.
 
     Raises `SpecError` with every problem of the text.
     """
@@ -50,7 +50,7 @@ def load_text(text: str, name: str) -> Spec:
 
 
 def _read_library(base: Path) -> tuple[_Inherited, list[Problem]]:
-    """What a file hands down to the others, and its problems."""
+    """The values that other files inherit from the library's file, and the problems of that file."""
     doc = Document(os.fspath(base))
     shared = _read_shared(doc, doc.mapping(doc.root, tuple(FILE.fields)), _Inherited())
     return shared, doc.problems
@@ -80,7 +80,7 @@ def library_macros() -> tuple[str, ...]:
 
 
 def _read_shared(doc: Document, sections: Mapping[str, Item], inherited: _Inherited) -> _Inherited:
-    """The values a file's variants are read with: those it inherits, changed by its own."""
+    """The values that apply to a file's variants: the inherited ones, overridden by its own."""
     defaults, archs = inherited.defaults, inherited.archs
     if "defaults" in sections:
         defaults = read_defaults(doc, sections["defaults"], defaults)

@@ -52,7 +52,7 @@ def read_variants(
 ) -> dict[str, Variant]:
     """Every variant without problems, in file order.
 
-    `macros` are the named masks and scores in scope, `archs` the block sizes that a variant's own ones change.
+    `macros` are the named masks and scores in scope, `archs` the block sizes that a variant may override.
     """
     variants: dict[str, Variant] = {}
     spelled: dict[str, str] = {}
@@ -184,7 +184,7 @@ class _VariantReader:
         return f"{place}'{error.unknown}' is a variant, and no mask or score; {remedy} (column {error.column})"
 
     def _without_left_out(self, mask: Expr | None, score: Expr | None) -> tuple[Expr | None, Expr | None]:
-        """Mask and score with the pairs that the score leaves out by -inf in the mask."""
+        """Mask and score, after the pairs that the score leaves out by -inf are moved into the mask."""
         if score is None or self.doc.has_problem_in(self.item):
             return mask, score
         try:
@@ -206,7 +206,7 @@ class _VariantReader:
         return {scalar.name: scalar for scalar in read if scalar is not None}
 
     def _scalar(self, name: str, item: Item) -> ScalarSpec | None:
-        """Its type alone, or a mapping of it and a range."""
+        """Read the declaration of a scalar: its type alone, or a mapping of its type and range."""
         if item.kind != "mapping":
             kind = SCALAR_TYPE.read(self.doc, item)
             return None if kind is None else ScalarSpec(name=name, type=ScalarType(kind))
@@ -292,7 +292,7 @@ class _VariantReader:
     # ------------------------------------------------------------------------------------------ rules across entries
 
     def _check_names(self, tensors: Mapping[str, TensorSpec]) -> None:
-        """What expressions and calls name must have names of its own."""
+        """Check that the names of tensors, scalars and free sizes are legal and different."""
         for name, item in [*self.tensor_items.items(), *self.scalar_items.items()]:
             problem = argument_problem(name, self.macros)
             if problem is None and item is self.scalar_items.get(name) and name in self.tensor_items:
@@ -306,9 +306,9 @@ class _VariantReader:
                     self.doc.note_below(self.item, f"tensors.{tensor.name}.dims", message)
 
     def _check_used(self, tensors: Mapping[str, TensorSpec], mask: Expr | None, score: Expr | None) -> None:
-        """What is declared must be read, and what has a gradient must be read by the score."""
+        """Check that mask or score reads every argument, and that the score depends on every tensor with `grad`."""
         expressions = [e for e in (mask, score) if e is not None]
-        in_score: dict[str, bool] = {}  # and whether its elements move the score
+        in_score: dict[str, bool] = {}  # tensor that the score reads -> whether its derivative is other than zero
         for load in expr.loads(score) if score is not None else ():
             moves = score is not None and derivative(score, load) != ZERO
             in_score[load.tensor] = in_score.get(load.tensor, False) or moves

@@ -1,4 +1,4 @@
-"""What is wrong with a file that is no YAML, in the words of someone who writes specs, and with a remedy."""
+"""Messages about a file that is not valid YAML, in terms that the author of a spec knows, and with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _QUOTE = "quote an expression that holds any of , : [ ] { }"
 
 
 def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
-    """The line (from 1) of an error in `text`, and what to say of it."""
+    """The line (from 1) of an error in `text`, and the message about it."""
     mark = error.problem_mark or error.context_mark
     if mark is None:
         return 1, f"not valid YAML: {error.problem}"
@@ -20,7 +20,7 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
 
 
 def _known(error: yaml.MarkedYAMLError, line: str, column: int) -> str:
-    """The mistakes that people make; an empty text for any other."""
+    """The message about a common mistake; an empty text for any other."""
     problem = error.problem or ""
     character = re.match(r"found character '(.+)' that cannot start any token", problem)
     operator = next((word for word in ("&&", "||") if re.search(rf"(^|[\s:{{,]){re.escape(word)}", line)), None)
@@ -38,7 +38,7 @@ def _known(error: yaml.MarkedYAMLError, line: str, column: int) -> str:
 
 
 WORDS = {"&&": "and", "||": "or"}
-"""Operators of other languages, and what an expression has in their place."""
+"""Operator of another language -> the word that an expression has in its place."""
 
 
 def _other(error: yaml.MarkedYAMLError) -> str:

@@ -41,7 +41,7 @@ class Item:
 
     @property
     def got(self) -> str:
-        """What stands there, as the `got ...` of an error message."""
+        """The value in words, for the `got ...` of an error message."""
         if self.kind in ("mapping", "list"):
             return f"a {self.kind}"
         if self.kind == "null":
@@ -54,7 +54,7 @@ class Document:
     """One YAML file and the problems found in it so far."""
 
     def __init__(self, file: str, text: str | None = None) -> None:
-        """`text` is the content of the file, where that is not to be read from the disk."""
+        """`text` is the content of the file, if it is not to be read from the disk."""
         self.file = file
         self.problems: list[Problem] = []
         self._with_problems: set[str] = set()
@@ -86,7 +86,7 @@ class Document:
     def note_in(self, item: Item, column: int, message: str) -> None:
         """Record a problem in a text that may run over several lines, at the line of its column (from 1).
 
-        Columns count as in the text joined to one line, which differs from the file in its white space alone.
+        Columns count in the text joined to one line, which differs from the file only in white space.
         """
         line, rest = item.line, 0
         content: Iterable[tuple[int, str]] = ()

@@ -1,4 +1,4 @@
-"""Operators of tensors as those of the expression language, which is stricter about kinds of numbers than torch is."""
+"""Translates operators on tensors to the expression language, which is stricter about kinds of numbers than torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.IsNot: operator.is_not,
 }
 MOST_EXPONENT = 1024
-"""Constant powers beyond it are not computed."""
+"""Powers and shifts of constants with a larger exponent or distance are not computed."""
 
 _ANNOTATED = {"int": Kind.INT, "float": Kind.FLOAT}
 
@@ -46,8 +46,8 @@ def call(name: str, *arguments: ast.expr) -> ast.Call:
 
 
 class Arithmetic:
-    """Builds expressions. `guesses`: captured name -> the kind that its uses ask for, found on the way; `seen`: the
-    captured names that an expression reads."""
+    """Builds expressions. `guesses`: captured name -> the kind that its uses require, filled while expressions are
+    built; `seen`: the captured names that an expression reads."""
 
     def __init__(self, guesses: dict[str, Kind]) -> None:
         self.guesses = guesses
@@ -89,7 +89,7 @@ class Arithmetic:
         return Symbol(made, kind, frozenset([value.name]) if kind is Kind.UNKNOWN else frozenset())
 
     def guess(self, symbol: Symbol, kind: Kind) -> Symbol:
-        """The symbol, whose captured names now have a kind."""
+        """The symbol with a kind, which is also recorded as the guess for its captured names."""
         for name in symbol.undecided:
             self.guesses.setdefault(name, kind)
         return Symbol(symbol.node, kind) if symbol.kind is Kind.UNKNOWN else symbol
@@ -139,7 +139,7 @@ class Arithmetic:
         return Symbol(made, Kind.FLOAT) if isinstance(op, ast.Div) else self.joined(made, a, b)
 
     def joined(self, made: ast.expr, *parts: Symbol) -> Symbol:
-        """An expression whose kind follows from those of its parts: beside a float, a captured name is a float."""
+        """An expression whose kind follows from its parts' kinds. Combined with a float, a captured name is a float."""
         kinds = {part.kind for part in parts}
         if Kind.FLOAT in kinds:
             is_literal = all(isinstance(p.node, ast.Constant | ast.UnaryOp) for p in parts if p.kind is Kind.FLOAT)
@@ -239,7 +239,7 @@ class Arithmetic:
         return Symbol(ast.Compare(nodes[0], list(ops), nodes[1:]), Kind.BOOL)
 
     def where(self, condition: Value, a: Value, b: Value, node: ast.AST) -> Value:
-        """`torch.where(condition, a, b)`; a condition that is known chooses."""
+        """`torch.where(condition, a, b)`; with a constant condition the chosen one of `a` and `b`."""
         if isinstance(condition, Constant):
             return a if condition.value else b
         test = self.boolean(condition, node)

@@ -1,4 +1,4 @@
-"""`codegen port`: which mods of a file become which entries, and what is said about those that do not."""
+"""`codegen port`: makes entries from the mods of a file, and reports the mods that cannot be translated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDINGS = re.compile(r"_(mask_mod|score_mod|mask|mod|fn)$")
 
 @dataclass(frozen=True)
 class Choice:
-    """One entry to make: the mods by their name in the file."""
+    """One entry to make; `parts` are the names of its mods in the file."""
 
     name: str
     parts: tuple[str, ...]
@@ -82,7 +82,7 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
 
 
 def _choices(reader: FileReader) -> list[Choice]:
-    """Pairs that a call of flex_attention uses, and every other mod; a factory that the file calls itself is left
+    """The pairs that calls of flex_attention use, and every other mod. A factory that the file itself calls is left
     out."""
     paired: set[str] = set()
     choices: list[Choice] = []
@@ -193,7 +193,7 @@ def _check(results: Sequence[tuple[Choice, _Result]]) -> None:
 
 
 def _problem(entries: Sequence[Entry]) -> str | None:
-    """What the loader says against entries, None if they load."""
+    """The loader's messages about entries, None if they load."""
     if not entries:
         return None
     with tempfile.TemporaryDirectory() as folder:

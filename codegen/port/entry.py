@@ -44,7 +44,7 @@ _OF_KIND = {Kind.INT: "int32", Kind.BOOL: "bool", Kind.FLOAT: "float32", Kind.UN
 
 @dataclass(frozen=True)
 class Formula:
-    """What one entry is made of: expressions, and what was learnt of the captured names in them."""
+    """The expressions of one entry, with the guessed kinds of captured names and the names that were seen."""
 
     mask: ast.expr | None
     score: ast.expr | None
@@ -70,7 +70,7 @@ class DeclarationError(Exception):
 
 
 def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -> Entry:
-    """The entry of a formula. Raises `DeclarationError` where a name is used in ways that no declaration allows."""
+    """The entry of a formula. Raises `DeclarationError` if a name is used in ways that no declaration allows."""
     entry = Entry(name=name, doc=doc)
     parts = [part for part in (formula.mask, formula.score) if part is not None]
     uses = _Uses(parts)
@@ -93,14 +93,14 @@ def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -
         for key, part in (("mask", formula.mask), ("score", formula.score))
         if part is not None
     }
-    # Always true, and the score itself, are what an entry without the key means.
+    # A mask that is always true and an unchanged score are left out: an entry without the key means the same.
     entry.mask = "" if texts.get("mask") == "True" else texts.get("mask", "")
     entry.score = "" if texts.get("score") == "score" else texts.get("score", "")
     return entry
 
 
 class _Uses(ast.NodeVisitor):
-    """Captured names by how they are used."""
+    """The captured names in expressions, by use: indexed ones are tensors, with their indices; others are scalars."""
 
     def __init__(self, parts: list[ast.expr]) -> None:
         self.tensors: dict[str, list[list[ast.expr]]] = {}

@@ -1,4 +1,4 @@
-"""Functions of torch, and methods of tensors of the same names, in the expression language."""
+"""Translates functions of torch, and methods of tensors with the same names, to the expression language."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Functions(Arithmetic):
     """Arithmetic with the functions of torch."""
 
     def apply(self, name: str, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
-        """`name(*args, **options)`; of a method its tensor is the first of `args`."""
+        """`name(*args, **options)`; for a method, its tensor is the first of `args`."""
         if name in ("max", "min") and len(args) == 1:
             raise TranslationError(node, f"'{name}' of one tensor is a reduction; the language sees one pair at a time")
         known = [arg.value for arg in args if isinstance(arg, Constant)]
@@ -170,7 +170,7 @@ class Functions(Arithmetic):
             return self.boolean(value, node)
         x = self.number(value, node)
         if kind is Kind.INT and x.kind is not Kind.INT:
-            # A captured tensor that is converted to integers holds integers as a rule; anything else is rounded.
+            # A captured tensor that is converted to integers is guessed to hold integers; anything else is rounded.
             x = self.guess(x, Kind.INT) if isinstance(value, Captured) else x
             return x if x.kind is Kind.INT else Symbol(call("int", x.node), Kind.INT)
         return Symbol(x.node, kind, x.undecided)

@@ -1,4 +1,4 @@
-"""Expressions of a FlexAttention file as values: an abstract interpreter that calls the file's own functions alone."""
+"""Reads expressions of a FlexAttention file as values: an abstract interpreter that calls only the file's functions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ INDEX_ARGUMENTS = tuple(Symbol(ast.Name(name), Kind.INT) for name in ("b", "h", 
 SCORE_ARGUMENT = Symbol(ast.Name("score"), Kind.FLOAT)
 
 LIBRARIES = ("torch", "math", "functools")
-"""Modules that a snippet without its imports may name."""
+"""Modules that a snippet may use without an import."""
 
 FLEX = ("and_masks", "or_masks", "noop_mask", "create_block_mask", "flex_attention")
 BUILTINS = ("abs", "min", "max", "int", "float", "bool", "round", "pow", "len", "range", "print", "isinstance")
 KEPT_FUNCTION = ("compile", "lru_cache", "cache", "wraps", "vmap")
-"""What gives back the function that it is called with, as far as a mod's meaning goes."""
+"""Functions that return the function they are given, without a change that matters to a mod."""
 
 NO_SIZES = "the size of a tensor is not known; the call's lengths are q_len and kv_len in an entry"
 
 MOST_CALLS = 40
-"""Deepest nesting of calls; FlexAttention could not trace a recursion without an end either."""
+"""Deepest nesting of calls. An endless recursion is an error; FlexAttention could not trace it either."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ExpressionReader(Functions):
         raise TranslationError(node, "this syntax has no counterpart in the expression language")
 
     def decided(self, test: ast.expr, scope: Scope) -> bool:
-        """The truth of a condition that constants decide."""
+        """The truth of a condition that constants decide; raises `TranslationError` for any other condition."""
         value = self.read(test, scope)
         if isinstance(value, Constant | Several):
             return bool(value.value if isinstance(value, Constant) else value.items)
@@ -127,7 +127,7 @@ class ExpressionReader(Functions):
             return Library(name)
         if name == "F":
             return Library("torch.nn.functional")
-        # A snippet's free name: a tensor or scalar of the caller.
+        # A name that the snippet does not define is a tensor or scalar of the caller.
         return Captured(name)
 
     def _attribute(self, node: ast.Attribute, owner: Value, name: str) -> Value:
@@ -190,7 +190,8 @@ class ExpressionReader(Functions):
     def _arguments(
         self, called: Value, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
     ) -> tuple[list[Value], dict[str, Value]]:
-        """The arguments of a call; for FlexAttention's own functions those that are not understood are left open."""
+        """The arguments of a call. FlexAttention's own functions may get arguments that cannot be translated; these
+        become captured values."""
         flexible = isinstance(called, Library) and called.last in (*FLEX, *KEPT_FUNCTION, "partial")
 
         def read(argument: ast.expr) -> Value:
@@ -250,7 +251,7 @@ class ExpressionReader(Functions):
             self.call_joined(part, args, node) if isinstance(part, Joined) else self.call(part, args, {}, node)
             for part in mask.parts
         ]
-        # Of captured names as parts of a mask it is known that they are booleans.
+        # Captured names that are parts of a mask are booleans.
         return self.all_of(mask.is_and, [self.boolean(value, node) for value in values], node)
 
     def call(self, called: Closure, args: list[Value], options: Mapping[str, Value], node: ast.AST) -> Value:
@@ -302,7 +303,7 @@ class ExpressionReader(Functions):
 
 
 def default_number(node: ast.expr | None) -> int | float | None:
-    """A default that is a literal number."""
+    """The number of a default that is a literal number, else None."""
     if isinstance(node, ast.Constant) and not isinstance(node.value, bool) and isinstance(node.value, int | float):
         return None if literal(node.value) is None else node.value
     return None

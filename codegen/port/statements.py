@@ -1,7 +1,7 @@
-"""Statements of a FlexAttention file: its modules, classes and factories leniently, its mods strictly.
+"""Reads statements of a FlexAttention file: leniently in modules, classes and factories, strictly in mods.
 
-Outside of a mod a statement that is not understood leaves a captured name, which the caller of the op gives. Inside a
-mod it is a problem.
+Outside of a mod, a name assigned by a statement that cannot be translated becomes a captured name, whose value the
+caller of the op gives. Inside a mod such a statement is a problem.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANY_MOD = re.compile(r"_*(mask|score)?_?(mod|fn|mask|score|inner|func|lambda_\d
 LOOP = "a loop; write its steps one after the other, or as one expression"
 EFFECT = "a mod that changes a tensor or an object has an effect beside its result"
 MOST_STEPS = 20_000
-"""Statements that reading a file may take: calls that fan out, as those of a large library, would take for ever."""
+"""Most statements that are run to read a file: in a large library, calls of calls would never come to an end."""
 
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.For: LOOP,
@@ -57,7 +57,7 @@ _REFUSED: dict[type[ast.stmt], str] = {
 
 @dataclass(frozen=True)
 class Issue:
-    """What could not be translated."""
+    """A piece of code that could not be translated."""
 
     line: int
     code: str
@@ -74,7 +74,7 @@ class Found:
 
 
 class FileReader(ExpressionReader):
-    """Runs a file in the abstract. `found` are its mods, `instantiated` the factories that the file calls itself."""
+    """Interprets a file abstractly. `found` are its mods, `instantiated` the factories that the file itself calls."""
 
     def __init__(self, tree: ast.Module, guesses: dict[str, Kind]) -> None:
         super().__init__(guesses)
@@ -90,7 +90,7 @@ class FileReader(ExpressionReader):
         self._explore_all()
 
     def node_of(self, mod: Mod) -> ast.AST:
-        """What an error about a whole mod points at."""
+        """The syntax node that an error about a whole mod points at."""
         if isinstance(mod, Closure):
             return mod.node
         return self.node_of(mod.parts[0]) if mod.parts else ast.Name("noop_mask", lineno=0)
@@ -102,7 +102,7 @@ class FileReader(ExpressionReader):
             self.found.append(Found(name, mod, line))
 
     def _explore_all(self) -> None:
-        """Call every function that is no mod, with arguments that only the caller knows, to see what mods it makes."""
+        """Call every function that is no mod, with captured values as arguments, to find the mods that it makes."""
         while self._unexplored:
             closure = self._unexplored.pop(0)
             before = len(self.found)
@@ -120,7 +120,7 @@ class FileReader(ExpressionReader):
         self._tell_apart()
 
     def _tell_apart(self) -> None:
-        """Give mods of one name, as those of both branches of an `if`, names of their own."""
+        """Give mods with the same name, for instance in both branches of an `if`, different names."""
         lines: dict[str, set[int]] = {}
         for found in self.found:
             lines.setdefault(found.name, set()).add(found.line)
@@ -172,7 +172,7 @@ class FileReader(ExpressionReader):
 
     @contextmanager
     def strictly(self) -> Iterator[None]:
-        """While a mod is read, every statement counts."""
+        """Inside, a mod is read: a statement that cannot be translated is a problem."""
         self.strict, self.registers, self.steps = True, False, 0
         try:
             yield
@@ -264,7 +264,7 @@ class FileReader(ExpressionReader):
         raise TranslationError(None)
 
     def _leniently(self, statement: ast.stmt, scope: Scope) -> None:
-        """A statement outside of a mod: what it assigns becomes captured, mods in it are found."""
+        """Read a statement outside of a mod: names that it assigns become captured, and mods in it are found."""
         if isinstance(statement, ast.Expr):
             with suppress(TranslationError):
                 self.read(statement.value, scope)
@@ -385,7 +385,8 @@ class FileReader(ExpressionReader):
 
 
 def _factory_name(factory: Closure, made: Mod) -> str:
-    """What to call the mod that a function makes: a method is often called by what it does, not by what it makes."""
+    """The name of the mod that a function makes. A method's name often says what it does, not what it makes, so that
+    the mod's own name is taken then, unless that says nothing."""
     parameters = factory.node.args.args
     is_method = bool(parameters) and parameters[0].arg in ("self", "cls")
     return made.label if is_method and not _ANY_MOD.fullmatch(made.label) else factory.label

@@ -1,4 +1,4 @@
-"""What the names of a FlexAttention file stand for while it is read."""
+"""The values of names in a FlexAttention file while it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 
 class Kind(Enum):
-    """The kind of a number; UNKNOWN where it depends on a tensor or scalar whose dtype is not known yet."""
+    """The kind of a number; UNKNOWN if it depends on a tensor or scalar whose dtype is not known yet."""
 
     INT = "integer"
     FLOAT = "float"
@@ -31,9 +31,9 @@ class TranslationError(Exception):
 
 @dataclass(frozen=True)
 class Captured:
-    """A name whose value only running the program gives: an argument of a factory, `self.bias`, a computed tensor.
+    """A name whose value is known only when the program runs: an argument of a factory, `self.bias`, a computed tensor.
 
-    `indices` are those it was indexed with, `annotation` is the name of its type if written, `made_by` is the
+    `indices` are the indices of a read, `annotation` is the name of its type if the file gives one, `made_by` is the
     expression that computes it and `example` its default value.
     """
 
@@ -48,7 +48,7 @@ class Captured:
 class Symbol:
     """An expression of the language. `undecided` are the captured names that an UNKNOWN kind depends on.
 
-    `alias`: the name it was assigned to outside of a mod, where it may as well be a tensor.
+    `alias`: the name that it was assigned to outside of a mod. If that name is indexed later, it is taken for a tensor.
     """
 
     node: ast.expr
@@ -66,7 +66,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Library:
-    """Something imported, by its full name: `torch.where`."""
+    """An imported module, function or constant, by its full name: `torch.where`."""
 
     path: str
 
@@ -100,12 +100,12 @@ class Undecided:
 
 @dataclass(frozen=True)
 class Failed:
-    """A name whose assignment could not be translated, which was reported."""
+    """The value of a name whose assignment could not be translated, which was reported already."""
 
 
 @dataclass(eq=False)
 class Scope:
-    """Names and their values; what is not here is looked up in `outer`."""
+    """Names and their values; a name that is missing here is looked up in `outer`."""
 
     outer: Scope | None = None
     names: dict[str, Value] = field(default_factory=dict)
@@ -122,7 +122,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class Closure:
-    """A function of the file. `bound` are the arguments that `functools.partial` gave it."""
+    """A function of the file. `bound` and `first`: keyword and positional arguments that `functools.partial` gave."""
 
     node: Function
     scope: Scope
@@ -187,7 +187,7 @@ def is_score(mod: Mod) -> bool:
 
 
 def named(value: Value, name: str) -> Value:
-    """The value after an assignment to `name`, where what is a function takes the name over."""
+    """The value after an assignment to `name`: a function or mod gets it as its label."""
     if isinstance(value, Closure | Joined):
         return replace(value, label=name)
     return value

@@ -1,4 +1,4 @@
-"""The hash of a kernel's code, by which tuned files know the kernel they measured.
+"""The hash of a kernel's code, by which tuned files identify the kernel that was measured.
 
 This module imports nothing of the generator, so that a test can run it with other versions of Python.
 """
@@ -42,9 +42,9 @@ def code_hash(source: str) -> str:
 def kernel_hash(path: str, kernels: Iterable[str], sources: Mapping[str, str]) -> str:
     """A hash of kernels of the file at `path`, and of all code of their package that they use.
 
-    `sources` has the package's files, by path. The kernels' own definitions count, and whatever these use in turn, in
-    their file or imported from others: another kernel or helper beside them leaves the hash alone. So does a move of
-    the kernels to another file.
+    `sources` has the package's files, by path. The hash covers the kernels' own definitions and all definitions that
+    these use, in their file or imported from others. It does not depend on other kernels or helpers beside them, nor on
+    the name of the file that the kernels are in.
 
     >>> helpers = "SIZE = 2\\ndef used():\\n    return SIZE\\ndef other():\\n    pass\\n"
     >>> package = {"v/k.py": "from ..shared import used\\ndef fwd(): used()\\ndef bwd(): pass\\n", "shared.py": helpers}
@@ -59,7 +59,7 @@ def kernel_hash(path: str, kernels: Iterable[str], sources: Mapping[str, str]) -
 
 
 class _Import(NamedTuple):
-    """What `from` imports: dots before the module's name, that name, and the name it takes from there."""
+    """An import by `from`: the number of dots before the module's name, that name, and the imported name."""
 
     level: int
     module: str
@@ -106,7 +106,7 @@ def _target(path: str, imported: _Import, sources: Mapping[str, str]) -> tuple[s
 
 @cache
 def _candidates(path: str, imported: _Import) -> tuple[tuple[str, str], ...]:
-    """Where what an import in a file reads may be, and the name it takes from there."""
+    """The files that an import in a file may read from, each with the name it takes from there."""
     parents = PurePosixPath(path).parents
     if imported.level > len(parents):
         return ()
@@ -120,7 +120,7 @@ def _candidates(path: str, imported: _Import) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _statements(source: str) -> tuple[_Statement, ...]:
-    """The statements of a module; of an import one for each name, because a definition may need only some."""
+    """The statements of a module. An import gives one for each name, because a definition may need only some."""
     lines = source.splitlines(keepends=True)
     return tuple(each for node in ast.parse(source).body for each in _split(node, lines))
 
@@ -165,8 +165,8 @@ def _loaded(node: ast.stmt) -> Iterator[str]:
 
 
 def _imports(body: Iterable[ast.AST]) -> Iterator[_Import]:
-    """What statements, and those inside them, import from their package. Expressions, which import nothing, are
-    not walked: kernels are full of them."""
+    """The imports from their package in statements and in the statements inside them. Expressions import nothing and
+    are not walked, because kernels are full of them."""
     for node in body:
         if isinstance(node, ast.ImportFrom):
             if node.level:

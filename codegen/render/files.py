@@ -17,7 +17,7 @@ from typing import Any
 from codegen.util.errors import CodegenError
 
 MANIFEST = "MANIFEST.json"
-"""What the generator knows of a folder it made: the variants, and the SHA-256 of every file."""
+"""The generator's record of a folder that it made: the variants, and the SHA-256 of every file."""
 
 MANIFEST_FORMAT = 1
 
@@ -49,7 +49,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `write` did, as paths relative to the package."""
+    """The files that `write` wrote, left unchanged and removed, as paths relative to the package."""
 
     written: tuple[str, ...]
     unchanged: tuple[str, ...]
@@ -76,15 +76,15 @@ def with_manifest(texts: Mapping[str, str], variants: Mapping[str, Any]) -> dict
 
 
 Recorded = Mapping[str, frozenset[str]]
-"""Path -> the SHA-256 of what renders left there: one, or where one was killed half-way, several."""
+"""Path -> the SHA-256 of the file that renders left there: one, or several if a render was killed half-way."""
 
 
 def _recorded(out: Path) -> Recorded | None:
-    """What renders left in the folder; None without a manifest of this generator.
+    """The files that renders left in the folder; None without a manifest of this generator.
 
-    A render that was killed leaves its staging folder, with the manifest that it was about to install: it explains the
-    files that are new already. A manifest cannot hold its own hash. It counts as unedited, because nobody's work is
-    lost when it is replaced.
+    A render that was killed leaves its staging folder, with the manifest that it was about to install. That manifest
+    lists the new files that were installed already. A manifest cannot hold its own hash. It counts as unedited, because
+    nobody's work is lost when it is replaced.
     """
     staged = [hashes for stage in _stages(out) if (hashes := _manifest(stage / "new" / MANIFEST)) is not None]
     own = _manifest(out / MANIFEST)
@@ -112,7 +112,7 @@ def _manifest(path: Path) -> dict[str, str] | None:
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a recorded path names a file that a package may have: what a manifest records may be deleted."""
+    """Whether a recorded path names a file that a package may have: renders may delete the files that are recorded."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or pure.parts[0] == TUNED:
         return False
@@ -139,7 +139,7 @@ def _differences(out: Path, fresh: Mapping[str, str], recorded: Recorded) -> lis
 
 
 def _status(content: bytes | None, text: str | None, recorded: frozenset[str] | None) -> Status | None:
-    """What to say of one file, given what is on disk, what is rendered and the hashes of what renders left."""
+    """The status of one file, given its content on disk, its rendered text and the hashes that renders recorded."""
     if content is None:
         return None if text is None else Status.MISSING
     if text is not None and content == text.encode():
@@ -275,8 +275,8 @@ def _stages(out: Path) -> Iterator[Path]:
 def _install(out: Path, texts: Mapping[str, str], removed: Sequence[str]) -> None:
     """Put the texts in place and take `removed` away, or leave everything as it was and re-raise.
 
-    The staging folder lies inside `out`, where a rename never crosses file systems, and is hidden, so that it is
-    nobody's file should the machine lose power.
+    The staging folder lies inside `out`, where a rename never crosses file systems. Its name is hidden, so that it does
+    not count as a file of the package if the machine loses power.
     """
     absent = _absent_folders(out, texts)
     stage: Path | None = None
@@ -306,7 +306,8 @@ class _RestoreError(CodegenError):
 def _swap(out: Path, stage: Path, texts: Iterable[str], removed: Iterable[str], absent: Sequence[Path]) -> None:
     """Put the staged files in place, one rename each, with the old ones in `stage/old`; on any exception undo it.
 
-    No file is ever missing: killed at any point, this leaves each file old or new, and the manifest old till the end.
+    No file that stays is ever missing. If the process is killed at any point, each file is either old or new, and the
+    manifest is old until the end.
     """
     before = {path for path in (*removed, *texts) if (out / path).is_file()}
     try:

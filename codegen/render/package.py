@@ -49,7 +49,7 @@ _PLACEHOLDER = "0" * HASH_LENGTH
 
 @dataclass(frozen=True, kw_only=True)
 class FileHeader:
-    """What the header lines of one generated file say. `entry` is the spec entry as comment lines."""
+    """The contents of the header lines of one generated file. `entry` is the spec entry as comment lines."""
 
     template: str
     entry: str = ""
@@ -78,7 +78,7 @@ def make_environment(folder: Path) -> jinja2.Environment:
 
 
 KERNELS_FILE = "_runtime/kernels.py"
-"""The file that says which code each kernel is."""
+"""The file with the code hash of each kernel, and with the traits of each variant."""
 
 INIT_FILES = {Framework.TORCH: "torch/__init__.py", Framework.JAX: "jax.py"}
 """The module of all ops of a framework; that of torch has the modules of `torch.nn` beside it."""
@@ -127,8 +127,8 @@ def render(spec: Spec) -> dict[str, str]:
 
 
 def render_variant(variant: Variant) -> dict[str, str]:
-    """The kernels and ops of one variant, formatted: path inside the package -> text. They are the files that `render`
-    writes, but for the hashes of what all variants share."""
+    """The kernels and ops of one variant, formatted: path inside the package -> text. `render` gives the same files for
+    the variant, and besides them those that all variants share, such as the one with the hashes of kernels."""
     (module,) = module_plans([variant])
     env, plans = make_environment(templates_path()), _plans(variant)
     files = format_files(_variant_files(env, plans, _deltas(env, plans), module))
@@ -149,8 +149,8 @@ def _archs_file(env: jinja2.Environment, spec: Spec) -> str:
 
 
 def _runtime_files() -> dict[str, str]:
-    """The files that are copied, licensed: `runtime/package/` to the top of the package, the rest of `runtime/` to
-    `_runtime/`, and `integrations/` to the folder of that name."""
+    """The files that are copied below a licence line: `runtime/package/` to the top of the package, the rest of
+    `runtime/` to `_runtime/`, and `integrations/` to the folder of that name."""
     files = {}
     for room, folder in (("runtime", RUNTIME), (INTEGRATIONS, INTEGRATIONS)):
         root = shipped_path(room)
@@ -221,7 +221,7 @@ def _paged_files(env: jinja2.Environment, name: str, planned: PagedPlan, op: OpS
 
 
 def _deltas(env: jinja2.Environment, plans: Mapping[Mode, VariantPlan]) -> dict[Mode, VariantPlan]:
-    """The plan whose `hopper_delta` each mode runs: of segmented calls the dense one, if only its name would differ."""
+    """Mode -> the plan whose `hopper_delta` its calls run; segmented calls run the dense one if only names differ."""
     part = env.get_template("portable/parts/delta.jinja")
 
     def text(planned: VariantPlan) -> str:
@@ -265,10 +265,10 @@ def _entry(variant: Variant) -> str:
 
 
 def _launch_file(env: jinja2.Environment, planned: VariantPlan, op: OpSource, delta: VariantPlan) -> str:
-    """The launches of one mode's kernels. `delta`: of which mode the kernel `hopper_delta` is."""
+    """The launches of one mode's kernels. `delta`: the plan whose kernel `hopper_delta` they launch."""
     dense = planned.mode is Mode.DENSE
     given = {"op": op, "plan": planned, "runtime": _runtime_of(planned.mode)}
-    # Whose modules the kernels are: the folder that the launches lie in.
+    # The folder of the launches: its modules have the kernels.
     folder = planned.variant.name if dense else planned.mode.value
     package = "" if delta is planned else f"{planned.variant.name}."
     given |= {"folder": folder, "delta_kernels": f"{package}{kernel_files.PORTABLE}.{delta.symbol}"}
@@ -283,7 +283,7 @@ def _mode_init_file(env: jinja2.Environment, planned: VariantPlan, delta: Varian
         # The package of dense calls, whose kernels these calls run, too.
         modules["..."] = [planned.variant.name]
     if planned.variant.decay:
-        # The cumulative sums of a segmented call are those of a dense one.
+        # A segmented call runs the kernel for cumulative sums of dense calls.
         modules.setdefault(".." if planned.mode is Mode.SEGMENTED else ".", []).append("decay")
     if planned.mode is Mode.SEGMENTED and by_row(planned.written) is not None:
         modules[f"{runtime}.core"] = ["token_order"]
@@ -336,7 +336,7 @@ def _kernel_hashes(
 
 
 def _paged_hashes(files: Mapping[str, str], name: str, planned: PagedPlan) -> dict[str, str]:
-    """The same of the kernels that a step on paged caches runs."""
+    """Kernel -> hash of its code and of what it uses, for the kernels that a step on paged caches runs."""
     return {
         kernel: kernel_hash(f"{RUNTIME if kernel == 'merge' else name}/{file}", kernels, files)
         for kernel, (file, kernels) in kernel_files.measured_paged_kernels(planned).items()
@@ -359,7 +359,7 @@ def _sign(text: str) -> str:
 
 
 def manifest_entries(spec: Spec) -> dict[str, Any]:
-    """What the manifest says of each variant, for tests, tuners and benchmarks."""
+    """The manifest's entry for each variant, which tests, tuners and benchmarks read."""
     return {
         name: {
             "doc": v.doc,

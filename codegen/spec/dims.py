@@ -16,12 +16,12 @@ SIZES = ("b", "h", "hkv", *LENGTH_NAMES)
 
 
 def is_computed(dim: str | int, scalars: Mapping[str, ScalarType]) -> bool:
-    """Whether a dim as written is no size of its own: an expression, a scalar or a length of the call."""
+    """Whether a dim as written is computed: it is an expression, a scalar or a length of the call."""
     return isinstance(dim, str) and (not dim.isidentifier() or dim in scalars or dim in LENGTH_NAMES)
 
 
 def own_names(tensors: Collection[TensorSpec], scalars: Mapping[str, ScalarType]) -> dict[str, tuple[str, int]]:
-    """Free name -> the first tensor and axis whose dim it alone is: what gives its size."""
+    """Free name -> the first tensor and axis whose dim is this name alone. That axis gives the size of the name."""
     found: dict[str, tuple[str, int]] = {}
     for tensor in tensors:
         for axis, dim in enumerate(tensor.dims):
@@ -31,9 +31,9 @@ def own_names(tensors: Collection[TensorSpec], scalars: Mapping[str, ScalarType]
 
 
 def with_computed(tensor: TensorSpec, scalars: Mapping[str, ScalarType], free: Collection[str]) -> TensorSpec:
-    """The tensor with its computed dims read; `free` are the names that are a dim of their own of some tensor.
+    """The tensor with its computed dims parsed; `free`: the keys of `own_names`, names that alone are a tensor's dim.
 
-    Raises `ExprError` for one that is no integer expression of these, of scalars and of the call's sizes.
+    Raises `ExprError` for a dim that is no integer expression of free names, int scalars and the call's sizes.
     """
     dims: list[str | int] = []
     computed: dict[str, Expr] = {}
@@ -61,8 +61,8 @@ def _read(text: str, scalars: Mapping[str, ScalarType], free: Collection[str]) -
 
 
 def size_of(dim: str | int, tensor: TensorSpec, sizes: Mapping[str, int], other: int) -> int:
-    """The size of a dim; `sizes` are those of the call, and its integer scalars, by name, and a free name that has
-    none is `other`."""
+    """The size of a dim. `sizes` has the call's sizes and integer scalars by name; a name without an entry has the size
+    `other`."""
     e = dict(tensor.computed).get(str(dim))
     if e is None:
         return dim if isinstance(dim, int) else sizes.get(dim, other)
@@ -72,14 +72,14 @@ def size_of(dim: str | int, tensor: TensorSpec, sizes: Mapping[str, int], other:
 
 
 def source(e: Expr, text: str, values: Mapping[str, str]) -> str:
-    """Source of the expected size in a check of shapes; `values`: of each name."""
+    """Source of the expected size in a check of shapes; `values` maps each name to the source of its value."""
     names = sorted(expr.names(e))
     function = f"lambda {', '.join(names)}: {NumberPrinter().text(e)}"
     return f'computed("{text}", {function}, {", ".join(values[name] for name in names)})'
 
 
 def uses_lengths(e: Expr) -> bool:
-    """Whether a size follows from lengths, which packed sequences have of their own."""
+    """Whether a size depends on `q_len` or `kv_len`, which differ between packed sequences."""
     return bool(expr.names(e) & set(LENGTH_NAMES))
 
 

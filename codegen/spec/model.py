@@ -32,7 +32,7 @@ KERNEL_ENDINGS = {Pass.FWD: "_fwd", Pass.DKDV: "_bwd_dkdv", Pass.DQ: "_bwd_dq"}
 """How the name of the kernel of each pass ends. All other kernels are small and have no config."""
 
 PagedConfigs = Mapping[PagedPass, Mapping[int, PagedTileConfig]]
-"""The same of the kernels on paged caches."""
+"""Pass on paged caches -> largest head_dim that the entry serves -> config."""
 
 PassConfigs = Mapping[Pass, Mapping[int, TileConfig]]
 """Pass -> largest head_dim that the entry serves -> config."""
@@ -94,8 +94,8 @@ class Variant:
     `mask` is a boolean expression (None: every pair attends), `score` a float expression of `score` (None: unchanged).
     `archs` holds block sizes of its own, by architecture. `entry` is the rest of the variant's spec as one line of
     YAML; `mask_text` and `score_text` are as the user wrote them. `keywords` maps the names of tensors and scalars to
-    the op's arguments, where the two differ (`codegen.spec.symbols`). `pruned` names the variant that runs where a call
-    prunes (`codegen.analysis.pruning`); it is empty for one that cannot.
+    the op's arguments, where the two differ (`codegen.spec.symbols`). `pruned` names the variant that runs if a call
+    prunes (`codegen.analysis.pruning`); it is empty if calls cannot prune.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which names a spec may give to what. Every function returns what is wrong with a name, or None."""
+"""Rules for the names that a spec may give. Every function returns what is wrong with a name, or None."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ OP_ARGUMENTS = (
     "seed",
     "dropout_origin",
 )
-"""Arguments every op has, or has when its variant asks for a sink, a decay or dropout; and its `schedule` function."""
+"""Arguments that every op has, or that an op with a sink, decay or dropout has; and its `schedule` function."""
 
 PACKAGE_NAMES = ("torch", "jax", "jax_nn", "nn", "float8", "packing", "paging", "integrations", "tuned", "manifest")
-"""What stands beside the variants' folders in a generated package, in lower case."""
+"""Names of the other files and folders beside the variants' folders in a generated package, in lower case."""
 
 EXPORTED_NAMES = ("VARIANTS", "HANDLER", "RESIDUALS", "versions")
-"""What the package and its modules of ops hold besides the ops."""
+"""Names that the package and its modules of ops define besides the ops."""
 
 IDENTIFIER = r"[A-Za-z][A-Za-z0-9_]*"
 """Names end up in file names, symbols and profiles: ASCII, and no leading underscore."""

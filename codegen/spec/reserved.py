@@ -1,4 +1,4 @@
-"""Names that generated code uses itself. An argument or op of that name has another one there: `codegen.spec.symbols`.
+"""Names that generated code uses itself. `codegen.spec.symbols` renames an argument or op that has such a name.
 
 `tests/unit/spec/test_reserved.py` compares the list with what `generated/` uses.
 """
@@ -11,7 +11,7 @@ _FAMILIES = re.compile(
     r"(stride|bwd|grad|GRAD|ahead)_\w+|(term|gap|full_gap)(_\d+)?|table_\d+"
     r"|\w+_(ptrs?|base|tile|begin|end|first|last|len|stop|val|q|kv|qk|pos|seq|min|max|size_\d)(_\d+)?"
 )
-"""Names that are built: of a pointer and what is derived from it, a bound, a subexpression."""
+"""Patterns of names that the generator composes: of pointers and values derived from them, bounds, subexpressions."""
 
 _WORDS = """
     args keywords out self
@@ -140,7 +140,7 @@ _WORDS = """
     columns output_dtype q_scale result_dtype scaled_run value_columns
 """
 WORDS = frozenset(_WORDS.split())
-"""Names that are not built: of variables, parameters, functions and modules of generated code."""
+"""Fixed names of variables, parameters, functions and modules of generated code."""
 
 
 def is_reserved(name: str) -> bool:
@@ -153,5 +153,5 @@ def is_reserved(name: str) -> bool:
 
 
 def is_word(name: str) -> bool:
-    """Whether it is one of those that are not built: the names of modules' own functions are among them."""
+    """Whether it is a fixed name. The names of a generated module's own functions are among these."""
     return name in WORDS

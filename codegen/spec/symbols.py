@@ -1,4 +1,4 @@
-"""What generated code calls a variant's function, tensors and scalars, where it uses their names itself."""
+"""Symbols in generated code for a variant's function, tensors and scalars whose names that code uses itself."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ IMPORTED_NAMES = ("torch", "jax", "jnp", "triton", "tl", "gl", "np", "math")
 """Modules that generated code imports."""
 
 _DERIVED = "heads|rows|cols|pairs|atomic"
-"""What the sums of a tensor's gradient end in: `codegen.plan.kernel.GradientTerm.accumulator`."""
+"""Endings of the names of a tensor's gradient sums: `codegen.analysis.gradients.GradientTerm.accumulator`."""
 
 
 def symbolised(variant: Variant) -> Variant:
     """The variant with symbols for those of its tensors and scalars whose names generated code uses itself.
 
-    The op's keyword arguments keep the names of the spec: `keywords` has them by symbol.
+    The op's keyword arguments keep the names of the spec, to which `keywords` maps the symbols.
     """
     names = (*variant.tensors, *variant.scalars)
     symbols: dict[str, str] = {}
     flags: set[str] = set()
     for name in names:
         is_trained = name in variant.tensors and variant.tensors[name].grad
-        # Each trained tensor has a flag GRAD_NAME, so that names which differ in case only would share one.
+        # Each trained tensor has a flag GRAD_NAME: two names that differ only in case would share one flag.
         if is_used(name) or _is_derived(name, variant) or (is_trained and name.upper() in flags):
             symbols[name] = _symbol(name, {*names, *symbols.values()})
         if is_trained:
@@ -61,7 +61,7 @@ def symbolised(variant: Variant) -> Variant:
 
 
 def function_symbol(name: str) -> str:
-    """What the module of an op calls its function.
+    """The name of an op's function in its module.
 
     >>> function_symbol("causal"), function_symbol("max"), function_symbol("reference")
     ('causal', 'own_max', 'own_reference')
@@ -72,12 +72,12 @@ def function_symbol(name: str) -> str:
 
 
 def is_renamed(name: str) -> bool:
-    """Whether the module of an op calls its function otherwise."""
+    """Whether an op's function has another name in its module."""
     return function_symbol(name) != name
 
 
 def imported_op(name: str) -> str:
-    """What to import of the module of an op, under the op's name.
+    """The import of an op's function from its module, under the op's name.
 
     >>> imported_op("causal"), imported_op("max")
     ('causal', 'own_max as max')
@@ -86,7 +86,7 @@ def imported_op(name: str) -> str:
 
 
 def by_number(names: Iterable[str]) -> list[str]:
-    """Names in the order that linters want of `__all__`: with the numbers in them by value.
+    """Names in the order that linters want for `__all__`: numbers in them are sorted by value.
 
     >>> by_number(["level10", "level2", "a"])
     ['a', 'level2', 'level10']
@@ -122,6 +122,6 @@ def _is_foreign(name: str) -> bool:
 
 
 def _is_derived(name: str, variant: Variant) -> bool:
-    """Whether it is that of the gradient of another argument, or of what this is summed up from."""
+    """Whether the name is that of another argument's gradient, or of sums from which that gradient is made."""
     others = "|".join(other for other in (*variant.tensors, "sink", "g") if other != name)
     return re.fullmatch(rf"d({others})(_({_DERIVED})(_\d+)?)?", name) is not None

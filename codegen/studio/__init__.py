@@ -1,1 +1,1 @@
-"""A page on this machine on which an entry is written and seen: errors, formulas, the mask, calls and kernels."""
+"""A page on this machine on which an entry is edited; it shows errors, formulas, the mask, calls and kernels."""

@@ -27,13 +27,13 @@ from codegen.util.errors import CodegenError, Problem, SpecError
 from codegen.util.shipped import shipped_path
 
 ENTRY = "entry"
-"""What errors call the text of a request."""
+"""The name of a request's text in error messages."""
 
 SPECS = ("variants.yaml", "library.yaml")
 
 
 def look(request: Json) -> Json:
-    """Everything but the kernels: the entry in both forms, problems, formulas, the picture, calls."""
+    """Everything but the kernels: the entry as YAML and as a form, problems, formulas, the picture, calls."""
     answer: dict[str, Any] = {"problems": []}
     try:
         text = entry_of(request)
@@ -70,7 +70,7 @@ def kernels(request: Json) -> Json:
 
 @lru_cache(maxsize=1)
 def examples() -> Json:
-    """The variants to begin with, and what an expression may name."""
+    """The variants to begin with, and the names that an expression may use."""
     found = []
     for file in SPECS:
         path = shipped_path(file)
@@ -82,7 +82,7 @@ def examples() -> Json:
 
 
 def _language() -> Json:
-    """What an expression may name, in groups."""
+    """The names that an expression may use, in groups."""
     named = yaml.safe_load(shipped_path(SPECS[0]).read_text(encoding="utf-8"))
     return {
         "integers": [*INDEX_NAMES, *LENGTH_NAMES],

@@ -1,4 +1,4 @@
-"""What the page sends: an entry as fields of a form or as YAML, and the call to draw. Read within limits, never run."""
+"""Reads what the page sends: an entry as form or as YAML, and the call to draw. Limits apply, and nothing is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from codegen.inspect.portrait import View
 
 LONGEST_ENTRY = 20_000
-"""Characters of an entry as YAML."""
+"""Most characters of an entry as YAML."""
 
 FLAGS = ("sink", "decay", "dropout")
 
@@ -27,7 +27,7 @@ LIMITS = {
 """Number of a call -> the least and the most it may be."""
 
 DEEPEST = 20
-"""Mappings and lists of an entry within each other."""
+"""Deepest nesting of mappings and lists in an entry."""
 
 _OPENING = (
     yaml.FlowMappingStartToken,
@@ -38,13 +38,13 @@ _OPENING = (
 _CLOSING = (yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken, yaml.BlockEndToken)
 
 MOST_BLOCKS = 128
-"""Blocks along a side of the picture."""
+"""Most blocks along a side of the picture."""
 
 Json = Mapping[str, Any]
 
 
 class RequestError(Exception):
-    """A request that breaks the rules; `field` is what it is about."""
+    """A request that breaks the rules; `field` names the field that is wrong."""
 
     def __init__(self, message: str, field: str = "") -> None:
         self.field = field
@@ -79,7 +79,7 @@ def scalars_of(values: object) -> dict[str, str]:
 
 
 def entry_of(request: Json) -> str:
-    """The entry of a request as YAML: its text `entry`, or what its `form` says."""
+    """The entry of a request as YAML: the text `entry`, or the text made from the fields of `form`."""
     form, text = request.get("form"), request.get("entry")
     if form is not None:
         text = yaml_of(form)
@@ -131,7 +131,7 @@ def yaml_of(form: object) -> str:
 
 
 def form_of(text: str) -> Json | None:
-    """The fields of the first variant of a spec file without aliases; None for one that a form does not hold."""
+    """The fields of the first variant of a spec file without aliases; None if a form cannot hold the file."""
     try:
         spec = yaml.safe_load(text)
         name, entry = next(iter(spec["variants"].items()))
@@ -200,7 +200,7 @@ def _tensor(row: Json) -> Json:
 
 
 def _number(text: str) -> Any:
-    """The number that a text is, or the text."""
+    """The number that a text spells, or the text itself."""
     if re.fullmatch(r"-?\d{1,15}", text):
         return int(text)
     if re.fullmatch(r"-?(\d{1,20}\.\d{0,20}|\.\d{1,20})([eE][-+]?\d{1,3})?", text):

@@ -23,7 +23,7 @@ ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
 
 LONGEST_BODY = 64 * 1024
-"""Bytes of a request's body."""
+"""Most bytes of a request's body."""
 
 SECONDS = 20
 """How long a connection may keep the server waiting."""
@@ -37,7 +37,7 @@ FILES = {
 """Path of a request -> file of the page and its type."""
 
 QUESTIONS: dict[str, Callable[[Json], Json]] = {"/api/look": answers.look, "/api/kernels": answers.kernels}
-"""Path of a POST -> what answers it."""
+"""Path of a POST -> the function that answers it."""
 
 EXAMPLES = "/api/examples"
 
@@ -64,7 +64,7 @@ class RefusedError(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Connections are read in threads of their own; `computing` lets one request at a time compute."""
+    """Each connection is read in its own thread; the lock `computing` lets one request at a time compute."""
 
     daemon_threads = True
 
@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         if not (length.isascii() and length.isdecimal() and len(length) < 20):
             raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "a request must give its Content-Length")
         if int(length) > LONGEST_BODY:
-            # What is not read must not be taken for the next request.
+            # The body stays unread and must not be taken for the next request.
             self.close_connection = True
             raise RefusedError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {LONGEST_BODY} bytes, got {length}"
@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         self._fail(status, message or explain or status.phrase)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Only faults are worth a line on the terminal."""
+        """Print nothing: the terminal shows faults only."""
 
     def log_error(self, format: str, *args: Any) -> None:
         """Report a fault."""
@@ -197,12 +197,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _encoded(answer: Json) -> bytes:
-    # Text that came with half of a surrogate pair goes back as it came, escaped.
+    # Half of a surrogate pair in a request's text is escaped by `json.dumps`, so that it can be sent back.
     return json.dumps(answer).encode()
 
 
 def serve(port: int, *, opens: bool) -> None:
-    """Serve the page until interrupted; `opens`: in a browser."""
+    """Serve the page until interrupted; `opens`: open it in a browser."""
     with Server(port) as server:
         print(f"{server.url}  (stop with Ctrl-C)", flush=True)
         if opens:

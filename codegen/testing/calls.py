@@ -35,7 +35,7 @@ of some hundred terms and an exp2 of scores around 10. A wrong mask, scale or si
 
 
 SEGMENTS = 8
-"""Segments of a batch row in a segmented call: as many as the package takes a row to hold."""
+"""Segments of a batch row in a segmented call: as many as the package assumes in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Shape:
 class Inputs:
     """One call in layout "bhsd": q, do `[B, Hq, S, D]`, k, v `[B, Hkv, S, D]`, dlse `[B, Hq, S]`, the variant's own.
 
-    do and dlse are what the loss's gradient with respect to o and lse is taken to be.
+    do and dlse are used as the gradients of the loss with respect to o and lse.
     """
 
     q: Tensor
@@ -69,16 +69,16 @@ class Inputs:
     scalars: dict[str, int | float] = field(default_factory=dict)
 
     def leaves(self) -> dict[str, Tensor]:
-        """What a gradient is asked for, by name."""
+        """The tensors for which gradients are computed, by name."""
         own = {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
         return {"q": self.q, "k": self.k, "v": self.v, **own}
 
     def call(self, op: Callable[..., Any], **options: Any) -> Any:
-        """`op` of these arguments."""
+        """Call `op` with these arguments."""
         return op(self.q, self.k, self.v, **self.tensors, **self.scalars, **options)
 
     def double(self) -> Inputs:
-        """The same values in float64, as leaves of their own."""
+        """The same values in float64, as separate leaves."""
         q, k, v, do, dlse = (_double(tensor) for tensor in (self.q, self.k, self.v, self.do, self.dlse))
         tensors = {name: _double(tensor) for name, tensor in self.tensors.items()}
         return Inputs(q=q, k=k, v=v, do=do, dlse=dlse, tensors=tensors, scalars=self.scalars)
@@ -123,7 +123,7 @@ def draw_inputs(
 ) -> Inputs:
     """Random arguments for the variant of one manifest entry; scalars that are not given suit the length.
 
-    Without `values` they are zeros, which take memory only where they are read.
+    Without `values` they are zeros, which take memory only when they are read.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -164,8 +164,8 @@ def draw_inputs(
 
 
 def _suited(entry: Mapping[str, Any], name: str, seq: int) -> int | float:
-    """A scalar's example, or a number that suits most. No int is above a third of the sequence, for a window to cut,
-    unless its range asks for more."""
+    """A scalar's example, or a number that suits most variants. An int is at most a third of the sequence, so that a
+    window cuts something, unless the scalar's range requires more."""
     low, high = entry["scalar_ranges"][name]
     example = entry["scalar_examples"][name]
     value: int | float = 0.5 if example is None else example
@@ -204,7 +204,7 @@ def _example(name: str, declared: Mapping[str, Any], sizes: Sequence[int]) -> Te
     tensor = TensorSpec(name=name, dims=tuple(declared["dims"]), dtype=declared["dtype"])
     printer = torch_printer(lambda *_: True, float_cast=lambda text: f"{text}.double()")
     text = printer.text(parse_example(declared["example"], tensor))
-    # Printed from a parsed expression, the text holds arithmetic and functions of torch alone.
+    # The text is printed from a parsed expression, so that it holds only arithmetic and functions of torch.
     ranks = range(len(sizes))
     axes = [torch.arange(sizes[axis]).view([-1 if other == axis else 1 for other in ranks]) for axis in ranks]
     named = {f"i{axis}": positions for axis, positions in enumerate(axes)}
@@ -213,7 +213,7 @@ def _example(name: str, declared: Mapping[str, Any], sizes: Sequence[int]) -> Te
 
 
 def evaluate(op: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, Tensor]:
-    """o, lse and the gradient of every leaf, each named after what it is the gradient of: dq, dk, ..."""
+    """o, lse and the gradient of every leaf, each named after its leaf: dq, dk, ..."""
     o, lse = inputs.call(op, return_lse=True, **options)
     leaves = inputs.leaves()
     grads = torch.autograd.grad((o, lse), list(leaves.values()), (inputs.do, inputs.dlse))
@@ -222,7 +222,7 @@ def evaluate(op: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str
 
 
 def relative_errors(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest error of each tensor over the largest element wanted; infinite where a NaN turned up."""
+    """Largest error of each tensor, divided by the largest element of the wanted one; infinite if there is a NaN."""
     errors = {}
     for name, wanted in want.items():
         worst = ((got[name].double() - wanted.double()).abs().max() / wanted.double().abs().max()).item()
@@ -231,7 +231,7 @@ def relative_errors(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> di
 
 
 def evaluate_plain(op: Callable[..., Any], inputs: Inputs, **options: Any) -> dict[str, Tensor]:
-    """o and the gradient of every leaf, as of a training step, which has none with respect to lse."""
+    """o and the gradient of every leaf, as in a training step, whose loss does not depend on lse."""
     o = inputs.call(op, **options)
     leaves = inputs.leaves()
     grads = torch.autograd.grad(o, list(leaves.values()), inputs.do)
@@ -239,9 +239,9 @@ def evaluate_plain(op: Callable[..., Any], inputs: Inputs, **options: Any) -> di
 
 
 def packed(entry: Mapping[str, Any], inputs: Inputs) -> Inputs:
-    """The rows of a dense batch one behind the other: `[B * S, H, D]`, dlse `[H, B * S]`.
+    """The rows of a dense batch laid end to end: `[B * S, H, D]`, dlse `[H, B * S]`.
 
-    The variant's own tensors have an element per token there, per head and query, per pair, or none for the batch.
+    The variant's own tensors may have an element per token, per head and query, or per pair, or have no batch axis.
     """
 
     def joined(x: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ def packed(entry: Mapping[str, Any], inputs: Inputs) -> Inputs:
 
 
 def make_schedule(op: Any, inputs: Inputs, **options: Any) -> Any:
-    """`op.schedule(...)` with those of the inputs that it takes."""
+    """`op.schedule(...)` of q, k, v and the tensors and scalars that it takes."""
     taken = inspect.signature(op.schedule).parameters
     own = {name: value for name, value in (inputs.tensors | inputs.scalars).items() if name in taken}
     return op.schedule(inputs.q, inputs.k, inputs.v, **own, **options)
@@ -282,10 +282,11 @@ def draw_call(
     group: int = 2,
     package: str = PACKAGE,
 ) -> tuple[Inputs, dict[str, Any]]:
-    """Arguments of a call in a mode, and those of them that say what its sequences are.
+    """Arguments of a call in a mode, and separately the arguments that describe its sequences.
 
-    `batch` sequences of `seq` positions: of a packed call on average, between half of that and one and a half. Of a
-    segmented call each batch row has `seq` positions in SEGMENTS segments, of lengths that differ as much.
+    There are `batch` sequences of `seq` positions. In a packed call `seq` is their mean length, and each length is from
+    half to one and a half times the mean. In a segmented call each batch row has `seq` positions in SEGMENTS segments,
+    whose lengths vary in the same way.
     """
     entry = load_manifest(package)[variant]
     shape = Shape(batch=batch, heads=kv_heads * group, kv_heads=kv_heads, seq=seq, dim=head_dim)
@@ -302,7 +303,7 @@ def draw_call(
 
 
 def uneven_lengths(total: int, parts: int, seed: int) -> list[int]:
-    """`parts` lengths that sum to `total`, each at least half of the mean and at most one and a half but for rounding.
+    """`parts` lengths that sum to `total`, each from half to one and a half times the mean, except for rounding.
 
     >>> uneven_lengths(1024, 1, 0), sum(uneven_lengths(1000, 8, 0))
     ([1024], 1000)

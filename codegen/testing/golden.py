@@ -72,7 +72,7 @@ class Checked:
 
 
 def read_checked(path: Path) -> list[Checked]:
-    """What `--json` wrote; nothing if the file is not there."""
+    """The rows that `--json` wrote; none if the file is not there."""
     return [Checked(**row) for row in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
 
 
@@ -102,7 +102,7 @@ def check(variant: str, shape: Shape, dtype: torch.dtype, device: str, **options
 
 
 def _settings(device: str, quick: bool) -> list[tuple[Shape, torch.dtype]]:
-    """What the table covers: odd lengths, grouped heads, a head_dim that is no power of two."""
+    """The settings of the table: odd lengths, grouped heads, a head_dim that is no power of two."""
     if device == "cpu" and quick:
         return [(Shape(batch=1, heads=2, kv_heads=1, seq=75, dim=40), torch.float32)]
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""The calls of `codegen.testing.golden` made of the ops in JAX: the same inputs, results as tensors of torch."""
+"""The calls of `codegen.testing.golden` with the ops in JAX: the same inputs, and results as tensors of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_op(variant: str, package: str = PACKAGE) -> Callable[..., Any]:
 
 
 def array(x: Any) -> Any:
-    """A tensor as an array of JAX, where it lies; anything else as it is."""
+    """A tensor as an array of JAX on the same device; anything else unchanged."""
     if not isinstance(x, Tensor):
         return x
     x = x.detach().contiguous()
@@ -37,7 +37,7 @@ def array(x: Any) -> Any:
 
 
 def tensor(x: jax.Array) -> Tensor:
-    """The inverse."""
+    """An array of JAX as a tensor: the inverse of `array`."""
     if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
         return tensor(jax.lax.bitcast_convert_type(x, jnp.uint8)).view(getattr(torch, x.dtype.name))
     if next(iter(x.devices())).platform != "cpu":

@@ -14,10 +14,10 @@ from codegen.ir.expr import TensorSpec
 from codegen.spec.model import Variant
 
 FREE_SIZE = 16
-"""The size of a dim that a spec gives a name of its own."""
+"""The size of a dim with a free name."""
 
 Fill = Callable[[TensorSpec, Sequence[int]], Tensor]
-"""Makes one of a variant's own tensors, of a shape."""
+"""Makes one of a variant's own tensors with a given shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class PagedCall:
     lengths: Tensor
 
     def call(self, op: Any, **options: Any) -> Any:
-        """`op` of these arguments."""
+        """Call `op` with these arguments."""
         pages = {"page_table": self.table, "kv_lengths": self.lengths}
         return op(self.q, self.k, self.v, **self.own, **pages | options)
 
@@ -116,7 +116,7 @@ def draw_paged_call(variant: Variant, shape: PagedShape, dtype: str, device: str
 
 
 def random_table(shape: PagedShape, pages: int, device: str, seed: int = 0) -> Tensor:
-    """Each sequence's pages, some of `pages`, in a random order."""
+    """The page table: different pages for each sequence, drawn from `pages` pages in a random order."""
     order = torch.randperm(pages, generator=torch.Generator().manual_seed(seed))[: shape.pages]
     return order.view(shape.batch, shape.most_pages).int().to(device)
 
@@ -124,7 +124,7 @@ def random_table(shape: PagedShape, pages: int, device: str, seed: int = 0) -> T
 def own_arguments(variant: Variant, shape: PagedShape, pages: int, fill: Fill, device: str) -> dict[str, Any]:
     """The variant's tensors, those with an element for every key on `pages` pages, and its scalars.
 
-    The caches of a log-decay hold sums of zeros: nothing is forgotten.
+    The caches of a log-decay hold zeros: nothing decays.
     """
     sizes: dict[str | int, int] = {"b": shape.batch, "h": shape.heads, "hkv": shape.kv_heads}
     sizes |= {PAGE: pages, SLOT: shape.page_size, "q_idx": shape.queries, "kv_idx": max(shape.lengths)}
@@ -151,7 +151,7 @@ def _fill_decay_caches(own: dict[str, Any], table: Tensor, decays: Tensor) -> No
 
 
 def seen_whole(spec: TensorSpec, sizes: Sequence[int], *, most: int, device: str) -> Tensor:
-    """Contents with which masks keep as much as they may: flags set, lengths not below `most`, one document."""
+    """Contents with which masks keep as many pairs as possible: flags set, lengths not below `most`, one document."""
     kind = getattr(torch, spec.dtype)
     of_keys = "kv_idx" in spec.dims or "q_idx" in spec.dims
     value = 1 if spec.dtype == "bool" else most if spec.dtype.startswith("int") and not of_keys else 0

@@ -1,1 +1,1 @@
-"""Measuring block sizes on a GPU: the one part of the generator that imports torch."""
+"""Measuring block sizes and kernel families on a GPU."""

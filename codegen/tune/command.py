@@ -1,4 +1,4 @@
-"""`python -m codegen tune`: from what the command line says to a request, and through it."""
+"""`python -m codegen tune`: makes a request from the command line, and runs it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SEQS = (512, 1024, 2048, 4096, 16384)
 GROUPED_SEQS = (2048, 16384)
-"""Lengths timed with a key head per query head, and with one for GROUP of them."""
+"""Lengths that are timed with one key head per query head, and with one key head per GROUP query heads."""
 
 GROUP = 4
 MODES = ("dense", "packed", "segmented")
@@ -41,7 +41,7 @@ MODES = ("dense", "packed", "segmented")
 class Choice:
     """The options of the command; empty lists stand for all. `minutes` is the budget, 0 for none.
 
-    `families`: compare families of kernels alone, with the tiles that there are.
+    `families`: tune no tiles; only compare families of kernels, with the tiles that are tuned already.
     """
 
     variants_path: Path
@@ -62,7 +62,7 @@ def run(choice: Choice) -> None:
     """Tune, compare families where the GPU has several, and print what was gained."""
     package = find_package(choice.out)
     spec = load(choice.variants_path)
-    _check_names(choice, spec)  # before a GPU is asked for: what is misspelt is so on any machine
+    _check_names(choice, spec)  # before a GPU is asked for: a misspelt name is an error on every machine
     machine = this_machine()
     from codegen.tune.families import Families, reserve
     from codegen.tune.paged import tune_paged
@@ -178,7 +178,7 @@ def _lacking(
 
 
 def _check_names(choice: Choice, spec: Spec) -> None:
-    """Raise unless the package has the variants that are named, and the spec those of the package."""
+    """Raise unless package and spec have the variants that are named, or if none is, the spec all of the package's."""
     there = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))["variants"]
     for name in checked_names("variant", choice.variants, there) or there:
         if name not in spec.variants:
@@ -220,7 +220,7 @@ def _workloads(choice: Choice) -> list[Workload]:
 
 
 def _groups(choice: Choice, package: Package) -> list[Group]:
-    """All that is to be tuned, what matters most first: a budget may end before the list does.
+    """All kernels to tune, the most important ones first, because a budget may end before the list does.
 
     dq comes before dkdv, which runs after it in every backward.
     """
@@ -250,7 +250,7 @@ def _named_passes(choice: Choice) -> Sequence[str]:
 
 
 def _paged_groups(choice: Choice, spec: Spec, package: Package) -> list[PagedGroup]:
-    """The kernels on paged caches that are to be tuned: of the passes that are named, as they take long."""
+    """The kernels on paged caches to tune: only those of passes that are named, because tuning them takes long."""
     from codegen.plan.paged import is_legal
     from codegen.testing.calls import load_manifest
     from codegen.tune.paged_space import GROUPS
@@ -270,10 +270,10 @@ def _paged_groups(choice: Choice, spec: Spec, package: Package) -> list[PagedGro
 
 
 def comparisons_of(groups: Sequence[Group], families: Families, named: Sequence[str]) -> list[Comparison]:
-    """What of some kernels families can be compared at: the forward, and the backward for either of its passes.
+    """The comparisons of families for some kernels: the forward, and the backward if either of its passes is there.
 
-    Variants whose calls say what is masked are compared where they are `named`: whose example stands for these calls
-    is for a user to know.
+    Variants whose masks depend on a call's arguments are compared only if they are `named`, because only a user knows
+    whether the spec's example stands for these calls.
     """
     found = dict.fromkeys(
         Comparison(

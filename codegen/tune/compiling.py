@@ -21,7 +21,7 @@ COMPILE_LIMIT = 600.0
 """Seconds after which a compiler that hangs is killed: thirty times what the slowest kernel takes."""
 
 CUT_SEQ, WHOLE_SEQ = 1000, 1024
-"""Lengths whose last blocks are cut, and not cut, whatever the tile: kernels are compiled once for each."""
+"""A length that cuts the last block of every tile, and a length that cuts none: kernels are compiled once for each."""
 
 
 SMALL_HEADS = (2, 2)
@@ -29,14 +29,15 @@ SMALL_HEADS = (2, 2)
 
 
 _ANY_TILE = TileConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
-"""Of a kernel that is not compiled."""
+"""Stands for the tile of a kernel that is not compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One kernel to compile: a group's kernel with a tile, for lengths that do or do not divide into whole blocks.
 
-    `heads`: as SMALL_HEADS, which serve calls of any, but for packed ones, whose rows are all heads of a token apart.
+    `heads`: in the form of SMALL_HEADS. A kernel compiled for these serves calls with any number of heads, except
+    packed calls, where the distance between two rows depends on the number of heads.
     """
 
     package: Package
@@ -48,7 +49,7 @@ class Task:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The call options that launch it."""
+        """The call options that launch the kernel."""
         return {"config": config_of({self.group.pass_: self.tile})}
 
     def is_wanted(self, kernel: str) -> bool:
@@ -58,9 +59,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class HopperTask:
-    """Hopper's kernels of a forward to compile, or of a backward: `with_dq`, or beside the portable one.
+    """Hopper's kernels of a forward or of a backward to compile.
 
-    `group` is that of the portable kernel in whose place they are: fwd or dkdv.
+    `with_dq`: in a backward they also compute dq, which otherwise the portable dq kernel does. `group` is that of the
+    portable kernel whose place they take: fwd or dkdv.
     """
 
     package: Package
@@ -83,7 +85,7 @@ class HopperTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """The result of a compilation: `fault` is empty on success; `seconds` of one core."""
+    """The result of a compilation: `fault` is empty on success; it took `seconds` of one core."""
 
     fault: str
     seconds: float
@@ -121,7 +123,7 @@ def call_op(task: Task | HopperTask) -> None:
 
 
 def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:
-    """o and all gradients of a call: at CUT_SEQ with one of lse, at other lengths as of a training step without."""
+    """o and all gradients of a call. At CUT_SEQ lse has a gradient too; at other lengths not, as in a training step."""
     from codegen.testing.calls import evaluate, evaluate_plain
 
     return evaluate(op, inputs, **options) if seq == CUT_SEQ else evaluate_plain(op, inputs, **options)
@@ -132,7 +134,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:120]
 
 
-@lru_cache(maxsize=8)  # those of long sequences take much memory
+@lru_cache(maxsize=8)  # the arguments of long sequences take much memory
 def _arguments(package: Package, group: Group, seq: int, heads: tuple[int, int]) -> tuple[Any, dict[str, Any]]:
     """Arguments of a small call on the CPU, of the same layout as those on the GPU."""
     imported(Path(package.root) / package.name)

@@ -22,13 +22,13 @@ from codegen.tune.record import Comparison, Judgement, PassTiles, Verdict, Workl
 from codegen.tune.tuner import Context
 
 PORTABLE, HOPPER_DKDV = "portable", "hopper_dkdv"
-"""Contenders beside Hopper's kernels alone, as the package's runtime calls them."""
+"""The contenders besides `hopper`, Hopper's kernels alone, by their names in the package's runtime."""
 
 COMPILE_SECONDS = 20.0
-"""What compiling the contenders of one comparison takes a core of a server, for dividing a budget."""
+"""Seconds that one core of a server takes to compile the contenders of one comparison, to divide a budget."""
 
 MOST_OF_BUDGET = 0.3
-"""The part of a budget for tiles and families that the latter have at most."""
+"""The largest part of a budget for tiles and families that comparing families may take."""
 
 _SECONDS_A_WORKLOAD = 0.5
 
@@ -57,7 +57,7 @@ class Families:
         return str(self._families.refusal(self.context.machine.arch, comparison.dtype, dims, WHOLE_SEQ))
 
     def depends_on_calls(self, variant: str) -> bool:
-        """Whether a call's scalars and tensors say which blocks it visits: an example tells little of others then."""
+        """Whether a call's scalars and tensors decide which blocks it visits: an example says little of other calls."""
         spec = self.context.spec.variants[variant]
         return bool(mask_arguments(spec, own_arguments(spec, {})))
 
@@ -133,7 +133,7 @@ class Families:
         options = self.context.runtime("core.options").CallOptions(family=family)
         given = (comparison.variant, comparison.mode, arch, self._gpu, comparison.dtype, dims, (group, 1), seq, options)
         with warnings.catch_warnings():
-            # That verdicts are of other kernels is why they are measured; of tiles it is said.
+            # Verdicts of other kernels are the reason to compare, so that this needs no warning. Tiles of others do.
             warnings.filterwarnings("ignore", ".*: its families of ", RuntimeWarning)
             tiles = self._configs.tiles_for(*given)
         return {Pass(name): TileConfig(**tile._asdict()) for name, tile in tiles.items()}
@@ -141,7 +141,7 @@ class Families:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A comparison in progress: contenders by workload, and disqualified ones with the reasons."""
+    """A comparison in progress: contenders by workload, their compilations, and disqualified ones with the reasons."""
 
     comparison: Comparison
     contenders: Mapping[Workload, Sequence[Contender]]
@@ -150,7 +150,7 @@ class Trial:
 
 
 class FamilyTuner:
-    """Judges the comparisons of a request; `report` is told of each when it is done, `note` of what goes on."""
+    """Makes the comparisons of a request; `report` gets each result, `note` a text on the current step."""
 
     def __init__(
         self,
@@ -237,9 +237,9 @@ class FamilyTuner:
         self.report(judgement)
 
     def _verdict(self, bench: FamilyBench, trial: Trial, workload: Workload) -> Verdict | str:
-        """The times of those that are right, and whose kernels are taken; or why that cannot be told.
+        """The times of the correct contenders and the one that calls will run, or the reason for having no verdict.
 
-        Where one that is right cannot be timed, as when memory is short, nothing is said of the others.
+        If one correct contender cannot be timed, for instance because memory is short, there is no verdict.
         """
         contenders = trial.contenders[workload]
         failed = {each.name: trial.failed[each] for each in contenders if each in trial.failed}

@@ -24,7 +24,7 @@ TOKENS = 16_384
 """Tokens of a timed call, all its sequences together."""
 
 DOCUMENTS = 4
-"""Sequences of a timed packed call at least: of one alone nothing is learned about calls of several."""
+"""Least number of sequences in a timed packed call: one alone would say nothing about calls with several."""
 
 WIDTH = 2_048
 """Query heads times head_dim of a timed call: with TOKENS, the sizes of the FlashAttention papers' benchmarks."""
@@ -87,7 +87,7 @@ class KernelTimes:
 class Bench:
     """Checks and times tiles of one group's kernel.
 
-    `others`: tiles of the other passes, which a backward runs too, where they are not to be the package's own choice.
+    `others`: tiles of other passes, which a backward runs too. For a pass without one the package chooses the tile.
     """
 
     def __init__(self, package: Package, group: Group) -> None:
@@ -98,10 +98,11 @@ class Bench:
         self.best: dict[Workload, float] = {}
 
     def check(self, tile: TileConfig, seq: int) -> str:
-        """Compare what the kernel gives at a small size with float64; "" when it is right, else what is wrong.
+        """Compare the kernel's results at a small size with float64; returns "" if they are right, else the error.
 
-        At CUT_SEQ all gradients, of lse too; at WHOLE_SEQ those of a training step. There the gradients of a variant's
-        own tensors are left out: sums of large terms that nearly cancel, they tell rounding, not tiles.
+        At CUT_SEQ all gradients are compared, and lse has a gradient too; at WHOLE_SEQ only o, dq, dk and dv are. The
+        gradients of a variant's own tensors are left out there: they are sums of large terms that nearly cancel, so
+        that their errors show rounding, not a wrong tile.
         """
         try:
             inputs, sequences, wanted = golden_call(self.package, self._family(), seq, SMALL_HEADS)
@@ -112,7 +113,7 @@ class Bench:
             return _reason(error)
 
     def time(self, tile: TileConfig, workload: Workload) -> float:
-        """The median of some rounds in milliseconds; of one round, where that is far behind the workload's best."""
+        """The median of some rounds in milliseconds, or one round if that is far behind the workload's best."""
         run = self._runner(tile, workload)
         run()  # the first loads the kernel
         times = [run()]
@@ -166,10 +167,11 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Kernels that a forward or backward may run: of a family, with tiles of the portable ones beside them.
+    """Kernels that a forward or backward may run: those of a family, and portable ones beside them.
 
-    `own`: the tile of Hopper's. `seq`: a length at which it runs with that, to be compiled and checked at, and `heads`:
-    key heads, and query heads for each, for which it is compiled.
+    `tiles`: the tiles of the portable kernels. `own`: the tile of Hopper's kernels. `seq`: the length at which they are
+    compiled and checked, and at which Hopper's kernels use `own`. `heads`: key heads, and query heads for each, for
+    which they are compiled.
     """
 
     name: str
@@ -181,7 +183,7 @@ class Contender:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a call says to run them."""
+        """The call options that run them."""
         return {"family": self.family, "config": config_of(dict(self.tiles)) or None}
 
 
@@ -196,8 +198,8 @@ class FamilyBench:
         self._group = comparison.group(Pass.FWD)
 
     def check(self, contender: Contender) -> str:
-        """Compare what a contender gives with float64, as `Bench.check` does tiles; "" when it is right."""
-        # What is wrong with the golden is no contender's fault.
+        """Compare a contender's results with float64, as `Bench.check` does for tiles; returns "" if they are right."""
+        # Not inside `try`: an error of the golden call is no contender's fault.
         if contender.seq == WHOLE_SEQ:
             inputs, sequences, wanted = golden_call(self.package, self._group, contender.seq, contender.heads)
         else:
@@ -215,7 +217,7 @@ class FamilyBench:
     def race(self, contenders: Sequence[Contender], workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
         """Milliseconds of a whole forward or backward for each contender, in interleaved rounds.
 
-        Also returns why others could not be timed.
+        Also returns the reasons why other contenders could not be timed.
         """
         try:
             inputs, sequences = timed_call(self.package, self._group, workload)
@@ -251,7 +253,7 @@ def _reason(error: Exception) -> str:
 
 
 _OF_A_STEP = {"o", "dq", "dk", "dv"}
-"""What is compared of a training step: the gradients of a variant's own tensors tell rounding."""
+"""The results of a training step that are compared. `Bench.check` says why the other gradients are not."""
 
 
 def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
@@ -266,7 +268,7 @@ def _error_text(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
 def golden_call(
     package: Package, group: Group, seq: int, heads: tuple[int, int]
 ) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
-    """A call on the GPU, and what it gives in float64."""
+    """A call on the GPU, and its results in float64."""
     inputs, sequences = _drawn(package, group, seq, heads)
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     return inputs, sequences, results_of(reference, inputs.double(), seq, **sequences)
@@ -274,7 +276,7 @@ def golden_call(
 
 @lru_cache(maxsize=1)
 def golden_output(package: Package, group: Group, seq: int) -> tuple[Inputs, dict[str, Any], dict[str, Tensor]]:
-    """The output alone, of few heads: at a length whose scores take a GiB in float64."""
+    """A call with few heads on the GPU, and its output in float64: at such lengths the scores take a GiB."""
     inputs, sequences = _drawn(package, group, seq, (1, SMALL_HEADS[1]))
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
     with torch.no_grad():

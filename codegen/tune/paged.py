@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from codegen.tune.tuner import Context
 
 GAIN = 0.98
-"""A tile replaces the default where it takes less than this part of the default's time: the rest is noise."""
+"""A tile replaces the default if it takes less than this part of the default's time: smaller gains are noise."""
 
 HOPELESS = 1.5
 """A candidate that takes this many times the best one's time so far, on average, is not timed further."""
@@ -48,7 +48,7 @@ class PagedTask:
 
 
 def compile_paged(task: PagedTask) -> str:
-    """Compile into Triton's cache; returns why that fails, or ""."""
+    """Compile into Triton's cache; returns the error if that fails, else ""."""
     from codegen.compile.offline import compile_launches
     from codegen.testing.calls import load_op
     from codegen.testing.paged_calls import draw_paged_call
@@ -103,7 +103,7 @@ class Scores:
 
 
 class PagedTuner:
-    """Tunes groups in order; `report` is told of each, `note` of what goes on meanwhile."""
+    """Tunes groups in order; `report` gets each result, `note` a text on the current step."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class PagedTuner:
         first = tiles(context.chip, group.pass_, itemsize, group.head_dim, default)
         if not self._measured(pool, scores, group, variant, first):
             return None
-        # How long prompts are split hardly matters: they fill the chip without.
+        # The splits of prompts hardly matter: long prompts fill the chip without any.
         if group.pass_ is PagedPass.DECODE and scores.means:
             others = list(with_other_splits(scores.best))
             if not self._measured(pool, scores, group, variant, others):
@@ -189,7 +189,7 @@ def _fault_of(future: Future[str]) -> str:
 
 
 def outcome_of(group: PagedGroup, scores: Scores, default: PagedTileConfig) -> PagedOutcome:
-    """The fastest tile, or the default where that is as fast."""
+    """The fastest tile, or the default if that is as fast."""
     if not scores.means:
         return PagedOutcome(group=group, tile=None, ms=math.inf, default_ms=None, times={}, failed=scores.failed)
     best, default_ms = scores.best, scores.means.get(default)

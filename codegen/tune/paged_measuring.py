@@ -27,19 +27,19 @@ CHECKED_LENGTHS = (700, 1, 0, 1300)
 """Keys of the sequences of a call that is checked: cut blocks, one key, none, and enough for several splits."""
 
 CHECKED_PROMPTS = (700, 100, 300, 1300)
-"""The same of prompts: the last 100 tokens of each are new."""
+"""Keys of the sequences of a call with prompts that is checked: the last 100 tokens of each sequence are new."""
 
 CHECKED_PAGES = (256, 16)
-"""Sizes of its pages: those that hold whole blocks, and those that do not."""
+"""Page sizes of the calls that are checked: pages that hold whole blocks of keys, and pages that do not."""
 
 COLD_BYTES = 2**28
-"""Caches that a timed series of calls reads before it reads the same again: more than any L2 cache holds."""
+"""Bytes of caches that a timed series of calls reads before it reads them again: more than any L2 cache holds."""
 
 MOST_CALLS, ROUNDS = 32, 5
-"""Calls of a series at most, and how often it is timed."""
+"""Most calls of a series, and how often the series is timed."""
 
 MOST_BYTES = 12 * 2**30
-"""Caches of a timed call at most; on GPUs with less memory, a third of it."""
+"""Most bytes of the caches of a timed call, but never more than a third of the GPU's memory."""
 
 
 class PagedBench:
@@ -118,7 +118,7 @@ class PagedBench:
         return self._goldens[page_size]
 
     def _bytes(self, workload: PagedWorkload) -> int:
-        """Of the caches that a call reads."""
+        """Bytes of the caches that a call reads."""
         columns: int = 2 * self.group.head_dim * KV_HEADS * getattr(torch, self.group.dtype).itemsize
         return workload.batch * workload.keys * columns
 
@@ -142,7 +142,7 @@ class PagedBench:
 
 @lru_cache(maxsize=1)
 def pool(keys: int, dtype: str, kv_heads: int, head_dim: int, page_size: int) -> tuple[Tensor, Tensor]:
-    """Caches for so many keys."""
+    """Caches of keys and of values, for `keys` keys each."""
     shape = (keys // page_size, page_size, kv_heads, head_dim)
     k = torch.empty(shape, dtype=getattr(torch, dtype), device=DEVICE).normal_()
     return k, torch.empty_like(k).normal_()

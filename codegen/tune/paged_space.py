@@ -1,4 +1,4 @@
-"""What is tried and timed for the kernels on paged caches: few tiles, which are compiled in seconds."""
+"""The tiles and workloads of tuning kernels on paged caches: few tiles, which are compiled in seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUPS = (1, 4, 8)
 KV_HEADS = 8
 
 KEYS_PER_SPLIT = (128, 256, 512, 1024)
-"""Least keys of a split that are tried, with the fastest tile alone: splits and tiles hardly depend on each other."""
+"""The values of `keys_per_split` that are tried, with the fastest tile only: the two hardly depend on each other."""
 
 # Keys of a block, warps, stages.
 _LOOPS = {
@@ -36,7 +36,7 @@ _ROWS = {PagedPass.DECODE: (16,), PagedPass.PAGED_FWD: (64, 128)}
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class PagedWorkload:
-    """A timed call: sequences of `keys` keys each, with so many new tokens."""
+    """A timed call: `batch` sequences of `keys` keys each, of which the last `queries` tokens are new."""
 
     batch: int
     keys: int
@@ -47,7 +47,7 @@ class PagedWorkload:
         return f"B{self.batch} Q{self.queries} K{self.keys} P{self.page_size}"
 
     def shape(self, group: int, head_dim: int) -> PagedShape:
-        """Its sizes."""
+        """The sizes of the call."""
         return PagedShape(
             lengths=[self.keys] * self.batch,
             queries=self.queries,
@@ -59,7 +59,7 @@ class PagedWorkload:
 
 
 def workloads(pass_: PagedPass) -> tuple[PagedWorkload, ...]:
-    """What a pass is timed on: batch sizes by lengths, on pages that hold whole blocks and on small ones."""
+    """The workloads of a pass: batch sizes and lengths, on pages that hold whole blocks and on small pages."""
     if pass_ is PagedPass.PAGED_FWD:
         sizes = ((1, 2048, 2048, 64), (8, 512, 512, 64), (1, 32_768, 2048, 64), (8, 8192, 512, 16))
         return tuple(PagedWorkload(batch=b, keys=keys, queries=q, page_size=page) for b, keys, q, page in sizes)
@@ -72,7 +72,8 @@ def workloads(pass_: PagedPass) -> tuple[PagedWorkload, ...]:
         PagedWorkload(batch=batch, keys=keys, queries=1, page_size=16 if (batch, keys) in _ON_SMALL_PAGES else 64)
         for batch, keys in sizes_of_decode
     ]
-    # Stages that gain a percent on large pages halve the rate where each key has a page, and that of a few queries.
+    # A number of stages that gains a percent on large pages may halve the speed if each page has one key, or if there
+    # are a few queries.
     found.append(PagedWorkload(batch=16, keys=8192, queries=1, page_size=1))
     return (*found, PagedWorkload(batch=16, keys=8192, queries=8, page_size=64))
 
@@ -93,7 +94,7 @@ def tiles(arch: str, pass_: PagedPass, itemsize: int, head_dim: int, default: Pa
 
 
 def with_other_splits(tile: PagedTileConfig) -> Iterator[PagedTileConfig]:
-    """The same tile with other least keys of a split."""
+    """The same tile with each other value of `keys_per_split`."""
     for keys in KEYS_PER_SPLIT:
         if keys != tile.keys_per_split:
             yield replace(tile, keys_per_split=keys)

@@ -89,11 +89,10 @@ def config_of(tiles: PassTiles) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What each family took on a workload: milliseconds by contender, of a whole call; the reasons of those that do not
-    count.
+    """The times of the contenders on a workload: milliseconds of a whole forward or backward.
 
-    `config`: the tiles of the portable kernels. `ruled`: the contender that runs as a rule; `taken`, that which a call
-    like this runs from now on.
+    `failed` maps each disqualified contender to the reason. `config`: the tiles of the portable kernels. `ruled`: the
+    contender that the built-in rule selects; `taken`: the one that a call of this kind runs from now on.
     """
 
     workload: Workload
@@ -106,7 +105,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The results of a comparison; `undecided` maps a workload without a verdict to the reason."""
+    """The results of a comparison; `undecided` is the reason for the first workload without a verdict, or empty."""
 
     comparison: Comparison
     verdicts: Sequence[Verdict]
@@ -115,7 +114,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedGroup:
-    """One kernel on paged caches to tune: all that a tile is chosen by. Caches have the dtype of q."""
+    """One kernel on paged caches to tune: everything on which the choice of a tile depends. Caches have q's dtype."""
 
     variant: str
     dtype: str
@@ -128,7 +127,7 @@ class PagedGroup:
 
     @property
     def key(self) -> dict[str, Any]:
-        """The fields of its rows."""
+        """The fields by which the group's rows in a tuned file are found."""
         names = {"pass": str(self.pass_), "dtype": self.dtype, "kv_dtype": self.dtype}
         return names | {"head_dim": self.head_dim, "group": self.group}
 
@@ -137,8 +136,8 @@ class PagedGroup:
 class PagedOutcome:
     """The tile of a group, with the geometric means of its times and of the default's, in milliseconds.
 
-    `tile` is None if none is right. `times`: its time for each workload by name. `failed` maps each disqualified tile
-    to the reason.
+    `tile` is None if no tile is right. `times`: the tile's time for each workload, by the workload's name. `failed`
+    maps each disqualified tile to the reason.
     """
 
     group: PagedGroup
@@ -225,7 +224,7 @@ class TunedFile:
         key = _key(group)
         measured = {"kernel": kernel_hash, "triton": self.machine.triton}
         timed = {(winner.workload.seq, winner.workload.group) for winner in outcome.winners}
-        # Lengths that were not asked for this time stay, where they were measured on the same code.
+        # Entries of workloads that were not measured this time stay if they were measured on the same code.
         self.entries = [
             row
             for row in self.entries

@@ -63,7 +63,7 @@ def shared_bytes(kernel: Kernel, tile: TileConfig) -> int:
 
 
 def registers(kernel: Kernel, tile: TileConfig) -> int:
-    """32-bit registers per thread: accumulators, the tile of scores and those made of it, as tiles over all threads."""
+    """32-bit registers per thread: those of the accumulators, the score tile and the tiles computed from it."""
     scores = tile.block_m * tile.block_n
     halves = scores * kernel.itemsize // 4
     accumulated = {
@@ -98,14 +98,14 @@ class Work:
 
 # Relative times, of a kernel's own work on one multiprocessor. From sweeps of causal kernels on an H100.
 _EXPONENTIALS = 0.45
-"""Exponentials and row vectors, beside the matrix products of the same scores at head_dim 64."""
+"""Exponentials and row vectors; the matrix products of the same scores at head_dim 64 take 1."""
 
 _STAGE_PENALTY = {1: 1.35, 2: 1.04}
 _ROWS_PENALTY = {16: 1.9, 32: 1.35, 64: 1.08}
 """Short tiles read keys and values more often for each product."""
 
 _PROLOGUE = 0.25
-"""What a program costs before and after its loop, in blocks of 128 by 128."""
+"""Time of a program before and after its loop, in blocks of 128 by 128 scores."""
 
 
 def seconds(kernel: Kernel, tile: TileConfig, work: Work) -> float:
@@ -138,9 +138,9 @@ def seconds(kernel: Kernel, tile: TileConfig, work: Work) -> float:
 
 
 def spans(rows: Iterable[PassConfigs], kernel: Kernel) -> Mapping[str, tuple[int, ...]]:
-    """Field of a tile -> the values that some tables' rows for a kernel span, one step further each way.
+    """Field of a tile -> its values from the least to the greatest in the tables, and one step more on each side.
 
-    Tiles of wide head_dims are smaller than others, and count for wide head_dims alone.
+    Tiles of wide head_dims are smaller than others: they count for wide head_dims only.
     """
     tiles = [
         tile
@@ -161,7 +161,7 @@ def tables(arch: ArchSpec, itemsize: int) -> list[PassConfigs]:
 
 
 def known(archs: Iterable[ArchSpec], kernel: Kernel) -> Iterator[TileConfig]:
-    """The tiles that the spec has for the kernel, each table's row that serves its head_dim."""
+    """The tiles that the spec has for the kernel: from each table, the row that serves its head_dim."""
     for arch in archs:
         for passes in tables(arch, kernel.itemsize):
             rows = passes.get(kernel.pass_, {})

@@ -16,18 +16,18 @@ import torch
 
 ROUNDS = 5
 MOST_CALLS = 100
-"""In one round."""
+"""Most calls in one round."""
 
 LONG_MS = 1000.0
-"""A call of at least this is not warmed up and hardly repeated."""
+"""A call that takes at least this long is not warmed up and hardly repeated."""
 
 Sample = Callable[[Callable[[], Any], int], list[float]]
-"""Milliseconds of each of so many calls."""
+"""Runs a call a number of times; returns the milliseconds of each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The median over rounds of each round's median, and how far the rounds' medians lie apart, over it."""
+    """The median of the rounds' medians, and their spread: greatest minus least, divided by `ms`."""
 
     ms: float
     spread: float
@@ -68,13 +68,13 @@ _clock = Clock()
 
 
 def clock() -> Clock:
-    """The clock in use: that of the GPU, unless `using` says another."""
+    """The clock in use: that of the GPU, unless `using` has replaced it."""
     return _clock
 
 
 @contextmanager
 def using(other: Clock) -> Iterator[None]:
-    """Time everything with another clock, as where there is no GPU."""
+    """Time everything with another clock, for instance where there is no GPU."""
     global _clock
     before, _clock = _clock, other
     try:
@@ -86,9 +86,9 @@ def using(other: Clock) -> Iterator[None]:
 def in_turn(
     calls: Mapping[str, Callable[[], Any]], budget_ms: float, sample: Sample | None = None
 ) -> tuple[dict[str, Timing], dict[str, Exception]]:
-    """Times of `calls`, `budget_ms` of GPU time for each in all, and what those raised that could not be timed.
+    """The times of `calls`, and the errors of those that could not be timed.
 
-    `sample` is the clock's, where none is given.
+    Each call gets `budget_ms` of GPU time over all rounds. Without `sample`, the `sample` of the clock in use is taken.
     """
     sample = sample or clock().sample
     estimates: dict[str, float] = {}

@@ -30,10 +30,10 @@ MOST_CANDIDATES, LEAST_CANDIDATES = 48, 2
 """Tiles tried for one kernel, beside its defaults, without a budget and with a small one."""
 
 COMPILE_SECONDS = 2.5
-"""What compiling one kernel takes a core of a server, for dividing a budget."""
+"""Seconds that one core of a server takes to compile one kernel, to divide a budget."""
 
 GAIN = 0.99
-"""A tile replaces the default where it takes less than this part of the default's time: the rest is noise."""
+"""A tile replaces the default if it takes less than this part of the default's time: smaller gains are noise."""
 
 _MODEL_SEQ = 2048
 """The length at which the model of time counts the blocks that a mask visits."""
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What all groups share: spec, package and machine."""
+    """The spec, package and machine, which all groups share."""
 
     spec: Spec
     package: Package
@@ -88,7 +88,10 @@ class Context:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A group in progress: its candidates, their compilations, then their times."""
+    """A group in progress: its candidates, their compilations, then their times.
+
+    `cut`: compilations of the leading tiles for a length that cuts a block. `right`: tiles that are correct there.
+    """
 
     group: Group
     bench: Bench
@@ -106,7 +109,7 @@ class Trial:
 
 
 class Tuner:
-    """Tunes the groups of a request; `report` is told of each when it is done, `note` of what goes on meanwhile."""
+    """Tunes the groups of a request; `report` gets each result, `note` a text on the current step."""
 
     def __init__(
         self, context: Context, request: Request, report: Callable[[Outcome], None], note: Callable[[str], None]
@@ -117,7 +120,7 @@ class Tuner:
         self.note = note
         self.priors = Priors.read(context.folder / "tuned", context.machine.arch)
         self.visits = Visits()
-        # What runs for certain: a default that does not would make the other kernel of a backward fail with it.
+        # Tiles that are known to run. A default that does not run would make the other kernel of a backward fail, too.
         self.right: dict[tuple[str, str, str, int], dict[Pass, TileConfig]] = {}
         self.compiled: list[Compilation] = []
         self.measuring = 0.0
@@ -158,7 +161,7 @@ class Tuner:
         if self.request.budget is None:
             return MOST_CANDIDATES
         affordable = self.request.budget * self.request.jobs / COMPILE_SECONDS / max(1, len(self.request.groups))
-        # As many again are compiled once more, for lengths that cut a block, and measuring takes its part.
+        # Half of them, because some are compiled again for lengths that cut a block, and measuring takes time as well.
         return max(LEAST_CANDIDATES, min(MOST_CANDIDATES, int(affordable / 2)))
 
     def _begin(self, pool: Compilers, group: Group) -> Trial:
@@ -174,7 +177,7 @@ class Tuner:
         archs = [table[context.chip] for table in (variant.archs, context.spec.archs) if context.chip in table]
         first = list(dict.fromkeys([*defaults, *self.priors.of(group)]))
         ranked = candidates(kernel, archs, first, _work(variant, group, self.visits))
-        # Of 16-bit dtypes one tells nearly all of the other, and a GPU of its chip's others.
+        # One 16-bit dtype says nearly everything about the other, and one GPU about others with the same chip.
         most = max(self._most // 2 if self.priors.knows(group) else self._most, LEAST_CANDIDATES)
         familiar = ranked[: len(defaults) + math.ceil(most * 2 / 3)]
         new = [tile for tile in ranked if tile not in first and tile not in familiar]
@@ -250,7 +253,7 @@ class Visits:
         self._found: dict[tuple[str, int, int], float] = {}
 
     def of(self, variant: Variant, block_m: int, block_n: int) -> float:
-        """Of example tensors and scalars, one head."""
+        """The number for the example tensors and scalars, at one head."""
         key = (variant.name, block_m, block_n)
         if key not in self._found:
             self._found[key] = 1.0 if variant.mask is None else self._counted(variant, block_m, block_n)

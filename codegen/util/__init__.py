@@ -1,1 +1,1 @@
-"""What every room uses: errors, text, and where shipped files are."""
+"""Helpers that every room uses: errors, text, and the places of shipped files."""

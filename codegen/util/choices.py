@@ -1,4 +1,4 @@
-"""Names on the command line, checked against the names that there are."""
+"""Checks names on the command line against the known ones."""
 
 from __future__ import annotations
 

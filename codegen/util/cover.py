@@ -1,4 +1,4 @@
-"""A small part of a product that still covers what matters of it, such as every pair of values."""
+"""Selects a small part of a product that still has every feature of the whole, such as every pair of values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Hashable, Sequence, Set
 def cover(features: Sequence[Set[Hashable]], groups: Sequence[Hashable]) -> list[int]:
     """Positions of items that together have every feature that any item has, by a greedy search.
 
-    Next comes the item with the most features that none before it has; among equals one of the group that was chosen
-    least often, then the first. The same items give the same positions.
+    Each step takes the item with the most features that no item before it has; among equal ones, an item of the group
+    that was chosen least often, then the first. The same items give the same positions.
 
     >>> cover([{1, 2}, {2, 3}, {3}, {1, 3}], ["a", "a", "b", "b"])
     [0, 2]

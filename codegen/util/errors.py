@@ -73,11 +73,11 @@ REQUIREMENTS = {
     "triton": "'triton>=3.6,<3.10'",
     "jax": "'jax>=0.10.1'",
 }
-"""What is installed as more than its name."""
+"""Module -> what to install, if that is more than the module's name."""
 
 
 def not_installed(module: str) -> str:
-    """What to say where a command needs a package that the generator does not.
+    """The message if a package is missing that a command needs, but the generator does not.
 
     >>> not_installed("matplotlib")
     'matplotlib is not installed: pip install matplotlib'

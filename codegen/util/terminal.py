@@ -1,4 +1,4 @@
-"""Progress and colour on a terminal: by rich where it is installed, plain text elsewhere and in files."""
+"""Progress and colour on a terminal: by rich if it is installed, otherwise and in files plain text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StatusLine:
 
     @property
     def count(self) -> str:
-        """Such as `[3/20]`."""
+        """The number done and the total, such as `[3/20]`."""
         return f"[{self.done}/{self.total}]"
 
     @property
@@ -74,7 +74,7 @@ class StatusLine:
 
 
 def print_coloured(text: str, styles: Mapping[str, str]) -> None:
-    """Print a text. On a terminal, what the regular expressions of `styles` match has the style of rich they map to."""
+    """Print a text. With rich on a terminal, matches of a regular expression in `styles` get its style."""
     console = _console(sys.stdout)
     if console is None:
         print(text, flush=True)

@@ -1,4 +1,4 @@
-"""Prose: in generated files wrapped to the line length, and safe where it stands; tables on a terminal."""
+"""Text for generated files, wrapped to the line length and escaped, and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 LINE_LENGTH = 120
-"""Of every generated file. The formatter breaks code at it; comments and docstrings are broken here."""
+"""Line length of every generated file. The formatter wraps code at it; comments and docstrings are wrapped here."""
 
 
 def comment(text: str) -> str:
@@ -32,7 +32,7 @@ def docstring(text: str, indent: int = 0, hanging: int | None = None) -> str:
 
 
 def literal(text: str) -> str:
-    """`text` as a Python string literal, as several in a row where it is long.
+    """`text` as a Python string literal, or as several in a row if it is long.
 
     >>> literal("q_idx >= kv_idx")
     "'q_idx >= kv_idx'"
@@ -42,7 +42,7 @@ def literal(text: str) -> str:
 
 
 def legend_row(symbol: str, text: str, width: int) -> str:
-    """A line of a docstring: a symbol, padded to `width`, and what it is."""
+    """A line of a docstring: a symbol, padded to `width`, and its meaning."""
     first = f"    {symbol:<{width}}  "
     return _filled(text, first, " " * len(first), LINE_LENGTH)
 

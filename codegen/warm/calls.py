@@ -18,7 +18,7 @@ from codegen.testing.calls import Inputs, Shape, draw_inputs, load_manifest, loa
 from codegen.testing.paged_calls import PagedShape, draw_paged_call
 
 PAGED = "paged"
-"""The mode of calls on paged caches: prompts, tokens one by one, and what appends to the caches."""
+"""The mode of calls on paged caches: prompts, decoding steps of one token, and appending to the caches."""
 
 MODES = (*map(str, Mode), PAGED)
 
@@ -31,7 +31,7 @@ class Layout(StrEnum):
 
 
 class WarmPass(StrEnum):
-    """What of a call is compiled."""
+    """The passes of a call, whose kernels are compiled."""
 
     FORWARD = "fwd"
     BACKWARD = "bwd"
@@ -39,7 +39,7 @@ class WarmPass(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """For what is compiled: an architecture, and the folder of tuned tiles, "" for the architecture's defaults."""
+    """The target of the compiler: an architecture, and a folder of tuned tiles, "" for the architecture's defaults."""
 
     arch: str
     gpu: str
@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmCall:
-    """One call of an op. `heads`: query heads and key heads; `page_size` is 0 but for calls on paged caches.
+    """One call of an op. `heads`: query heads and key heads; `page_size` is 0 except for calls on paged caches.
 
     `trained`: gradients of the variant's own tensors are asked for, too.
     """
@@ -72,7 +72,7 @@ class WarmCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What a model has of one kind of attention: a variant, query heads and key heads, and head_dim."""
+    """One kind of attention in a model: the variant, the numbers of query heads and key heads, and head_dim."""
 
     variant: str
     heads: tuple[int, int]
@@ -163,7 +163,7 @@ def _sequences(call: WarmCall) -> dict[str, Any]:
 
 
 def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
-    """A prompt of `seq` tokens, then one token: appended, and attended from."""
+    """Call the op for a prompt of `seq` tokens, then for one token; before each call a token is appended."""
     heads, kv_heads = call.heads
     paging = importlib.import_module(f"{package}.paging")
     op = load_op(call.variant, package)

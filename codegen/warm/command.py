@@ -42,7 +42,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was done: each kernel's outcome, and the seconds of all together."""
+    """The outcome of each kernel, the failures, and the seconds of all together."""
 
     outcomes: dict[Kernel, Outcome]
     failures: tuple[Failure, ...]

@@ -1,6 +1,6 @@
-"""Finds which kernels calls launch, specialised as they are, and compiles each in a process of its own.
+"""Finds the specialised kernels that calls launch, and compiles them in worker processes.
 
-A kernel is compiled once however many calls launch it: what Triton specialises it for, its key, tells.
+A kernel is compiled once, however many calls launch it: Triton's key of a specialisation tells whether two are equal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a kernel: `seconds` of the compiler, its launcher included; `found`: it was in the cache."""
+    """The result of compiling a kernel: the seconds it took, its launcher included; `found`: it was in the cache."""
 
     seconds: float
     found: bool
@@ -71,8 +71,8 @@ def tasks(
     package: Package,
     fail: Callable[[WarmCall, Exception], None],
 ) -> list[Task]:
-    """The kernels of calls, each once, long sources first: they take the longest. A call that its op refuses is told to
-    `fail`."""
+    """The kernels of calls, each once, those with long sources first because they take the longest. A call that its op
+    refuses is passed to `fail`."""
     found: dict[Kernel, Task] = {}
     for call, variant in calls:
         try:
@@ -87,7 +87,7 @@ def tasks(
 
 
 def compile_task(task: Task) -> Outcome:
-    """Compile one kernel into Triton's cache, and where there is a driver of NVIDIA the C code that launches it."""
+    """Compile one kernel into Triton's cache, and if NVIDIA's driver is installed, the C code that launches it."""
     hits: list[bool] = []
 
     def listen(*, cache_hit: bool, **_: Any) -> None:
@@ -110,7 +110,7 @@ def compile_task(task: Task) -> Outcome:
 
 
 def has_launchers(target: Target) -> bool:
-    """Whether the C code that launches kernels can be compiled here: it is linked with the driver of the GPU."""
+    """Whether the C code that launches kernels can be compiled here: it is linked with the GPU driver's library."""
     if not CHIPS[target.arch].is_nvidia:
         return False
     try:
@@ -120,7 +120,7 @@ def has_launchers(target: Target) -> bool:
 
 
 def _build_launcher(kernel: Compiled) -> None:
-    """What `CompiledKernel` does at its first launch, but for loading the machine code onto the GPU."""
+    """Do what `CompiledKernel` does at its first launch, except loading the machine code onto the GPU."""
     if not has_launchers(Target(arch=f"sm_{kernel.metadata.target.arch}", gpu="")):
         return
     nvidia.CudaUtils()

@@ -30,10 +30,10 @@ SYMBOLS = {
     "q_len": ("<msub><mi>N</mi><mtext>q</mtext></msub>", "number of queries"),
     "kv_len": ("<msub><mi>N</mi><mtext>kv</mtext></msub>", "number of keys"),
 }
-"""Name of the language -> its symbol, and what it is."""
+"""Name of the language -> its symbol, and its meaning."""
 
 _LETTERS = {"i": "q_idx", "j": "kv_idx", "s": "score", "N": "q_len"}
-"""Letter of a symbol -> the name of the language that loses the symbol where a spec's own argument has the letter."""
+"""Letter of a symbol -> the name of the language that loses the symbol if an argument of the spec has that letter."""
 
 _INFIX = {
     "lt": ("&lt;", COMPARE),
@@ -62,7 +62,7 @@ _SHORT_INDEX = 3
 """Operations and operands of an index that may be a subscript; with a longer one, all stand in brackets."""
 
 _DIGITS = 7
-"""Significant digits of a number that is not exact in as many."""
+"""Significant digits to which a number with more digits is rounded."""
 
 
 @dataclass
@@ -195,7 +195,7 @@ class MathPrinter:
         return _row(*_between("∨", [self.operand(a, LOGIC + 1) for a in e.args])), LOGIC
 
     def _members(self, e: Op) -> list[str] | None:
-        """What `x in (...)` lists: the right sides of a disjunction of equations with one left side."""
+        """The members that `x in (...)` lists: the right sides of a disjunction of equations with one left side."""
         equations = [a for a in e.args if isinstance(a, Op) and a.op == "eq"]
         if e.op != "or" or len(equations) < len(e.args) or len({a.args[0] for a in equations}) > 1:
             return None
@@ -222,7 +222,7 @@ def plain_names(own: Collection[str]) -> frozenset[str]:
 
 
 def symbols(*exprs: Expr, plain: Collection[str] = ()) -> list[tuple[str, str]]:
-    """The symbols that the expressions use, each with what it is."""
+    """The symbols that the expressions use, each with its meaning."""
     read = frozenset().union(*map(names, exprs))
     return [entry for name, entry in SYMBOLS.items() if name in read and name not in plain]
 
@@ -294,7 +294,7 @@ def _decimal(value: float) -> str:
 
 
 def _reciprocal(e: Expr) -> int | None:
-    """`n` if an expression is the float 1 / n, as which a division by a literal is kept."""
+    """`n` if an expression is the float 1 / n, which stands for a division by the literal `n`; else None."""
     if not is_const(e) or e.type is not Type.FLOAT:
         return None
     assert isinstance(e, Const)
@@ -305,7 +305,7 @@ def _reciprocal(e: Expr) -> int | None:
 
 
 def _power(e: Expr) -> tuple[Expr, int]:
-    """The base and the whole exponent of repeated products; (e, 1) for what is none."""
+    """The base and the whole exponent of repeated products; (e, 1) for any other expression."""
     if not (isinstance(e, Op) and e.op == "mul"):
         return e, 1
     (a, n), (b, m) = map(_power, e.args)

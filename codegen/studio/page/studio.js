@@ -1,4 +1,4 @@
-// The studio's page: sends the entry to the generator on this machine and shows what it answers.
+// The studio's page: sends the entry to the generator on this machine and shows the answers.
 "use strict";
 
 const get = (id) => document.getElementById(id);
@@ -42,7 +42,7 @@ function addRow(kind, values = {}) {
     if (Array.isArray(what)) {
       const select = element("select", { "data-row": key, "aria-label": key });
       for (const each of what) select.append(element("option", { value: each }, kind === "named" ? each.slice(0, -1) : each));
-      // A wrong value stays to be seen, with its error.
+      // A wrong value stays visible, with its error.
       if (values[key] && !what.includes(values[key])) select.append(element("option", { value: values[key] }, values[key]));
       select.value = values[key] || what[0];
       row.append(select);
@@ -140,7 +140,7 @@ function show(answer) {
   if (answer.formulas) showVariant(answer);
   if (answer.picture) showPicture(answer.picture);
   if (answer.picture) get("output").hidden = false;
-  // What is still of an older entry is dimmed.
+  // Results that still belong to an older entry are dimmed.
   get("output").classList.toggle("stale", !answer.picture);
   get("formulas").classList.toggle("stale", !answer.formulas);
   if (answer.formulas) loadKernels();
@@ -168,7 +168,7 @@ function showProblems(found) {
   }
 }
 
-// The element that a field's path belongs to: a row of scalars or tensors by its name, else the longest known beginning.
+// The element of a field's path: a row of scalars or tensors by its name, else that of the longest known prefix.
 function placeOf(field) {
   const [first, name] = field.split(".");
   if (first === "scalars" || first === "tensors") {
@@ -346,7 +346,7 @@ function start() {
   });
   restore();
   const first = refresh();
-  // An entry from the address is edited where it fits, in the form.
+  // An entry from the address is edited in the form if it fits there.
   first.then(() => { if (mode === "yaml" && !get("fields").hidden) choose("form"); });
   loadExamples();
   window.addEventListener("hashchange", () => { restore(); refresh(); });
