@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,38 +11,28 @@ import torch
 from torch import Tensor
 
 from codegen.testing import golden
-from codegen.testing.calls import make_schedule
-from codegen.testing.golden import Inputs
-from generated._runtime.core.checks import ArgumentError
-from generated._runtime.torch import sequences as torch_sequences
-from tests.support.cases import (
-    DEVICE,
-    DTYPES,
-    MANIFEST,
-    assert_same,
-    draw,
-    evaluate,
-    tiles,
-    with_frameworks,
-    with_variants,
-)
-from tests.support.cases import Shape as DenseShape
+from tests.support.cases import DEVICE, DTYPES, MANIFEST, assert_same, evaluate, tiles, with_frameworks, with_variants
 from tests.support.judge import check_call, check_results
-from tests.support.packings import MIXED, Packing, draw_packed
+from tests.support.packings import (
+    KINDS,
+    MIXED,
+    OFFSETS,
+    SMALL_TILES,
+    THREE,
+    Packing,
+    assert_others_same,
+    draw_packed,
+    spoil,
+    with_kinds,
+)
 
 pytestmark = pytest.mark.covers(mode="packed", family="portable", dtype="float16", framework="torch")
-
-# What is different from one to the next: a second bound, a read of positions, a derivative, a vector of its own, none.
-KINDS = ("causal", "window", "alibi", "softcap", "forgetting")
-with_kinds = pytest.mark.parametrize("variant", KINDS)
 
 SHORT = [Packing.of(15), Packing.of(1, 1, 200), Packing.of(15, 100, 200)]
 LONG = [
     Packing.of(256, 500, 1000),
     pytest.param(Packing.of(15, 100, 300, 1200, 2000), marks=pytest.mark.gpu),  # 3 s each in the interpreter
 ]
-THREE = Packing.of(9, 60, 81)
-SMALL_TILES = tiles(32, 32)
 
 
 @pytest.mark.parametrize("packing", SHORT, ids=str)
@@ -90,15 +78,6 @@ def test_tiles(variant: str, block_m: int, block_n: int) -> None:
     packing = Packing.of(9, 70)
     inputs = draw_packed(variant, packing, DTYPES[0], dim=32)
     check_call(variant, inputs, config=tiles(block_m, block_n), **packing.options())
-
-
-OFFSETS: dict[str, Callable[[], Any]] = {
-    "0": lambda: 0,
-    "end": lambda: "end",
-    "13": lambda: 13,
-    "-9": lambda: -9,
-    "tensor": lambda: torch.tensor([30, 0, -20, 50, 7], dtype=torch.int32, device=DEVICE),
-}
 
 
 @pytest.mark.parametrize("q_offset", OFFSETS)
@@ -210,29 +189,6 @@ def test_sequences_do_not_see_each_other(variant: str, number: int, value: float
     assert_others_same(THREE, number, got, want)
 
 
-def spoil(inputs: Inputs, packing: Packing, number: int, value: float) -> Inputs:
-    """The same call, of one sequence's keys and values each one row."""
-
-    def spoilt(x: Tensor) -> Tensor:
-        x = x.detach().clone()
-        x[packing.keys[number]] = value
-        return x.requires_grad_()
-
-    return replace(inputs, k=spoilt(inputs.k), v=spoilt(inputs.v))
-
-
-def assert_others_same(packing: Packing, number: int, got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    """The same bits for all tokens but one sequence's."""
-    for name, wanted in want.items():
-        where = packing.rows if name in ("o", "lse", "dq") else packing.keys
-        if name in ("o", "dq", "lse", "dk", "dv", "dg"):
-            axis = 1 if name == "lse" else 0
-            for other in range(packing.sequences):
-                if other != number:
-                    rows = torch.arange(wanted.shape[axis], device=wanted.device)[where[other]]
-                    assert torch.equal(got[name].index_select(axis, rows), wanted.index_select(axis, rows)), name
-
-
 @pytest.mark.parametrize("variant", [name for name in MANIFEST if "packed" in MANIFEST[name]["deterministic"]])
 def test_same_inputs_same_bits(variant: str) -> None:
     inputs = draw_packed(variant, THREE, DTYPES[0])
@@ -334,146 +290,3 @@ def test_compiled_equals_eager(variant: str) -> None:
     for name, wanted in golden.evaluate(model, inputs, **ends).items():
         assert_same(variant, name, got[name], wanted)
         assert got[name].stride() == wanted.stride(), name
-
-
-def _schedule(variant: str, inputs: Inputs, **options: Any) -> Any:
-    return make_schedule(golden.load_op(variant), inputs, config=SMALL_TILES, **options)
-
-
-def _scheduled(variant: str, inputs: Inputs, schedule: Any, **options: Any) -> dict[str, Tensor]:
-    return evaluate(variant, inputs, **{"config": SMALL_TILES, "schedule": schedule, **options})
-
-
-@with_variants
-def test_a_schedule_changes_no_bit(variant: str) -> None:
-    inputs = draw_packed(variant, MIXED, dim=32)
-    options = {"q_offset": OFFSETS["tensor"](), **MIXED.options()}
-    schedule = _schedule(variant, inputs, **options)
-    want = _scheduled(variant, inputs, None, **options)
-    for _ in range(2):
-        for name, got in _scheduled(variant, inputs, schedule, **options).items():
-            assert_same(variant, name, got, want[name])
-
-
-@with_kinds
-def test_a_schedule_of_a_forward_alone(variant: str) -> None:
-    inputs = draw_packed(variant, THREE, dim=32)
-    schedule = _schedule(variant, inputs, backward=False, **THREE.options())
-    want = _scheduled(variant, inputs, None, **THREE.options())
-    for name, got in _scheduled(variant, inputs, schedule, **THREE.options()).items():
-        assert_same(variant, name, got, want[name])
-
-
-PACKED_90 = Packing.of(15, 90)
-# What is different from the call that the schedule was made for.
-OTHERS: dict[str, tuple[Packing, dict[str, Any]]] = {
-    "total": (Packing.of(15, 80), {}),
-    "sequences": (Packing.of(15, 40, 90), {}),
-    "keys": (Packing(q=(0, 15, 90), k=(0, 15, 80)), {}),
-    "tiles": (PACKED_90, {"config": tiles(64, 64)}),
-    "offset": (PACKED_90, {"q_offset": 7}),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_schedule_of_another_packed_call_is_refused(other: str) -> None:
-    schedule = _schedule("causal", draw_packed("causal", PACKED_90, dim=32), **PACKED_90.options())
-    packing, options = OTHERS[other]
-    inputs = draw_packed("causal", packing, dim=32)
-    with pytest.raises(ArgumentError, match=r"^causal: schedule: expected .*, got "):
-        _scheduled("causal", inputs, schedule, **packing.options(), **options)
-
-
-def test_a_packed_schedule_of_another_op_is_refused() -> None:
-    schedule = _schedule("causal", draw_packed("causal", PACKED_90, dim=32), **PACKED_90.options())
-    inputs = draw_packed("window", PACKED_90, dim=32)
-    with pytest.raises(ArgumentError, match=r"^window: schedule: expected one made by window.schedule, got "):
-        _scheduled("window", inputs, schedule, **PACKED_90.options())
-
-
-def test_a_schedule_is_for_packed_or_for_dense_calls() -> None:
-    """Of as many rows and heads."""
-    packed, dense = draw_packed("causal", Packing.of(90), dim=32), draw("causal", DenseShape(q_len=90, dim=32))
-    options = Packing.of(90).options()
-    of_packed, of_dense = _schedule("causal", packed, **options), _schedule("causal", dense)
-    with pytest.raises(ArgumentError, match=r"^causal: schedule: expected .*, got "):
-        _scheduled("causal", dense, of_packed)
-    with pytest.raises(ArgumentError, match=r"^causal: schedule: expected .*, got "):
-        _scheduled("causal", packed, of_dense, **options)
-
-
-def _ints(*values: int, dtype: torch.dtype = torch.int32, device: str = DEVICE) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)
-
-
-# What is changed in a good call of `causal` of 20 rows, and the argument that the error names.
-BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "dtype": (lambda: {"cu_seqlens_q": _ints(0, 20, dtype=torch.float32)}, "cu_seqlens_q"),
-    "dtype_of_k": (lambda: {"cu_seqlens_k": _ints(0, 9, 20, dtype=torch.float32)}, "cu_seqlens_k"),
-    "list": (lambda: {"cu_seqlens_q": [0, 20]}, "cu_seqlens_q"),
-    "two_dims": (lambda: {"cu_seqlens_q": _ints(0, 9, 20)[None]}, "cu_seqlens_q"),
-    "empty": (lambda: {"cu_seqlens_q": _ints()}, "cu_seqlens_q"),
-    "device": (lambda: {"cu_seqlens_q": _ints(0, 9, 20, device="meta")}, "cu_seqlens_q"),
-    "lengths": (lambda: {"cu_seqlens_k": _ints(0, 20)}, "cu_seqlens_k"),
-    "only_k": (lambda: {"cu_seqlens_q": None, "cu_seqlens_k": _ints(0, 9, 20)}, r"\w+"),
-    "rank_of_q": (lambda: {"q": torch.zeros(1, 2, 20, 32, dtype=torch.float16, device=DEVICE)}, "q"),
-    "segments": (lambda: {"q_segment_ids": _ints(*[0] * 20)[None]}, r"\w+"),
-    "positions": (lambda: {"q_positions": _ints(*range(20))[None]}, r"\w+"),
-    "kv_lengths": (lambda: {"kv_lengths": _ints(20)}, r"\w+"),
-    "offsets": (lambda: {"q_offset": _ints(0, 0, 0)}, "q_offset"),
-    # Seen in the values.
-    "start": (lambda: {"cu_seqlens_q": _ints(1, 9, 20)}, "cu_seqlens_q"),
-    "decreases": (lambda: {"cu_seqlens_q": _ints(0, 21, 20)}, "cu_seqlens_q"),
-    "end": (lambda: {"cu_seqlens_q": _ints(0, 9, 19)}, "cu_seqlens_q"),
-    "end_of_k": (lambda: {"cu_seqlens_k": _ints(0, 9, 21)}, "cu_seqlens_k"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_arguments(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a GPU values are looked at only where a synchronisation does not matter.
-    monkeypatch.setattr(torch_sequences, "DEBUG", True)
-    change, argument = BAD[case]
-    inputs = draw_packed("causal", Packing.of(9, 20), dim=32)
-    call = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "cu_seqlens_q": _ints(0, 9, 20), **change()}
-    with pytest.raises(ArgumentError, match=rf"^causal: {argument}: expected .*, got "):
-        golden.load_op("causal")(call.pop("q"), call.pop("k"), call.pop("v"), **call)
-
-
-DEVICE_CHECK = """
-import torch
-from generated.torch import causal
-x = torch.zeros(20, 2, 32, device="cuda", dtype=torch.float16)
-causal(x, x, x, cu_seqlens_q=torch.tensor({begins}, dtype=torch.int32, device="cuda"))
-torch.cuda.synchronize()
-"""
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("begins", "rule"),
-    [([1, 9, 20], "start at 0"), ([0, 21, 20], "not decrease"), ([0, 9, 19], "end at the number of tokens")],
-)
-def test_the_device_asserts_what_the_host_does_not_read(begins: list[int], rule: str) -> None:
-    """In a process of its own, as nothing runs on a GPU after an assertion."""
-    code = DEVICE_CHECK.format(begins=begins)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode != 0
-    assert f"cu_seqlens must {rule}" in result.stdout + result.stderr
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("prebuilt", [False, True])
-@with_variants
-def test_the_host_does_not_wait_for_the_device(variant: str, prebuilt: bool) -> None:
-    inputs = draw_packed(variant, MIXED)
-    options = MIXED.options()
-    evaluate(variant, inputs, **options)  # compiles, and loads modules
-    if prebuilt:
-        options["schedule"] = make_schedule(golden.load_op(variant), inputs, **options)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        evaluate(variant, inputs, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

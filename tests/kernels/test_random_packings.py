@@ -6,10 +6,9 @@ import itertools
 
 import pytest
 
-from tests.kernels.test_packed import assert_others_same, spoil
 from tests.support.cases import DTYPES, INTERPRET, evaluate, tiles
 from tests.support.judge import check_results
-from tests.support.packings import Packing, draw_packed
+from tests.support.packings import Packing, assert_others_same, draw_packed, spoil
 
 pytest.importorskip("hypothesis", reason="random packings need hypothesis")
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What FlashAttention 2 documents that its functions compute, in float64 and one row of a batch at a time."""
+"""What FlashAttention 2 documents that its functions compute, in float64, a row of a batch at a time; its inputs."""
 
 from __future__ import annotations
 
@@ -68,3 +68,13 @@ def packed(
         own = slopes if slopes is None or slopes.dim() == 1 else slopes[s]
         found.append(reference(q[rows], k[keys], v[keys], slopes=own, **call))
     return torch.cat([o for o, _ in found]), torch.cat([lse for _, lse in found], 1)
+
+
+def drawn(*shape: int) -> Tensor:
+    """Random numbers whose products reach a softcap, as a parameter."""
+    return (torch.randn(*shape) * 1.5).requires_grad_()
+
+
+def qkv(rows: int = 9, keys: int = 13, batch: int = 2, heads: int = 4, kv_heads: int = 2) -> tuple[Tensor, ...]:
+    torch.manual_seed(rows * 100 + keys)
+    return drawn(batch, rows, heads, 16), drawn(batch, keys, kv_heads, 16), drawn(batch, keys, kv_heads, 16)

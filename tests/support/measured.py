@@ -1,10 +1,12 @@
-"""Results of the benchmark as tests make them up."""
+"""A case of the benchmark, and results as tests make them up."""
 
 from __future__ import annotations
 
 from bench.cases.case import Case
 from bench.record import PASSES, Cost, Measurement, Results
 from codegen.testing.golden import Shape
+
+CASE = Case(variant="causal", shape=Shape(batch=1, heads=2, kv_heads=2, seq=32, dim=16), peers=("flex", "cudnn", "fa2"))
 
 
 def rows_of(case: Case, ms: float = 1.0) -> list[Measurement]:

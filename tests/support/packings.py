@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from codegen.testing import golden
 from codegen.testing.golden import Inputs
 from tests.support import plain
-from tests.support.cases import DEVICE, MANIFEST
+from tests.support.cases import DEVICE, MANIFEST, tiles
 
 Dense = Callable[..., Any]
 
@@ -54,6 +55,21 @@ class Packing:
 
 # Sequences of queries without keys, of keys without queries, of neither, and of other lengths on both sides.
 MIXED = Packing(q=(0, 20, 20, 70, 71, 71), k=(0, 30, 45, 45, 130, 130))
+THREE = Packing.of(9, 60, 81)
+SMALL_TILES = tiles(32, 32)
+
+OFFSETS: dict[str, Callable[[], Any]] = {
+    "0": lambda: 0,
+    "end": lambda: "end",
+    "13": lambda: 13,
+    "-9": lambda: -9,
+    "tensor": lambda: torch.tensor([30, 0, -20, 50, 7], dtype=torch.int32, device=DEVICE),
+}
+"""What a call of MIXED may have as its `q_offset`."""
+
+# What is different from one to the next: a second bound, a read of positions, a derivative, a vector of its own, none.
+KINDS = ("causal", "window", "alibi", "softcap", "forgetting")
+with_kinds = pytest.mark.parametrize("variant", KINDS)
 
 
 def draw_packed(
@@ -274,3 +290,26 @@ def term_sizes(
                 part.own(name[1:], whole).add_(size)
     tiny = plain.smallest_size(dtype)
     return {name: size.clamp(min=tiny) for name, size in sizes.items()}, largest
+
+
+def spoil(inputs: Inputs, packing: Packing, number: int, value: float) -> Inputs:
+    """The same call, of one sequence's keys and values each one row."""
+
+    def spoilt(x: Tensor) -> Tensor:
+        x = x.detach().clone()
+        x[packing.keys[number]] = value
+        return x.requires_grad_()
+
+    return replace(inputs, k=spoilt(inputs.k), v=spoilt(inputs.v))
+
+
+def assert_others_same(packing: Packing, number: int, got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    """The same bits for all tokens but one sequence's."""
+    for name, wanted in want.items():
+        where = packing.rows if name in ("o", "lse", "dq") else packing.keys
+        if name in ("o", "dq", "lse", "dk", "dv", "dg"):
+            axis = 1 if name == "lse" else 0
+            for other in range(packing.sequences):
+                if other != number:
+                    rows = torch.arange(wanted.shape[axis], device=wanted.device)[where[other]]
+                    assert torch.equal(got[name].index_select(axis, rows), wanted.index_select(axis, rows)), name

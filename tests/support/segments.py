@@ -18,6 +18,10 @@ BY_ROW = ("band_images", "causal_dropout", "document", "forgetting", "forgetting
 """Variants that read something by row, and so refuse positions in any order, or of keys that are not the queries'."""
 
 
+def ints(values: Any) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.int32).to(DEVICE)
+
+
 def runs(*lengths: tuple[int, int]) -> list[int]:
     """Ids of segments one behind the other: each id, and how many tokens have it."""
     return [number for number, length in lengths for _ in range(length)]
@@ -51,11 +55,7 @@ class Call:
         return draw(variant, self.shape, dtype, positions=self.reach)
 
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {name: _ints(rows) for name, rows in self.tokens.items()}
+        options: dict[str, Any] = {name: ints(rows) for name, rows in self.tokens.items()}
         if self.kv_lengths:
-            options["kv_lengths"] = _ints(self.kv_lengths)
+            options["kv_lengths"] = ints(self.kv_lengths)
         return options if "q_positions" in options else {**options, "q_offset": self.q_offset}
-
-
-def _ints(values: Sequence[Any]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=DEVICE)

@@ -1,5 +1,4 @@
-"""Which family of kernels a call runs in: properties of the choice against the table of tiles and lengths, what a call
-may ask for, and what is said where it cannot have it.
+"""Which family of kernels a call runs in: properties of the choice against the table of tiles and lengths.
 
 No test restates a number of the table: another measurement changes that alone.
 """
@@ -8,60 +7,17 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
 
 import pytest
-import torch
 
 from codegen.load.spec_file import load
 from codegen.plan.traits import keys_start_at_zero, rows_are_alike
 from codegen.plan.variant import plan
 from generated._runtime.archs import HOPPER_FAMILY as FAMILY
-from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
-from generated._runtime.core.options import NO_OPTIONS, checked_options
 from generated._runtime.kernels import TRAITS
-from generated._runtime.torch.devices import call_options
+from tests.support.family_choices import LENGTH, backward, families, forward
 from tests.support.paths import LIBRARY
-
-LENGTH = 4096
-
-
-def forward(
-    variant: str = "causal",
-    mode: str = "dense",
-    arch: str = "sm_90",
-    dtype: str = "bfloat16",
-    head_dims: tuple[int, int] = (128, 128),
-    length: int = LENGTH,
-    config: object = None,
-    family: str | None = None,
-    band_keys: int | None = None,
-) -> Tile:
-    options = checked_options(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, options, band_keys)["fwd"]
-
-
-def backward(
-    variant: str = "causal",
-    mode: str = "dense",
-    head_dims: tuple[int, int] = (128, 128),
-    length: int = LENGTH,
-    config: object = None,
-    family: str | None = None,
-    deterministic: bool | None = None,
-    band_keys: int | None = None,
-) -> tuple[Tile, Tile]:
-    """The tiles of dkdv and dq."""
-    options = checked_options(variant, config, family, deterministic)
-    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, options, band_keys)
-    return tiles["dkdv"], tiles["dq"]
-
-
-def families(*args: Any, **options: Any) -> list[str]:
-    return [tile.family for tile in backward(*args, **options)]
-
 
 MODES = ("dense", "packed", "segmented")
 WIDTHS = tuple(FAMILY.forward_tiles)
@@ -204,61 +160,6 @@ def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
         assert families(head_dims=(head_dim, 128)) == ["hopper", "hopper"]
 
 
-def test_a_fixed_order_takes_a_portable_dq() -> None:
-    assert families(deterministic=True) == ["hopper", "portable"]
-    assert families(deterministic=True, family="hopper") == ["hopper", "portable"]
-    assert families(deterministic=False) == ["hopper", "hopper"]
-    assert families("forgetting") == ["hopper", "hopper"]
-    assert families("forgetting", deterministic=True) == ["hopper", "portable"]
-    assert families("relative_bias") == ["hopper", "hopper"]
-    assert families("relative_bias", deterministic=True) == ["hopper", "portable"]
-
-
-OWN = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
-
-
-def test_a_tile_of_a_call_is_a_portable_one() -> None:
-    assert families(config={"dq": OWN}) == ["portable", "portable"]
-    assert families(config={"dkdv": OWN}) == ["portable", "portable"]
-    assert families(config={"dq": OWN}, family="hopper") == ["hopper", "portable"]
-    assert backward(config={"dq": OWN}, family="hopper")[1] == Tile(64, 64, 4, 2)
-
-
-def test_atomics_refuse_a_fixed_order() -> None:
-    assert checked_options("relative_bias", None, None, True).fixed_order
-    for mode in ("packed", "segmented"):
-        wanted = f"expected None or False, as {mode} calls add one of its gradients with atomics, in any order"
-        with pytest.raises(ArgumentError, match=f"deterministic: {wanted}"):
-            checked_options("relative_bias", None, None, True, mode)
-
-
-def test_deterministic_is_a_bool() -> None:
-    with pytest.raises(ArgumentError, match="deterministic: expected None, True or False, got 1"):
-        checked_options("causal", None, None, 1)
-
-
-def test_torch_decides_about_the_order_where_a_call_does_not() -> None:
-    assert call_options("causal", None, None, None) == NO_OPTIONS
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert call_options("causal", None, None, None) == checked_options("causal", None, None, True)
-        assert call_options("causal", None, None, False) == NO_OPTIONS
-        assert call_options("relative_bias", None, None, None).fixed_order
-        assert call_options("relative_bias", None, None, None, "packed") == NO_OPTIONS
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_a_tile_of_other_keys_is_refused_in_the_backward() -> None:
-    own = {"dkdv": {"block_m": 64, "block_n": 64, "num_warps": 8, "num_stages": 2}}
-    with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64 or 128, block_n 128"):
-        backward(config=own, family="hopper")
-    assert backward(head_dims=(256, 256), config=own, family="hopper")[0] == HopperTile(**own["dkdv"])
-    own["dkdv"]["block_m"] = 128
-    with pytest.raises(ArgumentError, match=r"config\['dkdv'\]: expected block_m 64, block_n 64"):
-        backward(head_dims=(256, 256), config=own, family="hopper")
-
-
 def test_wide_forwards_run_on_hopper() -> None:
     assert forward().family == "hopper"
     assert forward(head_dims=(192, 128)).family == "hopper"
@@ -352,41 +253,6 @@ def test_segmented_calls_run_on_hopper() -> None:
 )
 def test_portable_family_runs_the_rest(call: dict[str, object]) -> None:
     assert forward(**call).family == "portable"  # type: ignore[arg-type]
-
-
-def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
-    assert forward(variant="window", family="hopper").family == "hopper"
-    short = FAMILY.narrow_forward_from // 2
-    assert forward(head_dims=(64, 64), length=short, family="hopper") == FAMILY.forward_tiles[64]
-    own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4}}
-    assert forward(config=own, family="hopper") == HopperTile(**own["fwd"])
-    assert forward(config=own, family="hopper").family == "hopper"
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
-        ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"head_dims": (80, 80)}, "tiles of 128 columns need a head_dim of at least 96, not 80"),
-        ({"length": 0}, "at least one key"),
-    ],
-    ids=str,
-)
-def test_a_call_that_asks_for_hopper_is_refused_with_the_reason(call: dict[str, object], said: str) -> None:
-    with pytest.raises(ArgumentError, match=said):
-        forward(family="hopper", **call)  # type: ignore[arg-type]
-
-
-def test_a_tile_of_other_rows_is_refused() -> None:
-    own = {"fwd": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
-    with pytest.raises(ArgumentError, match=r"config\['fwd'\]: expected block_m 128 and num_warps 8"):
-        forward(config=own, family="hopper")
-
-
-def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="family: expected None or one of 'portable', 'hopper', got 'volta'"):
-        checked_options("causal", None, "volta")
 
 
 def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:

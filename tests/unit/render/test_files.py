@@ -1,14 +1,10 @@
-"""The file set of a package: every status, every refusal, and that a failed write leaves the old package whole."""
+"""The file set of a package: every status, what a write changes, and every refusal."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,42 +16,13 @@ from hypothesis import strategies as st
 from codegen.render import files
 from codegen.render.files import Difference, Status
 from codegen.util.errors import CodegenError
-from tests.support.paths import ROOT
-
-VARIANTS = {"causal": {"mask": "q_idx >= kv_idx"}}
-OLD = files.with_manifest({"__init__.py": "", "causal/fwd.py": "old\n", "alibi/fwd.py": "alibi\n"}, VARIANTS)
-NEW = files.with_manifest({"__init__.py": "", "causal/fwd.py": "new\n", "full/bwd/dq.py": "full\n"}, VARIANTS)
-
-Tree = dict[str, bytes | None]
-
-
-def tree(root: Path) -> Tree:
-    """Everything under a folder: files by content, folders as None."""
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in sorted(root.rglob("*"))
-    }
+from tests.support.package_files import NEW, OLD, VARIANTS, judged, refused, tree
 
 
 def stamps(root: Path) -> dict[str, tuple[int, int]]:
     """Inode and time of change of every file and folder: equal only if nothing was written, not even the same bytes."""
     stats = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*")}
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
-
-
-def judged(out: Path, fresh: dict[str, str] = NEW) -> dict[str, Status]:
-    return {difference.path: difference.status for difference in files.compare(out, fresh)}
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A package as `OLD` leaves it, with a tuned config and compiled Python in it."""
-    folder = tmp_path / "package"
-    files.write(folder, OLD)
-    for path in ("tuned/h100/causal.json", "alibi/__pycache__/fwd.pyc", ".gitattributes"):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("not the generator's")
-    return folder
 
 
 # ------------------------------------------------------------------------------------------------------------ manifest
@@ -210,15 +177,6 @@ def test_a_file_can_become_a_folder(tmp_path: Path) -> None:
     assert files.compare(tmp_path, fresh) == []
 
 
-def refused(out: Path, fresh: dict[str, str] = NEW, force: bool = False) -> str:
-    """The message of a refusal that left everything alone."""
-    before = tree(out.parent)
-    with pytest.raises(CodegenError) as error:
-        files.write(out, fresh, force=force)
-    assert tree(out.parent) == before
-    return str(error.value).replace(str(out), "OUT")
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, force: bool) -> None:
     out = tmp_path / "home"
@@ -260,174 +218,6 @@ def test_a_manifest_that_points_outside_the_package_is_not_ours(out: Path) -> No
     manifest["files"]["../victim"] = files.with_manifest({"x": "precious"}, {})[files.MANIFEST]
     (out / files.MANIFEST).write_text(json.dumps(manifest))
     assert "not a folder this generator made" in refused(out, force=True)
-
-
-# ---------------------------------------------------------------------------------------------------------- all or none
-
-
-def failing(real: Callable[..., Any], at: int, failure: BaseException, after: bool) -> Callable[..., Any]:
-    """`real`, but its call number `at` raises: before the work, or, as an interrupt may, just after it."""
-    calls = iter(range(10_000))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) != at:
-            return real(*args, **kwargs)
-        if after:
-            real(*args, **kwargs)
-        raise failure
-
-    return call
-
-
-# For OLD -> NEW: one file goes, two are exchanged, one is new.
-REPLACES = 4
-FAILURES = [OSError(28, "No space left on device"), PermissionError(13, "Permission denied"), KeyboardInterrupt()]
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
-@pytest.mark.parametrize("at", range(REPLACES))
-def test_a_failure_at_any_rename_leaves_the_old_package(
-    out: Path, monkeypatch: pytest.MonkeyPatch, at: int, failure: BaseException, after: bool
-) -> None:
-    before = tree(out.parent)
-    monkeypatch.setattr(os, "replace", failing(os.replace, at, failure, after))
-    with pytest.raises(type(failure)):
-        files.write(out, NEW)
-    assert tree(out.parent) == before
-
-
-def test_the_renames_counted_above_are_all_there_are(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "replace", failing(os.replace, REPLACES, OSError(), after=False))
-    files.write(out, NEW)
-    assert files.compare(out, NEW) == []
-
-
-@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
-@pytest.mark.parametrize("at", range(3))
-def test_a_failure_while_staging_leaves_the_old_package(
-    out: Path, monkeypatch: pytest.MonkeyPatch, at: int, failure: BaseException
-) -> None:
-    before = tree(out.parent)
-    monkeypatch.setattr(Path, "write_bytes", failing(Path.write_bytes, at, failure, after=True))
-    with pytest.raises(type(failure)):
-        files.write(out, NEW)
-    assert tree(out.parent) == before
-
-
-@pytest.mark.parametrize("at", range(len(NEW)))
-def test_a_failed_first_render_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    monkeypatch.setattr(os, "replace", failing(os.replace, at, KeyboardInterrupt(), after=True))
-    with pytest.raises(KeyboardInterrupt):
-        files.write(tmp_path / "vendored" / "ops", NEW)
-    assert tree(tmp_path) == {}
-
-
-@pytest.mark.parametrize("at", range(2))
-def test_a_failure_while_a_file_becomes_a_folder_restores_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    files.write(tmp_path, files.with_manifest({"causal": "file"}, {}))
-    before = tree(tmp_path)
-    monkeypatch.setattr(os, "replace", failing(os.replace, at, OSError(28, "full"), after=True))
-    with pytest.raises(OSError, match="full"):
-        files.write(tmp_path, files.with_manifest({"causal/fwd.py": "text"}, {}))
-    assert tree(tmp_path) == before
-
-
-def test_old_files_that_cannot_be_put_back_are_kept_and_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = os.replace, iter(range(100))
-
-    def broken_from_the_second_on(*args: Any) -> None:
-        if next(calls) > 0:
-            raise PermissionError(13, "Permission denied")
-        real(*args)
-
-    monkeypatch.setattr(os, "replace", broken_from_the_second_on)
-    with pytest.raises(CodegenError, match="could not be put back") as error:
-        files.write(out, NEW)
-    (stage,) = out.glob(".render-*")
-    assert str(stage / "old") in str(error.value)
-    assert (stage / "old" / "alibi/fwd.py").read_text() == OLD["alibi/fwd.py"]
-    monkeypatch.undo()
-    files.write(out, NEW)
-    assert (stage / "old" / "alibi/fwd.py").is_file(), "a later render removed the only copy"
-
-
-@pytest.mark.parametrize("failure", [OSError(38, "no links here"), NotImplementedError()], ids=["disk", "platform"])
-def test_without_hard_links_the_old_files_are_copied(
-    out: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
-    before = tree(out.parent)
-    monkeypatch.setattr(os, "link", failing(os.link, 0, failure, after=False))
-    monkeypatch.setattr(os, "replace", failing(os.replace, REPLACES - 1, KeyboardInterrupt(), after=False))
-    with pytest.raises(KeyboardInterrupt):
-        files.write(out, NEW)
-    assert tree(out.parent) == before
-
-
-# -------------------------------------------------------------------------------------------------------------- kill -9
-
-# Writes NEW as another process, which kills itself at its call number `at` of a function: before the work or after it.
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from codegen.render import files
-out, fresh, name, at, after = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5]
-owner = Path if name == "write_bytes" else os
-real, calls = getattr(owner, name), iter(range(10_000))
-def call(*args, **kwargs):
-    last = next(calls) == at
-    if last and after == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*args, **kwargs)
-    if last:
-        os.kill(os.getpid(), signal.SIGKILL)
-setattr(owner, name, call)
-files.write(out, fresh)
-"""
-KILLS = [("write_bytes", at) for at in (0, 2)] + [("link", at) for at in range(2)]
-KILLS += [("replace", at) for at in range(REPLACES)] + [("rmdir", 0)]
-with_kills = pytest.mark.parametrize(("name", "at"), KILLS, ids=lambda value: str(value))
-
-CHANGED = files.with_manifest({"__init__.py": "", "causal/fwd.py": "third\n", "window/fwd.py": "window\n"}, VARIANTS)
-
-
-def kill(out: Path, name: str, at: int, after: str) -> None:
-    """Write NEW, and be killed meanwhile."""
-    command = [sys.executable, "-c", KILLED, str(out), json.dumps(NEW), name, str(at), after]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the platform has no kill -9")
-@pytest.mark.parametrize("after", ["before", "after"])
-@with_kills
-def test_after_a_kill_any_spec_renders(out: Path, name: str, at: int, after: str) -> None:
-    kill(out, name, at, after)
-    assert (out / files.MANIFEST).is_file(), "at no moment a package is without its manifest"
-    files.write(out, CHANGED)
-    assert files.compare(out, CHANGED) == []
-    assert list(out.glob(".render-*")) == []
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the platform has no kill -9")
-@pytest.mark.parametrize("at", range(len(NEW)))
-def test_after_a_killed_first_render_any_spec_renders(tmp_path: Path, at: int) -> None:
-    out = tmp_path / "package"
-    kill(out, "replace", at, "after")
-    files.write(out, CHANGED)
-    assert files.compare(out, CHANGED) == []
-    assert list(out.glob(".render-*")) == []
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the platform has no kill -9")
-def test_a_hand_edit_after_a_kill_is_seen(out: Path) -> None:
-    kill(out, "replace", 1, "after")
-    assert judged(out, CHANGED)["causal/fwd.py"] is Status.STALE
-    (out / "causal/fwd.py").write_text("by hand")
-    assert judged(out, CHANGED)["causal/fwd.py"] is Status.EDITED
-    assert "causal/fwd.py (edited by hand)" in refused(out, CHANGED)
 
 
 # -------------------------------------------------------------------------------------------------- links and tampering
