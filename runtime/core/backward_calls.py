@@ -1,4 +1,4 @@
-"""The arguments of an op's `backward`, which takes what the op takes. No framework is imported."""
+"""The arguments of an op's `backward`, which takes the arguments of the op. No framework is imported."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -17,7 +17,7 @@ PROGRAMS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Rates that the cost model computes with; measure them where a plan matters.
+    """Rates that the cost model computes with; measure them if a plan matters.
 
     Attributes:
         forward, backward: floating-point operations per second of a GPU's kernels, counted in visited blocks alone.
@@ -90,7 +90,7 @@ def repeats_of_keys(heads: tuple[int, int], ranks: int) -> int:
 
 
 def kernel_seconds(blocks: float, query_heads: int, head_dim: int, machine: Machine) -> float:
-    """Seconds of a forward and a backward that visit so many blocks."""
+    """Seconds of a forward and a backward that visit `blocks` blocks for each query head."""
     products = 2.0 * BLOCK * BLOCK * head_dim * query_heads * blocks
     return products * (2 / machine.forward + 5 / machine.backward)
 

@@ -86,7 +86,7 @@ def _union(begins: Array, ends: Array, block: int, seq: int) -> tuple[Chunk, ...
 
 
 def value_of(x: Any) -> int | float | str:
-    """What a plan remembers of an argument: a number, or a digest of a tensor on the host."""
+    """The form in which a plan keeps an argument: a number, or a digest of a tensor on the host."""
     if isinstance(x, (bool, int, float)):
         return x
     # numpy has no bfloat16, the dtype that any of the tensors may have.

@@ -62,7 +62,7 @@ def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -
 
     Args:
         tokens: what tells the sequences apart: `cu_seqlens_q` of a packed call, `q_segment_ids` of a segmented one.
-        longest: the longest sequence has at least so many keys; 0 if that is not known.
+        longest: the longest sequence has at least this many keys; 0 if that is not known.
     """
     length: int = v.shape[2]
     if mode == "dense" or tokens is None:

@@ -31,7 +31,7 @@ class CallOptions:
         plain: the plain reference is computed instead of the kernels.
         wide_keys: dk and dv are float32 whatever k and v are: they are parts of sums that are rounded once, at the end.
         wide_queries: the same for dq.
-        longest: the longest sequence has at least so many keys; 0 if that is not known.
+        longest: the longest sequence has at least this many keys; 0 if that is not known.
     """
 
     family: str | None = None

@@ -82,7 +82,7 @@ def pieces_of(cu_seqlens: Sequence[int], runs: Sequence[Chunk]) -> list[Piece]:
 
 
 def count_calls(cu_seqlens: Sequence[int], chunks: Sequence[Sequence[Chunk]]) -> int:
-    """The packed calls of the rank that has the most: as many as it has runs of one document.
+    """The number of packed calls of the rank with the most: the most runs of one document that any rank has.
 
     >>> count_calls((0, 8, 16), [[(0, 2), (6, 2), (8, 4)], [(2, 4), (12, 4)]])
     2
@@ -160,7 +160,7 @@ def _span(rows: Array) -> Chunk | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRows:
-    """The keys that calls of a rank have: those of all documents of which it has rows.
+    """The keys of a rank's calls: the keys of all documents of which the rank has rows.
 
     Attributes:
         runs: rows of the whole call, in order. begins: cu_seqlens_k, in which other documents are empty.

@@ -69,7 +69,7 @@ class RowClass(NamedTuple):
 
     @property
     def folds(self) -> bool:
-        """Whether a program may take several splits: it needs registers for the sum of all and for that of the last."""
+        """Whether a program may take several splits. It needs registers for two sums: of all splits and of the last."""
         return not self.has_prompts and not (self.is_wide and self.tile.block_m > 16)
 
 

@@ -6,7 +6,7 @@ import os
 # Triton reads the variable when a kernel is defined, so it cannot change later either.
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
-# The plain reference needs no Triton: models can be tested where it does not exist.
+# The plain reference needs no Triton: models can be tested on systems for which Triton does not exist.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
