@@ -155,7 +155,7 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
 
 
 def _keep_block_shares(results: Results, chosen: Sequence[Case], keep: Keep) -> None:
-    """Store which share of the scores in computed blocks each case's mask keeps."""
+    """Store for each case the share of the scores in computed blocks that its mask keeps."""
     front = set(results.panels().get("front", ()))
     try:
         from bench.cases.block_shares import shares_by_name

@@ -68,14 +68,16 @@ class ParallelMeasurement:
     """One row of the suite `parallel`.
 
     Attributes:
-        section: "links", "exact", "ours", "peers", "jax" or "replay". ranks: how many GPUs it is about.
-        ms: the slowest rank's milliseconds by pass, "fwd" or "fwd+bwd"; of links a call's. rank_ms: every rank's.
-        one_ms: one GPU's milliseconds of the same call unsharded, the mean over the GPUs. scaling: one GPU's time over
-            that of the slowest rank times their number, 1 at best. imbalance: the slowest rank over the mean, minus 1.
-        planned: the imbalance that the layout plans. predicted_ms: forward and backward by the cost model, for the
-            strategies that have one. tflops: of unmasked scores, of all GPUs together, by pass.
-        gb_per_s: bus bandwidth of a collective.
-        bits: which results equal one GPU's bit for bit. errors: by result, the error against float32 over one GPU's.
+        section: "links", "exact", "ours", "peers", "jax" or "replay". ranks: the number of GPUs.
+        ms: the slowest rank's milliseconds by pass, "fwd" or "fwd+bwd"; for links those of a collective.
+        rank_ms: the milliseconds of every rank.
+        one_ms: one GPU's milliseconds for the same call unsharded, the mean over the GPUs.
+        scaling: one GPU's time divided by the slowest rank's time and by the number of ranks, 1 at best.
+        imbalance: the slowest rank's time over the mean, minus 1. planned: the imbalance that the layout plans.
+        predicted_ms: forward and backward by the cost model, for the strategies that have one.
+        tflops: of unmasked scores, of all GPUs together, by pass. gb_per_s: bus bandwidth of a collective.
+        bits: by result, whether it equals one GPU's bit for bit.
+        errors: by result, its error against float32 over the error of one GPU.
         source: "measured"; "modelled" if any part of a time comes from the cost model.
         remark: how it was run. note: why it is missing or wrong.
     """

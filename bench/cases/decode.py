@@ -10,30 +10,30 @@ from typing import Any
 HEADS, KV_HEADS, DIM = 32, 8, 128
 MIXED = (1024, 16384)
 OURS = ("codegen", "contiguous", "balanced", "bfloat16", "single", "packed", "apart", "jax")
-"""Our implementations: on pages; with a page for each sequence; splits that balance a batch; caches of bfloat16 where
-the case has 8 bits; one query where it has more; the packed op, without pages; a call for each number of queries; on
-pages in JAX. All others are peers."""
+"""Our implementations. All others are peers. `codegen`: on pages. `contiguous`: one page for each sequence. `balanced`:
+splits that balance a batch. `bfloat16`: caches of bfloat16 if the case has 8 bits. `single`: one query if the case has
+more. `packed`: the packed op, without pages. `apart`: a call for each number of queries. `jax`: on pages in JAX."""
 
 PEERS = ("flashinfer", "fa3", "sdpa", "pallas")
 BASES = {"codegen": ("bfloat16", "single", "packed", "apart", "contiguous"), "jax": ("pallas",)}
-"""Beside which implementations of the same case, the first that it has, ours is compared as a ratio."""
+"""For each of ours, the implementations that it is compared with as a ratio: the first of them that the case has."""
 
 FP8 = "float8_e4m3fn"
 PROMPT_VARIANTS = ("window", "alibi", "softcap", "gemma2_local", "gpt_oss")
 CHECK_KEYS, CHECK_QUERIES = 2000, 640
-"""The most keys and queries of a sequence whose results are compared with float64: enough for Hopper's kernels."""
+"""Most keys and queries of a sequence in the comparison with float64: enough for Hopper's kernels to run."""
 
 FEW_QUERIES = 16
-"""Up to so many queries what a call reads bounds it, and it has a rate in bytes; with more, what it computes."""
+"""With at most this many queries a call is bound by memory, and its rate is in bytes; with more, by computation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCase:
-    """One step: `lengths` has the keys of each sequence, `queries` how many of its last tokens are asked about.
+    """One step: `lengths` has the keys of each sequence, `queries` is the number of its last tokens that are queries.
 
-    A tuple of `queries` has the number of each sequence, and they are packed into one call. `cache` is the dtype of
-    keys and values; of 8 bits, they have a scale for each key head. `value_dim`: so many first columns of a key are
-    its value, as in latent attention; None for values of their own.
+    A tuple of `queries` has one number for each sequence, and the queries are packed into one call. `cache` is the
+    dtype of keys and values; 8-bit caches have a scale for each key head. `value_dim`: the first columns of a key that
+    are its value, as in latent attention; None if values are stored apart.
     """
 
     name: str
@@ -56,7 +56,7 @@ class DecodeCase:
     def small(self) -> DecodeCase:
         """The case with two of its sequences, cut to CHECK_KEYS, for comparison with float64."""
         packed = isinstance(self.queries, tuple)
-        # Of packed sequences the first are prompts, and the last decode.
+        # In a packed case the first sequences are prompts, and the last ones decode.
         chosen = (0, len(self.lengths) - 1) if packed else range(min(2, len(self.lengths)))
         cut = tuple(min(self.lengths[at], CHECK_KEYS - 700 * number) for number, at in enumerate(chosen))
         counts = tuple(min(self.counts[at], CHECK_QUERIES) for at in chosen)
@@ -113,7 +113,7 @@ def cases(variants: Iterable[str]) -> list[DecodeCase]:
 
 
 def _eight_bits() -> list[DecodeCase]:
-    """Caches of 8 bits beside the same of 16."""
+    """Caches of 8 bits, beside the same caches in 16 bits."""
     steps = {"B64 mixed page 16": (mixed_lengths(), 16), "B16 S8192": ((8192,) * 16, 64), "B1 S131072": ((131072,), 64)}
     return [
         replace(_causal(f"{name} fp8", lengths, ("codegen", "bfloat16")), page_size=size, cache=FP8)
@@ -174,6 +174,6 @@ def _causal(name: str, lengths: tuple[int, ...], implementations: tuple[str, ...
 
 
 def with_peers(case: DecodeCase, wanted: Sequence[str] | None, absent: Iterable[str]) -> DecodeCase:
-    """The case with our implementations, and those of its peers that are `wanted` (None: all), less the `absent`."""
+    """The case with ours and those of its peers that are `wanted` (None: all), without the `absent` ones."""
     kept = {*OURS, *(case.implementations if wanted is None else wanted)} - set(absent)
     return replace(case, implementations=tuple(name for name in case.implementations if name in kept))

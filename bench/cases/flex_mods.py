@@ -97,7 +97,7 @@ def _documents(shape: Shape, device: str) -> dict[str, Tensor]:
 
 
 def _kept(seq: int) -> int:
-    """Keys that are not padding: three quarters of them."""
+    """The number of keys that are not padding: three quarters of all."""
     return max(1, 3 * seq // 4)
 
 

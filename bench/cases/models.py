@@ -31,10 +31,10 @@ TINY = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCase:
-    """One model, its rows of tokens, and who computes its attention.
+    """One model, its rows of tokens, and the implementations that compute its attention.
 
-    `architecture`: a class of transformers, or "Flax". `config`: what its config has beside LAYERS and the vocabulary.
-    `documents`: lengths of the documents in a row, none for rows of one text.
+    `architecture`: a class of transformers, or "Flax". `config`: fields of its config, without layers and vocabulary.
+    `documents`: lengths of the documents in a row, empty if a row is one text.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ModelCase:
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """A published model: its vocabulary, its rows as (batch, length), and what makes it tiny."""
+    """A published model: its vocabulary, its rows as (batch, length), and the config fields that make it tiny."""
 
     architecture: str
     vocabulary: int
@@ -137,7 +137,7 @@ MODELS = {
 
 
 def cases(*, tiny: bool = False) -> list[ModelCase]:
-    """Every case, a small vocabulary and the model's own; `tiny`: one of each model, of a size for a CPU."""
+    """Every case, with a small vocabulary and the model's own. `tiny`: one case of each model, in a size for a CPU."""
     found = []
     for name, model in MODELS.items():
         rows = ((2, TINY),) if tiny else model.rows

@@ -114,7 +114,7 @@ SHORT_LENGTHS = (64, 1024)
 
 
 def front_cases() -> list[PackedCase]:
-    """Those of the suite `front`: 12 documents in a row, many short ones, one long alone and among short ones."""
+    """Cases of the suite `front`: 12 documents a row, many short ones, and a long one alone and among short ones."""
     known = cases()
     documents = [case for case in known if case.name.startswith("documents")]
     uneven = [case for case in known if len(case.rows) == 1 and len(set(case.rows[0])) > 1]

@@ -33,7 +33,7 @@ EXACT_SEQ = 4096
 """Rows of a call that is compared with a float32 reference, which holds all scores at once."""
 
 ASSUMED_FLOPS = 450e12
-"""Floating-point operations in a second that the estimates of a job's time are made with."""
+"""Floating-point operations per second that the estimates of a job's time assume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,9 @@ class ParallelCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is measured at once: a `part` of the suite on one case, with some implementations (none: all there are).
+    """A unit of measurement: a `part` of the suite on one case, with some implementations (none: all that there are).
 
-    `seconds` is an estimate, with which a run decides whether there is time for it.
+    `seconds` is an estimate, by which a run decides whether there is time for the job.
     """
 
     part: str
@@ -96,7 +96,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What names it in a run: parts of one case with other implementations are other jobs."""
+        """The job's name in a run, with its implementations, since one part of a case may be several jobs."""
         words = [self.part, *([str(self.case)] if self.case else []), *self.implementations]
         return " ".join([*words, *([f"P{self.ranks}"] if self.ranks else [])])
 
@@ -168,7 +168,7 @@ def jobs(ranks: int, *, is_tiny: bool = False) -> list[Job]:
 
 
 def replays(sizes: Sequence[int], *, is_tiny: bool = False) -> list[Job]:
-    """The local work of every rank of so many, one after the other on one GPU."""
+    """For each size, the local work of every one of so many ranks, one rank after the other on one GPU."""
     long = 131072
     found = []
     for ranks in sizes:

@@ -18,7 +18,8 @@ PRUNE = 2.0**-24
 """The share of a row's denominator that may be left out: half of float32's eps."""
 
 LOCAL, GLOBAL = (4, 256), (1024, 65536)
-"""Keys within which the local heads and the others forget a factor e: the first head, the last."""
+"""Number of keys within which a head forgets by a factor e: for the first and the last of the local heads, and for the
+first and the last of the others."""
 
 GATE_SPREAD = 0.5
 """Standard deviation of a gate's logit over positions."""
@@ -37,7 +38,7 @@ def cases() -> list[Shape]:
 
 
 def reaches(heads: int) -> Tensor:
-    """Keys within which each head forgets a factor e, float64 `[heads]`."""
+    """Number of keys within which each head forgets by a factor e, float64 `[heads]`."""
     few = 3 * heads // 4
     return torch.cat([_spaced(*LOCAL, few), _spaced(*GLOBAL, heads - few)])
 
@@ -54,6 +55,6 @@ def decays(shape: Shape, device: str) -> Tensor:
 
 
 def share_visited(first: Tensor, seq: int) -> float:
-    """The share of a causal mask's pairs that lie behind each row's first key: int32 `[B, Hq, S]`."""
+    """The share of a causal mask's pairs whose key is not before the row's first key, `first`, int32 `[B, Hq, S]`."""
     kept = (torch.arange(1, seq + 1, device=first.device) - first).clamp(min=0).sum(dtype=torch.float64)
     return float(kept) / (first.shape[0] * first.shape[1] * seq * (seq + 1) / 2)

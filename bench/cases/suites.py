@@ -139,7 +139,7 @@ def dims(_: Sizes) -> list[Case]:
 def variants(sizes: Sizes) -> list[Case]:
     """Every variant of the package, with gradients of its own tensors; no peers by default.
 
-    A tensor with an element for each pair, 2 GB a head at these lengths with its gradient, leaves its variant out.
+    Variants whose tensor has an element for each pair are left out: with its gradient, it takes 2 GB a head.
     """
     return [
         Case(variant=name, shape=fa3_shape(LONG, dim), scalars=_scalars(name), peers=())

@@ -14,14 +14,14 @@ from torch.utils.dlpack import from_dlpack
 from bench.peers.decode_step import Built, Step
 
 LAYERS = 4
-"""Layers in one program, so that its launch hides behind them."""
+"""Layers in one program, so many that the GPU computes them while the program is still being launched."""
 
 PALLAS_OPTIONS = ((8, 16), (4, 16), (8, 8), (4, 32))
 """Pages of a block, and splits of the keys, of Pallas' kernel: its defaults first."""
 
 
 def _jax() -> Any:
-    # Else XLA takes most of the memory at once.
+    # Otherwise XLA allocates most of the GPU's memory at once.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax  # optional
 
@@ -128,7 +128,7 @@ def pallas(step: Step) -> Built:
         def attend(q: Any, caches: Sequence[tuple[Any, Any]], table: Any, lengths: Any) -> Any:
             q = q[:, 0]
             for k, v in caches:
-                # It multiplies scores by nothing.
+                # The kernel does not scale scores.
                 q = paged_attention(
                     q * q.shape[-1] ** -0.5,
                     k,

@@ -16,7 +16,7 @@ from bench.peers.decode_step import DTYPE, Built, Step, draw
 from codegen.testing import golden
 
 WORKSPACE = 256 * 2**20
-"""Bytes that FlashInfer keeps its parts in."""
+"""Bytes of the buffer for FlashInfer's partial results."""
 
 
 def _taken(function: Any, step: Step) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _ours(step: Step, *, splits: str | None = None) -> Built:
 
 
 def _apart(step: Step) -> Built:
-    """A call for all sequences that have as many queries as each other, which lie together."""
+    """A call for each group of adjacent sequences with the same number of queries."""
     op: Any = golden.load_op(step.case.variant)
     calls: list[Callable[[Step], Tensor]] = []
     begin = first = 0
@@ -59,7 +59,7 @@ def _apart(step: Step) -> Built:
 
 
 def _one_count(op: Any, step: Step, sequences: slice, rows: slice, count: int) -> Callable[[Step], Tensor]:
-    """A call on some of a step's sequences, of `count` queries each: o is `[sequences, Hq, count, D]`."""
+    """A call on some of a step's sequences, which have `count` queries each: o is `[sequences, Hq, count, D]`."""
 
     def given(layer: Step) -> tuple[Tensor, Tensor, Tensor]:
         return layer.q[rows].unflatten(0, (-1, count)).transpose(1, 2), layer.k, layer.v
@@ -136,7 +136,7 @@ def _flashinfer(step: Step) -> Built:
 
 
 def _sdpa(step: Step) -> Built:
-    """FlashAttention-2's split decode, of sequences of one length without pages."""
+    """FlashAttention-2's split decode, for sequences of one length, without pages."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if len(set(step.case.lengths)) > 1 or step.case.counts[0] != 1:

@@ -1,4 +1,4 @@
-"""A layer's inputs of the decode suite, and what an implementation makes of them."""
+"""The inputs of a layer in the decode suite, and an implementation that is built for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from codegen.testing import golden
 
 DTYPE = torch.bfloat16
 SPREAD = 64.0
-"""What normal values are times in a cache of 8 bits, whose largest number is 448."""
+"""Factor of normal values in an 8-bit cache, whose largest number is 448."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A layer's inputs: q is `[B, Hq, queries, D]`, or where their numbers differ `[total, Hq, D]`; caches are
-    `[pages, page size, Hkv, D]`, of latent attention v is a view of k's first columns. `scales` are those of caches of
-    8 bits, `[Hkv]`; `packing`, the arguments of a packed call."""
+    """A layer's inputs.
+
+    q is `[B, Hq, queries, D]`, or `[total, Hq, D]` if sequences have different numbers of queries. Caches are
+    `[pages, page size, Hkv, D]`; in latent attention v is a view of k's first columns. `scales`: those of 8-bit caches,
+    `[Hkv]`. `packing`: the arguments of a packed call.
+    """
 
     case: DecodeCase
     q: Tensor
@@ -96,12 +99,12 @@ def draw(case: DecodeCase, device: str, *, contiguous: bool = False) -> Step:
 
 
 def _cache(case: DecodeCase, shape: tuple[int, ...], device: str) -> tuple[Tensor, Tensor | None]:
-    """Normal values in the cache's dtype, and their scales where it has 8 bits."""
+    """Normal values in the cache's dtype, and their scales if it has 8 bits."""
     x = torch.randn(shape, dtype=DTYPE, device=device)
     dtype: torch.dtype = getattr(torch, case.cache)
     if dtype.itemsize > 1:
         return x.to(dtype), None
-    # Of each head another.
+    # Each head has another scale.
     scales = (1 + torch.rand(case.kv_heads, device=device)) / SPREAD
     return x.mul_(SPREAD).to(dtype), scales
 
@@ -136,12 +139,13 @@ def _own(case: DecodeCase, pages: tuple[int, int], device: str) -> dict[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A call on a step's inputs, whose output `result` makes a tensor like q; `plan`, what is done once for all layers
-    of a step.
+    """An implementation: `call` computes a layer from its inputs.
 
-    `programs` makes, of the layers of a step, calls that no CUDA graph of torch can hold: each computes all layers,
-    with another option, and the fastest counts. `wait` blocks until what one returned is there; `layers` are their
-    least number.
+    `result` converts the output of `call` to a tensor like q. `plan` makes what all layers of a step share.
+
+    `programs` is for implementations that torch cannot capture in a CUDA graph. It makes programs from the layers of a
+    step: each computes all layers, with other options, and the fastest counts. `wait` blocks until the output of a
+    program is there. `layers`: the least number of layers.
     """
 
     call: Callable[[Step], Any]

@@ -25,7 +25,7 @@ Attend = Callable[[Array, Array, Array], Array]
 
 
 class Block(nnx.Module):
-    """One pre-norm layer. It is given how to attend with each batch, whose documents that depends on."""
+    """One pre-norm layer. Each call takes the attention function, which depends on the documents of the batch."""
 
     def __init__(self, case: ModelCase, dtype: Any, rngs: nnx.Rngs) -> None:
         size = case.config
@@ -69,7 +69,7 @@ class Gpt(nnx.Module):
 
 
 def attend_by(implementation: str, ids: Array, case: ModelCase, dtype: Any) -> Attend:
-    """Causal attention inside documents `ids` `[B, S]`. What all layers share is made here, once a step."""
+    """Causal attention inside documents `ids` `[B, S]`. The layers' schedule or mask is made here, once a step."""
     if implementation == OURS:
         heads, kv_heads = case.config["num_attention_heads"], case.config["num_key_value_heads"]
         q = jnp.zeros((*ids.shape, heads, case.config["hidden_size"] // heads), dtype)
@@ -132,7 +132,7 @@ class FlaxTrainee:
         return float(loss)
 
     def peak_gib(self, step: Any) -> float | None:
-        """What XLA plans for the compiled step: its peak on a device cannot be reset between two programs."""
+        """The memory that XLA plans for the compiled step: the device's peak cannot be reset between two programs."""
         if jax.default_backend() != "gpu":
             return None
         plan = step.program.memory_analysis()
@@ -140,4 +140,4 @@ class FlaxTrainee:
         return float(held + plan.temp_size_in_bytes) / GIB
 
     def release(self) -> None:
-        """Nothing outlives a program that failed but its arguments."""
+        """Free nothing: only the arguments outlive a program that failed."""

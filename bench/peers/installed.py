@@ -53,7 +53,7 @@ def missing(peers: Iterable[str]) -> dict[str, str]:
 
 
 def revision(folder: Path) -> dict[str, str]:
-    """The commit of a checkout, and its date as ISO 8601; empty where there is no git or no checkout."""
+    """The commit of a checkout, and its date as ISO 8601; empty if there is no git or no checkout."""
     command = ["git", "-C", str(folder), "log", "-1", "--format=%h %cI"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -63,7 +63,7 @@ def revision(folder: Path) -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """The GPU, versions and revision that results depend on; `kernels`, a hash of the manifest, is equal for equals."""
+    """The GPU, versions and revision that results depend on. `kernels`: a hash of the kernels' manifest."""
     import torch
 
     import generated

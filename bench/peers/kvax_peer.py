@@ -1,8 +1,8 @@
 """Kvax 0.1.0 with jax-triton 0.3.1, on a JAX and a Triton that they were not written for.
 
-Kvax (github.com/nebius/kvax) was last released for JAX 0.4 and Triton 3.1. What it lacks since is put in its place
-while it is imported or compiled, and taken away again: nothing else in the process sees it. Its own block sizes for the
-H100 are used, and its option for positions that count up, which they do here.
+Kvax (github.com/nebius/kvax) was last released for JAX 0.4 and Triton 3.1. Names that JAX and Triton have removed since
+are patched in while Kvax is imported or compiled, and removed again, so that nothing else in the process sees them.
+Kvax runs with its own block sizes for the H100, and with its option for positions that count up, as they do here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _hinted_kernels: dict[Any, Any] = {}
 
 
 def _shard_map(f: Any, *, mesh: Any, in_specs: Any, out_specs: Any, check_rep: bool) -> Any:
-    """As `jax.experimental.shard_map` was before JAX 0.8."""
+    """`jax.experimental.shard_map` with the signature that it had before JAX 0.8."""
     return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_rep)
 
 
@@ -43,7 +43,7 @@ def _modules() -> SimpleNamespace:
     with (
         # Kvax's annotations name this type, which JAX removed in 0.8.
         patch.object(old_home, "Specs", object, create=True),
-        # Deprecated since 0.8, as is the name of its last argument.
+        # The function and the name of its last argument are deprecated since 0.8.
         patch.object(old_home, "shard_map", _shard_map, create=True),
         # jax-triton sets TRITON_CACHE_DIR="", which breaks every other compilation in this process.
         patch.dict(os.environ),
@@ -67,7 +67,7 @@ def compiling(hints: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # Triton warns at each use of `and` between blocks.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        # jax-triton asks the driver for it, which a machine without a GPU has not.
+        # jax-triton asks the driver for the compute capability, and a machine without a GPU has no driver.
         capability = int(device_arch("kvax").removeprefix("sm_"))
         stack.enter_context(patch.object(lib.triton_kernel_call_lib, "get_compute_capability", lambda _: capability))
         if hints:
@@ -111,7 +111,7 @@ def _blocks() -> dict[str, Any]:
 
 
 def uncompiled(case: JaxCase) -> Program:
-    """Kvax on documents, not yet compiled. Its block masks, not yet computed, are its schedule."""
+    """Kvax on documents, not yet compiled. Its schedule makes its block masks, which are not yet computed."""
     kvax = _modules()
     arrays, ids = draw(case), segment_ids(case)
     positions = jnp.broadcast_to(jnp.arange(case.shape.seq, dtype=jnp.int32), ids.shape)

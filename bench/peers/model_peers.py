@@ -1,4 +1,4 @@
-"""Whole models of transformers in training, their attention by one implementation or another."""
+"""Whole models of transformers in training, with attention by one implementation or another."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.cases.models import OURS, ModelCase
 
 NAMES = {OURS: "codegen", "sdpa": "sdpa", "cudnn": "sdpa", "flex": "flex_attention", "eager": "eager"}
-"""What transformers calls each implementation."""
+"""The name that transformers has for each implementation."""
 
 _OTHERS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 ORDERS = {
     "sdpa": [SDPBackend.FLASH_ATTENTION, *_OTHERS, SDPBackend.CUDNN_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, *_OTHERS],
 }
-"""Which backends of SDPA are tried, in this order."""
+"""The backends of SDPA that are tried, in this order."""
 
 GIB = 2**30
 
 RATE = 1e-9
-"""Of learning: next to none, so that every implementation computes the same loss."""
+"""Learning rate: next to none, so that every implementation computes the same loss."""
 
 
 class Trainee(Protocol):
@@ -41,14 +41,14 @@ class Trainee(Protocol):
         """The loss as a number, once the step that gives it is done."""
 
     def peak_gib(self, step: Callable[[], Any]) -> float | None:
-        """Memory at its highest within a step, weights and optimizer included; None where it cannot be read."""
+        """Peak memory within a step, weights and optimizer included, GiB; None if it cannot be read."""
 
     def release(self) -> None:
-        """Free what a step that failed has left."""
+        """Free the memory that a failed step still holds."""
 
 
 class Dense(nn.Module):
-    """A gated MLP in the place of experts: what those of one token compute, without routing."""
+    """A gated MLP in the place of experts: it computes as much as the experts of one token, without routing."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class TorchTrainee:
     def __init__(self, case: ModelCase, device: str) -> None:
         from generated.integrations import transformers as hf
 
-        # transformers' advice on configs that a bench does not have is not for its reader.
+        # Readers of a benchmark's output do not need transformers' warnings about the config.
         logging.getLogger("transformers").setLevel(logging.ERROR)
         hf.register()
         self.on_gpu = device == "cuda"
@@ -116,7 +116,7 @@ class TorchTrainee:
         self.model = make_model(case, device, torch.bfloat16 if self.on_gpu else torch.float32)
         self.batch = batch(case, device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, fused=self.on_gpu)
-        # The optimizer's state is made before any implementation can run out of memory in the middle of it.
+        # Make the optimizer's state now, because an implementation that runs out of memory could leave half of it.
         for x in self.model.parameters():
             x.grad = torch.zeros_like(x)
         self.optimizer.step()
@@ -164,8 +164,9 @@ def backends(implementation: str) -> Iterator[None]:
 def attention_calls(device: str, *, documents: bool) -> dict[str, tuple[Callable[[], None], list[float]]]:
     """Forward passes of a small Llama, and the list that each fills with the seconds of its calls of attention.
 
-    `ours, op left out` returns q in the place of what the op would compute; `op alone` is the op's own call, with the
-    arguments that ours found: ours beyond it is Python of the integration. `clock` is a function that returns q.
+    `ours, op left out` returns q instead of calling the op. `op alone` is the op's own call, with the arguments that
+    the integration found: the rest of the time of `ours` is Python of the integration. `clock` is a function that
+    returns q.
     """
     from unittest.mock import patch
 

@@ -27,8 +27,8 @@ DTYPE = torch.bfloat16
 class Built:
     """An implementation with its inputs.
 
-    `dense` converts o and gradients to layout "bhsd" of the dense batch. `schedule` makes a schedule; `unscheduled` is
-    a forward that makes its own.
+    `dense` converts o and gradients to layout "bhsd" of the dense batch. `schedule` makes a schedule. `unscheduled` is
+    a forward that makes its own schedule.
     """
 
     runner: Runner
@@ -143,7 +143,7 @@ def _fa4(case: PackedCase, inputs: Inputs) -> Built:
 
     batch = len(case.rows)
     one = packed(golden.load_manifest()[case.variant], inputs)
-    # An empty document has no token: without it the others are the same.
+    # Leave out empty documents, which have no token.
     ends = torch.unique_consecutive(cu_seqlens(case, inputs.q.device))
     longest = _longest(case)
 

@@ -23,7 +23,7 @@ ROWS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """An op of its leaves, whose gradients are computed, and of what else it is given.
+    """An op with its arguments: `leaves`, whose gradients are computed, and `given`, all others.
 
     `in_order` puts rows of a result in the order of the sequence.
     """
@@ -119,7 +119,7 @@ def ours(case: ParallelCase, arrays: Mapping[str, Any], strategy: str, machine: 
 
 
 def kvax(case: ParallelCase, arrays: Mapping[str, Any]) -> Program:
-    """Kvax's context parallelism: rows in a zig-zag, keys gathered and put in order inside the call, as it does.
+    """Kvax's context parallelism: rows in a zig-zag, and keys that Kvax gathers and puts in order inside the call.
 
     Its block masks are made beforehand.
     """

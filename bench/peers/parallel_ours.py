@@ -17,20 +17,21 @@ from generated.torch_parallel import Layout, context_parallel, plan
 
 
 def strategies() -> tuple[str, ...]:
-    """All that the library's plan knows, but the one that chooses among them."""
+    """All strategies of the library's plan, except "auto", which chooses among them."""
     return tuple(name for name in STRATEGIES if name != "auto")
 
 
 def machine_of(rates: Mapping[str, float]) -> Machine:
-    """A machine with these rates, and the library's own for the others."""
+    """A machine with these rates, and the library's defaults for the others."""
     default = Machine()
     return Machine(**{name: type(getattr(default, name))(rate) for name, rate in rates.items()})
 
 
 def nodes_of(strategy: str, ranks: int, machine: Machine) -> int:
-    """Nodes of the mesh that a strategy is for: 0 for a mesh of one dim, as all strategies have but "2d".
+    """The number of nodes of the mesh that a strategy needs: 0 for a mesh of one dim, which all need but "2d".
 
-    Few ranks are taken for two nodes. "2d" of ranks that no nodes divide has none, which the plan refuses.
+    At most one node's worth of ranks is split into two nodes. If nodes do not divide the ranks, "2d" has 0 nodes, which
+    the plan refuses.
     """
     node: int = getattr(machine, "node", 8)
     nodes = ranks // node if ranks > node else 2
@@ -39,7 +40,7 @@ def nodes_of(strategy: str, ranks: int, machine: Machine) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """An op with its arguments. `leaves` are what gradients are computed of; `do` is the gradient of o."""
+    """An op with its arguments. Gradients are computed for the tensors in `leaves`; `do` is the gradient of o."""
 
     op: Callable[..., Any]
     leaves: Mapping[str, Tensor]
@@ -47,7 +48,7 @@ class Call:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def forward(self, **more: Any) -> Any:
-        """o as a training step computes it, which keeps what the backward needs."""
+        """o as a training step computes it: the tensors that the backward needs are saved."""
         return self.op(**self.leaves, **self.given, **more)
 
     def both(self) -> tuple[Tensor, ...]:
@@ -64,14 +65,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Captured:
-    """The passes of a call, each in a CUDA graph: what a step takes whose host has no part in it."""
+    """The passes of a call, each in a CUDA graph: their time has no part of the host."""
 
     forward: Callable[[], None]
     both: Callable[[], None]
 
     @classmethod
     def of(cls, call: Call) -> Captured:
-        """Of a call that was made before, as a capture asks for."""
+        """Capture the passes of a call. The call must have run before, as a capture requires."""
         return cls(_captured(call.forward), _captured(call.both))
 
 
@@ -115,7 +116,7 @@ def one_gpu(case: ParallelCase, inputs: Inputs, op: Callable[..., Any] | None = 
 
 
 def reference(case: ParallelCase, inputs: Inputs) -> Call:
-    """The plain mathematics of the whole call in float32, and of one in float32 in float64."""
+    """The plain mathematics of the whole call in float32; in float64 if the inputs are float32."""
     dtype = torch.float64 if inputs.q.dtype == torch.float32 else torch.float32
 
     def single(x: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ def row_axis(case: ParallelCase, name: str) -> int:
 
 
 def make_plan(case: ParallelCase, mesh: Any, strategy: str, machine: Machine) -> Layout:
-    """The layout of a case; `mesh` may be the number of ranks, of any strategy."""
+    """The layout of a case. `mesh` may be the number of ranks, also for the strategy "2d"."""
     if isinstance(mesh, int) and (nodes := nodes_of(strategy, mesh, machine)):
         mesh = (nodes, mesh // nodes)
     given: dict[str, Any] = dict(case.scalars)
@@ -172,7 +173,7 @@ def sharded(case: ParallelCase, inputs: Inputs, layout: Layout, rank: int) -> Ca
 def squared_errors(
     case: ParallelCase, got: Mapping[str, Tensor], want: Mapping[str, Tensor], layout: Layout | None, rank: int
 ) -> dict[str, tuple[float, float]]:
-    """Of each result the sum of squared errors and that of squares, over the rows of one rank; None: of all."""
+    """For each result the sums of squared errors and of squares, over a rank's rows (without a layout: over all)."""
     found = {}
     for name, x in got.items():
         axis = row_axis(case, name)
@@ -184,7 +185,7 @@ def squared_errors(
 
 
 def relative(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """The error of each result over the size of what was wanted, from the sums of every rank."""
+    """The norm of each result's error over the norm of the wanted result, from the sums of every rank."""
     found = {}
     for name in parts[0]:
         wrong, size = (sum(part[name][i] for part in parts) for i in range(2))

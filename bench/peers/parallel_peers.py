@@ -22,7 +22,7 @@ from codegen.testing.calls import Inputs
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A peer on one rank. `rows` are the rows of the sequence that it has, in the order it has them."""
+    """A peer on one rank. `rows` are the rows of the sequence that the rank has, in its order."""
 
     forward: Callable[[], Tensor]
     leaves: tuple[Tensor, ...]
@@ -51,14 +51,14 @@ def _head_tail(seq: int, rank: int, ranks: int, device: torch.device) -> Tensor:
 def sdpa(case: ParallelCase, inputs: Inputs, mesh: Any, rank: int, backend: SDPBackend) -> Iterator[Peer]:
     """torch's `context_parallel`, as installed: an all-gather of keys, and a zig-zag of rows.
 
-    While it is open `torch.nn.functional.scaled_dot_product_attention` is patched.
+    While this context is open, `torch.nn.functional.scaled_dot_product_attention` is patched.
     """
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
     if case.documents or case.variant != "causal":
         raise NotImplementedError("torch's context_parallel over SDPA knows causal attention alone")
-    _attention._cp_options.enable_load_balance = True  # which FlexAttention's way sets for the whole process
+    _attention._cp_options.enable_load_balance = True  # `flex` below changes this option for the whole process
     ranks = mesh.size()
     rows = _head_tail(case.seq, rank, ranks, inputs.q.device)
     buffers = list(dense(inputs))
@@ -84,7 +84,7 @@ def sdpa(case: ParallelCase, inputs: Inputs, mesh: Any, rank: int, backend: SDPB
         except torch.OutOfMemoryError:
             raise
         except Exception:
-            # The same on every rank: it is the shapes that it does not know.
+            # It fails on every rank alike, because the backend does not support the shapes.
             peer = Peer(
                 forward=repeated, leaves=leaves, do=do, rows=rows, remark="key heads repeated: it has no groups"
             )

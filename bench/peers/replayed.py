@@ -1,7 +1,8 @@
-"""One rank of many, alone on a GPU: its local work with the real kernels, without the others.
+"""One rank of many, alone on a GPU: its local work with the real kernels, without the other ranks.
 
-Collectives return at once, from buffers of the right sizes that hold copies of this rank's own rows: how long kernels
-take does not depend on the values of keys. What is left is what a rank computes and copies between its collectives.
+Collectives return at once, with buffers of the right sizes that hold copies of this rank's own rows: the time of
+kernels does not depend on the values of keys. So only the rank's computation and copies between its collectives take
+time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 
 def lone(rank: int, size: int, nodes: int, device_type: str) -> Any:
-    """The collectives of one of `size` ranks; with `nodes` the pair of those of a grid."""
+    """The collectives of one of `size` ranks; with `nodes`, a pair: those among nodes and those inside a node."""
     if not nodes:
         return LoneRank(rank, size, device_type)
     node, inner = divmod(rank, size // nodes)
@@ -21,14 +22,14 @@ def lone(rank: int, size: int, nodes: int, device_type: str) -> Any:
 
 
 class LoneRank:
-    """The collectives of one of `size` ranks, none of which is there."""
+    """The collectives of one of `size` ranks, of which no other rank exists."""
 
     def __init__(self, rank: int, size: int, device_type: str) -> None:
         self.rank, self.size, self.device_type = rank, size, device_type
         self._buffers: dict[Any, Tensor] = {}
 
     def _filled(self, kind: str, x: Tensor, rows: int) -> Tensor:
-        """A buffer with so many rows like those of `x`, made at the first call."""
+        """A buffer with `rows` rows like those of `x`, made at the first call."""
         key = (kind, rows, tuple(x.shape), x.dtype)
         if key not in self._buffers:
             source = x.detach()[:rows] if len(x) else x.new_zeros(1, *x.shape[1:])
@@ -40,7 +41,7 @@ class LoneRank:
         return self._filled("all_gather", x, self.size * len(x))
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        # A part of `x` would keep all of it.
+        # A view of a part of `x` would keep all of `x` in memory.
         return self._filled("reduce_scatter", x, len(x) // self.size)
 
     def all_to_all(self, x: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs, has_tables, load_op
 
 EAGER_MASK_LIMIT = 32768
-"""Longest sequence whose block mask is made eagerly, from an S x S mask of at most 1 GiB; compiling takes seconds."""
+"""Longest sequence whose block mask is made eagerly, from an S x S mask of at most 1 GiB, to save seconds of
+compilation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def _replay(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def tables(rows: Iterable[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """For each section that there is: its name, the heads of its columns and its lines."""
+    """For each section with rows: its name, the heads of its columns and its lines."""
     by_section: dict[str, list[Row]] = {}
     for row in rows:
         by_section.setdefault(row["section"], []).append(row)
@@ -165,14 +165,14 @@ def tables(rows: Iterable[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
 
 
 def rates(rows: Iterable[Row]) -> str:
-    """What to say as `--machine`, from the links and from one GPU's times; "" if neither was measured."""
+    """The value for the option `--machine`, from the links and from one GPU's times; "" if neither was measured."""
     found: dict[str, float] = {}
     for row in rows:
         if row["section"] == "links" and row["gb_per_s"] and row["implementation"] == "all-gather":
             found["link"] = max(found.get("link", 0.0), row["gb_per_s"] * 1e9)
         if row["section"] == "ours" and row["case"].startswith("causal ") and row["one_ms"]:
             one = row["one_ms"]
-            # Of the passes, that of the forward has 2 of 7 parts of the work of both.
+            # The forward is 2 of 7 parts of the work of both passes.
             both = row["tflops"]["fwd+bwd"] * row["ms"]["fwd+bwd"] * 1e9
             found["forward"] = max(found.get("forward", 0.0), both * 2 / 7 / one["fwd"] * 1e3)
             if one["fwd+bwd"] > one["fwd"]:

@@ -95,7 +95,7 @@ def blocks_table(results: Results) -> str:
 def computed_shares(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
     """Case -> pass -> our TFLOP/s of all scores in computed blocks, and that over causal's of the same shape.
 
-    A block with one unmasked score is computed whole, so this is how well a kernel computes what it has to.
+    A block with one unmasked score is computed whole, so this rate counts all scores that a kernel has to compute.
     """
     kept, timed = results.settings.get("block_shares", {}), results.timed()
     found: dict[str, dict[str, tuple[float, float]]] = {}

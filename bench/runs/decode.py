@@ -21,7 +21,7 @@ from bench.timing.warm_compile import compile_in_parallel
 from codegen.testing.golden import load_op
 
 COLD_BYTES = 300 * 10**6
-"""Bytes of caches that the layers of a step read together: several times what a cache of the chip holds."""
+"""Bytes of KV caches that the layers of a step read together: several times the size of the chip's L2 cache."""
 
 MOST_LAYERS, REPLAYS, CALLS = 40, 15, 200
 MOST_JOBS = 8
@@ -33,11 +33,11 @@ ROWS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeMeasurement:
-    """One implementation of a case: GPU microseconds of a layer, and of what is done once a step.
+    """One implementation of a case: GPU microseconds of a layer, and of the plan, which is made once a step.
 
-    `tb_per_s`: keys and values that the mask lets it read. `tflops`: scores that the mask keeps, of prompts and of
-    latent attention. `ratio`: the time of the implementation `over` of the same case divided by its own. `note`: why it
-    was not measured, or what is wrong.
+    `tb_per_s` counts the keys and values that the mask lets the call read. `tflops` counts scores that the mask keeps,
+    for prompts and latent attention. `ratio`: the time of the implementation `over`, on the same case, divided by the
+    time of this one. `note`: why it was not measured, or what is wrong.
     """
 
     case: str
@@ -52,7 +52,7 @@ class DecodeMeasurement:
 
 
 def graph_us(calls: Sequence[Callable[[], Any]]) -> float:
-    """Microseconds of each of some calls in a CUDA graph: the median of its replays."""
+    """Microseconds per call of some calls in one CUDA graph: the median of its replays."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -89,9 +89,11 @@ def copy_tb_per_s() -> float:
 
 
 def rates(case: DecodeCase) -> tuple[float | None, float | None]:
-    """The share of the keys that few queries of a sequence may see, and the FLOPs of prompts and of latent attention.
+    """The share of keys that a sequence's queries may see, and the FLOPs of the scores that the mask keeps.
 
-    None where a rate says nothing: neither of a step that has prompts beside decoding sequences.
+    The share is None if a sequence has more than FEW_QUERIES queries. The FLOPs are None unless the case is a prompt or
+    has latent attention. Both are None for a step with prompts beside decoding sequences, for which no rate is
+    meaningful.
     """
     few = max(case.counts) <= FEW_QUERIES
     if not few and min(case.counts) <= FEW_QUERIES:
@@ -104,10 +106,10 @@ def rates(case: DecodeCase) -> tuple[float | None, float | None]:
 
 
 def seen_share(case: DecodeCase) -> float | None:
-    """The share of all keys that some query of its sequence may see: all of them, as `draw` makes tensors.
+    """The share of all keys that some query of their sequence may see; all keys if the variant has tensors.
 
-    None for a variant with a tensor that has an element for each pair of query and key: what a call reads of it is not
-    counted, so such a row has no rate.
+    With the tensors that `draw` makes, every key may be seen. None if a tensor has an element for each pair of query
+    and key: the bytes that a call reads of such a tensor are not counted, so the row has no rate.
     """
     from bench.cases.pairs import library_spec
 
@@ -125,18 +127,18 @@ def _over_sequences(case: DecodeCase, counted: Callable[[str, int, int], int]) -
 
 @functools.cache
 def seen_keys(variant: str, queries: int, length: int) -> int:
-    """How many keys of a sequence some of its last queries may see."""
+    """The number of keys of a sequence that at least one of its last queries may see."""
     return int(sum(kept.any(axis=0) for kept in _kept(variant, queries, length)).astype(bool).sum())
 
 
 @functools.cache
 def kept_pairs(variant: str, queries: int, length: int) -> int:
-    """How many pairs of a key and one of a sequence's last queries the mask keeps."""
+    """The number of pairs of one of a sequence's last queries and a key that the mask keeps."""
     return sum(int(kept.sum()) for kept in _kept(variant, queries, length))
 
 
 def _kept(variant: str, queries: int, length: int) -> list[Any]:
-    """Of each ROWS of the last queries of a sequence, which keys they see: bool, `[rows, keys]`."""
+    """For each ROWS of a sequence's last queries, whether a query may see a key: bool, `[rows, keys]`."""
     import numpy as np
 
     from bench.cases.pairs import library_spec
@@ -168,7 +170,7 @@ def measure(case: DecodeCase, device: str = "cuda") -> list[DecodeMeasurement]:
 
 
 def compared(rows: Sequence[DecodeMeasurement]) -> list[DecodeMeasurement]:
-    """The rows of a case, ours with its ratio to what it is compared with."""
+    """The rows of a case; those of ours with the ratio to the implementation that they are compared with."""
     timed = {m.implementation: m.us for m in rows if m.us is not None}
     found = []
     for m in rows:
@@ -204,7 +206,7 @@ def _timed(case: DecodeCase, name: str, device: str) -> DecodeMeasurement:
 
 
 def _program_us(built: Built, layers: Sequence[Step]) -> float:
-    """Microseconds of a layer in the fastest of the programs of all layers; those that do not run do not count."""
+    """Microseconds of a layer in the fastest of the programs of all layers, without those that fail."""
     from bench.timing.loops import loop_ms
 
     if built.programs is None or built.wait is None:

@@ -18,10 +18,11 @@ from generated.float8 import hadamard, quantize
 VARIANTS, DIMS, SEQS = ("causal", "full"), (128, 256), (2048, 8192, 16384)
 
 OUTLIER_SHARE, OUTLIER_DEVIATION, OUTLIER_SEQ = 0.001, 10.0, 4096
-"""FlashAttention-3's inputs (arXiv:2407.08608, section 4.3): normal, and outliers added to so many elements."""
+"""FlashAttention-3's inputs (arXiv:2407.08608, section 4.3): normal numbers, and outliers added to a share of them."""
 
 ERROR_LIMIT = 2.4e-2
-"""What that paper reports for one scale per tensor, of o beside float64: ours has one per head and must stay below."""
+"""The error of o against float64 that the paper reports for one scale per tensor. Ours has one scale per head and must
+stay below."""
 
 
 def run(budget_ms: float = 300.0) -> bool:
@@ -58,7 +59,7 @@ def _times(variant: str, seq: int, dim: int, budget_ms: float) -> None:
 
 
 def _errors(dim: int) -> float:
-    """The largest of the errors that it prints."""
+    """Print the errors at a head_dim; returns the largest."""
     op, heads = golden.load_op("full"), 8
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, heads, OUTLIER_SEQ, dim, device="cuda", dtype=torch.float64)

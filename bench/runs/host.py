@@ -108,7 +108,7 @@ def _implementations() -> Iterator[Implementation]:
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """Median time of one of many calls enqueued at once."""
+    """Median CPU time of one call, in microseconds, when many are enqueued at once."""
     for _ in range(10):
         call()
     times = timeit.repeat(call, setup=torch.cuda.synchronize, repeat=REPEATS, number=CALLS)
@@ -179,7 +179,7 @@ def run() -> tuple[bool, list[HostMeasurement]]:
 
 
 def layers_of_transformers(device: str) -> bool:
-    """Print what a layer of transformers takes beside the op's call. True if that meets its target."""
+    """Print the CPU time of a layer of transformers beside the op's own call. True if it meets its target."""
     if find_spec("transformers") is None:
         print("  transformers is not installed: the calls of its layers are left out")
         return True
@@ -189,5 +189,5 @@ def layers_of_transformers(device: str) -> bool:
 
 
 if __name__ == "__main__":
-    # On a CPU the layers of transformers alone: an op computes its reference there.
+    # On a CPU only the layers of transformers are timed, because an op computes its reference there.
     sys.exit(not (run()[0] if torch.cuda.is_available() else layers_of_transformers("cpu")))

@@ -38,7 +38,7 @@ from codegen.testing.golden import BOUND, Inputs, Shape
 from generated import jax as ops
 
 CHAIN = 20
-"""Calls in one program where a call is shorter than its dispatch."""
+"""Calls in one program if a call is shorter than its dispatch."""
 
 PASSES = ("fwd", "fwd+bwd")
 REFERENCES = ("torch", *OURS)
@@ -76,7 +76,7 @@ def _reason(error: Exception) -> str:
 
 
 def same_cases() -> list[Case]:
-    """The variants whose kernels differ most: plain, tanh and window, block tables, log-decay with its gradient."""
+    """The variants whose kernels differ most: plain, tanh with a window, block tables, log-decay with its gradient."""
     short = Shape(batch=8, heads=16, kv_heads=16, seq=2048, dim=128)
     long = Shape(batch=1, heads=32, kv_heads=8, seq=16384, dim=128)
     variants = ("causal", "gemma2_local", "document", "forgetting")

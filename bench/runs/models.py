@@ -23,7 +23,7 @@ WARM_UP, ROUNDS = 2, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Seconds of a round and implementation, and forward passes of which a call's CPU time is the median."""
+    """Seconds of each implementation in a round, and the number of forward passes for the median CPU time of a call."""
 
     round_s: float = 0.4
     passes: int = 30
@@ -32,7 +32,7 @@ class Effort:
 QUICK = Effort(round_s=0.02, passes=2)
 
 SAME_LOSS = 0.02
-"""How far the first loss of ours may be from the median of the others, as a share."""
+"""Largest difference between our first loss and the median of the others, as a share of it."""
 
 OUT_OF_MEMORY = "out of memory"
 _SIGNS = (OUT_OF_MEMORY, "RESOURCE_EXHAUSTED", "can't allocate memory")
@@ -40,9 +40,12 @@ _SIGNS = (OUT_OF_MEMORY, "RESOURCE_EXHAUSTED", "can't allocate memory")
 
 @dataclass(kw_only=True)
 class ModelMeasurement:
-    """One implementation of a case. `ms`: a training step, the median of rounds, and `spread` their range over it;
-    `peak_gib`: memory at its highest in a step; `host_us`: CPU time of one call of attention. `note`: why it was not
-    measured, or what is wrong."""
+    """One implementation of a case.
+
+    `ms`: a training step, the median of rounds. `spread`: the range of the rounds divided by their median. `peak_gib`:
+    peak memory of a step. `host_us`: CPU time of one call of attention. `note`: why it was not measured, or what is
+    wrong.
+    """
 
     case: str
     implementation: str
@@ -62,7 +65,7 @@ def measure(
     effort: Effort,
     make: Callable[[ModelCase, str], Trainee] | None = None,
 ) -> list[ModelMeasurement]:
-    """Time the training steps of a case, implementations in turn. What fails is a row that says why.
+    """Time the training steps of a case, implementations in turn. The row of an implementation that fails says why.
 
     Raises:
         GpuLostError: no kernel can run in this process any more; `rows` are empty.
@@ -104,7 +107,7 @@ def _take_turns(trainee: Trainee, rows: Sequence[ModelMeasurement], effort: Effo
 
 
 def _guarded(trainee: Trainee, row: ModelMeasurement, act: Callable[[], None]) -> None:
-    """Run a part of a measurement. If it fails, the row says why, and what it held is freed."""
+    """Run a part of a measurement. If it fails, the row says why, and the memory that it held is freed."""
     try:
         act()
         return
@@ -135,7 +138,7 @@ def _warm_up(trainee: Trainee, row: ModelMeasurement, counts: dict[str, int], ef
 
 def _round(trainee: Trainee, row: ModelMeasurement, count: int) -> None:
     step = trainee.use(row.implementation)
-    # One step for caches that the implementation before has taken.
+    # One step that is not timed, because the previous implementation has filled the caches with its own data.
     trainee.wait(step())
     begin = time.perf_counter()
     for _ in range(count):
@@ -152,7 +155,7 @@ def _summarise(row: ModelMeasurement, case: ModelCase) -> None:
 
 
 def _judge(rows: Sequence[ModelMeasurement]) -> None:
-    """A first loss of ours that no other implementation has is wrong."""
+    """Mark our row as wrong if its first loss differs from the median of the others by more than SAME_LOSS."""
     others = [row.loss for row in rows if row.implementation != OURS and row.loss is not None]
     for row in rows:
         if row.implementation == OURS and row.loss is not None and others:
@@ -162,7 +165,7 @@ def _judge(rows: Sequence[ModelMeasurement]) -> None:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line; of a device that is full the same words whatever library says so."""
+    """An error in one line. A device out of memory gives the same words whatever library reports it."""
     text = str(error).strip()
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _SIGNS):
         return OUT_OF_MEMORY
@@ -176,9 +179,9 @@ def _free(device: str) -> None:
 
 
 def host_rows(device: str, effort: Effort) -> list[ModelMeasurement]:
-    """CPU microseconds of one call of attention with autograd, on 128 tokens, so that the GPU is never waited for.
+    """CPU microseconds of one call of attention with autograd, on 128 tokens, so few that the CPU never waits.
 
-    Implementations take turns, forward by forward, for a CPU that others use too.
+    Implementations take turns, forward by forward, so that other load on the CPU affects all of them alike.
     """
     rows: list[ModelMeasurement] = []
     for documents in (False, True):
@@ -205,16 +208,16 @@ def host_rows(device: str, effort: Effort) -> list[ModelMeasurement]:
 
 
 HOST_WARM_UP = 3
-"""Forwards before the clock starts: the op's third call of a kind is the first that is replayed."""
+"""Forwards before the clock starts: of several alike calls of the op, the third is the first that is replayed."""
 
 PYTHON_US = 15.0
 """Target: microseconds of Python in a layer beside the op's own call."""
 
 
 def python_of_a_layer(rows: Sequence[ModelMeasurement], device: str) -> dict[str, float]:
-    """By case, what a call of ours takes beside the op's own call, microseconds.
+    """By case, the microseconds that a call of ours takes beside the op's own call.
 
-    On a CPU, where the op computes milliseconds, what is left where the op is left out: a transpose is in it.
+    On a CPU, where the op computes for milliseconds, it is the time of a call without the op, a transpose included.
     """
     known = {(row.case, row.implementation): row.host_us for row in rows if row.host_us is not None}
     ours, beside = (OURS, OP_ALONE) if device == "cuda" else (LEFT_OUT, CLOCK)

@@ -18,7 +18,7 @@ DENSE_SHARE = 0.85
 """Share of the dense causal rate, per unmasked score, that documents of 1000 tokens and more must reach."""
 
 LONG_SHARE = 0.9
-"""The same of one long sequence among short ones, beside dense calls of that length."""
+"""Share of the rate of dense calls of that length that one long sequence among short ones must reach."""
 
 KVAX_BLOCK = 128
 """Kvax keeps four int32 bounds per block of each row, for each of three passes."""
@@ -75,8 +75,10 @@ def _timed(case: PackedCase, name: str, inputs: Inputs, rep_ms: int) -> PackedMe
 
 
 def rehearsals(chosen: Sequence[PackedCase]) -> list[PackedCase]:
-    """Each implementation of each case by itself. FlexAttention, whose compiler takes the longest, comes last: a run
-    that is short of time has compiled the others."""
+    """Each implementation of each case by itself.
+
+    FlexAttention, whose compiler takes the longest, comes last: a run that is short of time has compiled the others.
+    """
     alone = [replace(case, implementations=(name,)) for case in chosen for name in case.implementations]
     return sorted(alone, key=lambda case: "flex" in case.implementations)
 
@@ -116,8 +118,10 @@ def _cell(value: float | None, width: int, digits: int) -> str:
 
 
 def dense_shares(measurements: Sequence[PackedMeasurement]) -> Iterator[tuple[str, str, float, float]]:
-    """Case, pass, share of the dense causal rate and the share that is needed, for rows of equally long documents, and
-    for one long sequence among short ones."""
+    """Case, pass, share of the dense causal rate, and the share that is needed.
+
+    For rows of equally long documents, and for one long sequence among short ones.
+    """
     dense = {int(m.case.rpartition("S")[2]): m.tflops for m in measurements if m.implementation == "dense"}
     for m in measurements:
         if m.implementation not in OURS:

@@ -1,7 +1,7 @@
-"""The parallel suite: several GPUs of one host. It starts a process for each, and keeps what they find.
+"""The parallel suite: several GPUs of one host. It starts a process for each, and keeps their results.
 
-The processes may crash or hang, as several GPUs do: the parent reads their lines, ends all of them if one ends or none
-says anything for long, notes the job in which that was, and starts them again for the jobs that are left.
+The processes may crash or hang. So the parent reads their lines, and ends all of them if one fails or if none writes a
+line for long. Then it notes the job in which that happened, and starts them again for the remaining jobs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from bench.timing.clock import Clock
 
 RANKS_MODULE, JAX_MODULE = "bench.runs.parallel_ranks", "bench.runs.parallel_jax"
 PATIENCE_S, SILENCE_S, STARTS = 100.0, 200.0, 4
-"""Seconds that ranks may be apart, and that all may be silent; how often processes are started."""
+"""Seconds that a rank waits for others, seconds that all may be silent, and how often processes are started."""
 
 JAX_S = 130.0
-"""Seconds of a run that are kept for JAX."""
+"""Seconds of a run that are reserved for JAX."""
 
 ENDING_S = 20.0
 """Seconds at the end of a run in which no job starts, for the record and the tables."""
 
 LEAVING_S = 15.0
-"""Seconds that processes have to end behind their last job; NCCL may wait there for what failed before."""
+"""Seconds that processes have to end after their last job; NCCL may still wait there for an operation that failed."""
 
 Keep = Callable[[list[dict[str, Any]]], None]
 
@@ -62,7 +62,7 @@ def plan(
     replay: Sequence[int] = (),
     machine: Mapping[str, float] | None = None,
 ) -> Plan:
-    """The plan of a run: `only` is a pattern of job names, `peers` those wanted, None for all; on a CPU all is tiny."""
+    """The plan of a run. `only`: a pattern of job names. `peers`: those wanted, None for all. A CPU has tiny cases."""
     is_tiny = device == "cpu"
     if replay:
         found = replays(replay, is_tiny=is_tiny)
@@ -88,7 +88,7 @@ def plan(
 
 
 class Processes:
-    """Processes of one module, each with a specification and its number, and the lines that they leave."""
+    """Processes of one module, each started with a specification and its number, and the lines that they write."""
 
     def __init__(
         self, module: str, spec: dict[str, Any], count: int, folder: Path, environment: dict[str, str]
@@ -105,7 +105,7 @@ class Processes:
                 self._processes.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
 
     def lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The lines since the last call, with the rank that left each."""
+        """The lines since the last call, each with the rank that wrote it."""
         for rank, output in enumerate(self._outputs):
             if not output.exists():
                 continue
@@ -123,7 +123,7 @@ class Processes:
         return [process.poll() for process in self._processes]
 
     def end(self) -> None:
-        """End all that still run: politely, then not."""
+        """End all that still run: with SIGTERM, and after 5 s with SIGKILL."""
         for process in self._processes:
             if process.poll() is None:
                 process.terminate()
@@ -136,7 +136,7 @@ class Processes:
                 process.wait()
 
     def error(self) -> str:
-        """The last line that one that failed wrote to stderr."""
+        """The last line on stderr of a process that failed."""
         codes = self.codes
         order = sorted(range(len(codes)), key=lambda rank: codes[rank] in (0, None, -15))
         for rank in order:
@@ -155,14 +155,14 @@ class Suite:
         self.skipped: list[str] = []
 
     def run(self) -> None:
-        """Everything, as far as there is time."""
+        """Run all jobs for which there is time."""
         with tempfile.TemporaryDirectory() as folder:
             self._in_torch(Path(folder))
             if self.what.with_jax:
                 self._in_jax(Path(folder))
 
     def _deadline(self, kept: float) -> float:
-        """The time, by `time.time`, after which no job starts; 0 for none."""
+        """The time, by `time.time`, after which no job starts; 0 if there is no limit."""
         left = self.clock.at(1.0)
         return 0.0 if left is None else time.time() + left - time.monotonic() - kept
 
@@ -193,7 +193,7 @@ class Suite:
             print(f"skipped: {', '.join(left)}", flush=True)
 
     def _once(self, folder: Path, names: list[str], deadline: float) -> list[str]:
-        """Start all ranks for some jobs; those that are left when they end."""
+        """Start all ranks for some jobs; returns the jobs that are left when the ranks end."""
         from torch import distributed
 
         what, dist = self.what, cast("Any", distributed)  # TCPStore is in no __all__
@@ -215,7 +215,7 @@ class Suite:
         return self._watched(processes, names)
 
     def _watched(self, processes: Processes, names: list[str]) -> list[str]:
-        """Read what processes say until they end or are silent for too long; the jobs that are left."""
+        """Read the lines of processes until these end or are silent for too long; returns the jobs that are left."""
         left, now, lost, heard = list(names), "", "", time.monotonic()
         end = self.clock.at(1.0)
         if end is not None:
@@ -257,7 +257,7 @@ class Suite:
         finally:
             processes.end()
         if lost:
-            # Without a job, the processes did not start: the first one pays for it, or this would never end.
+            # Without a current job the processes did not start. Give up the first job, or this would never end.
             now = now or (left[0] if left else "")
             print(f"the ranks ended in {now or 'no job'}: {lost}", flush=True)
             if now:
@@ -266,7 +266,7 @@ class Suite:
         return left
 
     def _in_jax(self, folder: Path) -> None:
-        """JAX has all GPUs in a process of its own."""
+        """Run the JAX part in a process of its own, which uses all GPUs."""
         left = self.clock.at(1.0)
         if left is not None and left - time.monotonic() < ENDING_S + 30:
             print("jax: skipped, out of time", flush=True)
@@ -298,7 +298,7 @@ class Suite:
 
 
 def said(row: Mapping[str, Any]) -> str:
-    """A row in a line, while the run goes on."""
+    """A row as one line, which is printed while the run goes on."""
     head = f"{row['section']} {row['case']} {row['implementation']}:"
     if row["note"]:
         return f"{head} {row['note']}"

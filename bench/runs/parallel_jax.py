@@ -1,7 +1,7 @@
 """The JAX part of the parallel suite, one process for all GPUs: `python -m bench.runs.parallel_jax SPEC 0`.
 
-It says what it found as `bench.runs.parallel_ranks` does. A time is that of one of many calls enqueued at once, in
-rounds that take the implementations in turn.
+It writes its results in the form of `bench.runs.parallel_ranks`. A time is that of one of many calls enqueued at once,
+in rounds that take the implementations in turn.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from bench.timing.ranks import reason
 BATCH, SEQ_PER_GPU = 4, 32768
 STRATEGIES = ("auto", "gather")
 ERROR = {"bfloat16": 3e-2, "float32": 2e-5}
-"""The largest error beside one device, of o and dq, as a share of their size; a peer's may be twice that."""
+"""The largest error of o and dq against one device, relative to their norms; a peer's may be twice that."""
 
 
 def measure(spec: dict[str, Any], say: Callable[..., None]) -> None:
-    """Every case, ours first."""
+    """Measure every case, ours first."""
     for make in (documents,) if spec["tiny"] else (causal, documents):
         case = make(SEQ_PER_GPU * len(jax.devices()))
         if spec["tiny"]:
@@ -51,7 +51,7 @@ def _is_over(spec: dict[str, Any]) -> bool:
 
 
 def measured(case: ParallelCase, spec: dict[str, Any], say: Callable[..., None]) -> list[ParallelMeasurement]:
-    """A row for each implementation of a case, checked beside one device and timed."""
+    """A row for each implementation of a case, checked against one device and timed."""
     ranks = len(jax.devices())
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     arrays = draw(case, BATCH, dtype)
@@ -136,7 +136,7 @@ def _fault(found: dict[str, Any], want: dict[str, Any], bound: float) -> str:
 def _timed(
     case: ParallelCase, rows: list[ParallelMeasurement], programs: dict[str, Program], ranks: int
 ) -> list[ParallelMeasurement]:
-    """The rows with times. One GPU is a column of theirs."""
+    """The rows with times. The time of one GPU is a column of each row."""
     names = list(programs)
     ms: dict[str, dict[str, float]] = {name: {} for name in names}
     for which in ("fwd", "fwd+bwd"):
@@ -161,7 +161,7 @@ def _timed(
 
 
 def _alone(call: Callable[[], Any]) -> Callable[[], Any]:
-    """On a CPU a call that waits for its end: XLA runs out of threads for the collectives of several at once."""
+    """On a CPU, a call that waits for its end: XLA lacks the threads for the collectives of several calls at once."""
     return call if jax.default_backend() == "gpu" else lambda: jax.block_until_ready(call())
 
 

@@ -1,7 +1,8 @@
 """One rank of the parallel suite, a process of its own: `python -m bench.runs.parallel_ranks SPEC RANK`.
 
-SPEC is a JSON file of `bench.runs.parallel`, which starts all ranks and reads what they say. What is said are lines of
-JSON in the file SPEC.RANK: `begin` a job, `doing` a step of it, its `rows`, its `end`, or why it was `skipped`.
+SPEC is a JSON file of `bench.runs.parallel`, which starts all ranks and reads their messages. Messages are lines of
+JSON in the file SPEC.RANK: the `begin` of a job, the step that a rank is `doing`, the job's `rows`, its `end`, the name
+of a job that was `skipped`, or why the ranks are `lost`.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ SAME_BITS = ("o", "lse", "dq")
 
 EXACT = ("heads", "gather", "exchange")
 CAPTURED_S = 0.2
-"""Estimated seconds of a step on one GPU up to which the strategy that auto chooses is also timed in a CUDA graph."""
+"""If a step on one GPU takes at most this many seconds, by estimate, auto's strategy is also timed in a CUDA graph."""
 
 MOST_ERROR = 1.1
-"""Errors of dk and dv over one GPU's, at most."""
+"""Largest error of dk and dv over the error of one GPU."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- links
@@ -100,7 +101,7 @@ def links(run: Run, ranks: Ranks, _job: Job) -> Rows:
 
 
 def _link_ms(ranks: Ranks, call: Callable[[], None]) -> float:
-    """Milliseconds of a collective on the slowest rank, behind one that sets up its connections."""
+    """Milliseconds of a collective on the slowest rank, after one call that sets up its connections."""
     call()
     return max(side_by_side_ms(ranks, {"": call})[""])
 
@@ -109,8 +110,10 @@ def _link_ms(ranks: Ranks, call: Callable[[], None]) -> float:
 
 
 def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
-    """Bits beside those of one GPU, and errors beside its errors, on a small case; gradients are added in a fixed
-    order, without which no two calls have the same bits."""
+    """Compare bits and errors with those of one GPU, on a small case.
+
+    Gradients are added in a fixed order, because otherwise no two calls have the same bits.
+    """
     assert job.case is not None
     case = job.case.small()
     inputs = draw(case, run.device, run.dtype)
@@ -143,7 +146,10 @@ def exact(run: Run, ranks: Ranks, job: Job) -> Rows:
 
 
 def _fault(run: Run, strategy: str, bits: dict[str, bool], errors: dict[str, float], ratios: dict[str, float]) -> str:
-    """What is wrong with exact results; "" for nothing. On a CPU sums have another order in calls of fewer rows."""
+    """What is wrong with exact results; "" for nothing.
+
+    On a CPU bits are not compared, because calls of fewer rows add in another order.
+    """
     worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
     if not errors[worst] <= BOUND[run.dtype]:
         return f"WRONG against float32: {worst} is off by {errors[worst]:.1e}"
@@ -182,7 +188,7 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
             yield row_of(run, "ours", str(case), strategy, note=note)
         else:
             layouts[strategy], calls[strategy] = built
-    # Of longer steps the host has no part.
+    # In longer steps the time of the host is hidden, so they need no graph.
     if run.device == "cuda" and names[0] in calls and case.flops("fwd+bwd") < ASSUMED_FLOPS * CAPTURED_S:
         run.say(doing=f"{case} by {names[0]}, captured")
         captured, note = ranks.attempt(lambda: Captured.of(calls[names[0]]))
@@ -206,7 +212,7 @@ def ours(run: Run, ranks: Ranks, job: Job) -> Rows:
 
 
 def _mesh(run: Run, ranks: Ranks, strategy: str) -> Any:
-    """The mesh that a strategy is for; all ranks ask for it."""
+    """The mesh that a strategy needs. All ranks must call this together."""
     nodes = nodes_of(strategy, run.size, run.machine)
     if not nodes:
         return ranks.mesh
@@ -261,7 +267,7 @@ def _peer(run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, name: str)
 
 
 def _peer_fault(run: Run, ranks: Ranks, case: ParallelCase, inputs: Inputs, peer: Any) -> str:
-    """How far o and dq of a peer are from one GPU's; "" if they are right. Its bound is twice ours."""
+    """The errors of a peer's o and dq against one GPU's; "" if they are right. The bound is twice ours."""
     call = one_gpu(case, inputs)
     want = {"o": call.forward().detach(), "dq": call.both()[0]}
     got = {"o": peer.forward().detach(), "dq": peer.both()[0]}
@@ -289,14 +295,14 @@ PARTS: dict[str, Callable[[Run, Ranks, Job], Rows]] = {
 
 
 def _measured(run: Run, ranks: Ranks, job: Job) -> None:
-    """Say each row as soon as it is found: what follows may crash."""
+    """Write each row as soon as it is found, because later calls may crash."""
     for row in PARTS[job.part](run, ranks, job):
         if run.rank == 0:
             run.say(rows=[asdict(row)])
 
 
 def measure(run: Run, ranks: Ranks) -> None:
-    """Every job for which there is time, as the first rank's clock says."""
+    """Measure every job for which there is time by the first rank's clock."""
     for job in run.todo():
         left = run.spec["deadline"] - time.time() if run.spec["deadline"] else float("inf")
         if not ranks.gather(left > job.seconds)[0]:
@@ -312,7 +318,7 @@ def measure(run: Run, ranks: Ranks) -> None:
 
 @contextlib.contextmanager
 def joined(run: Run) -> Iterator[Ranks]:
-    """The ranks, as a process group on this host; alone there is none."""
+    """The ranks, as a process group on this host; a single rank has no group."""
     spec, rank = run.spec, run.rank
     if run.device == "cuda":
         torch.cuda.set_device(rank)
@@ -338,7 +344,7 @@ def joined(run: Run) -> Iterator[Ranks]:
         **own_device,
     )
     mesh = init_device_mesh(run.device, (run.size,), mesh_dim_names=("cp",))
-    # A connection of its own: one that waits keeps all others on the same connection waiting.
+    # A connection of its own: a request that waits blocks all others on the same connection.
     said = dist.PrefixStore("said", dist.TCPStore("127.0.0.1", spec["port"], is_master=False, timeout=patience))
     yield Ranks(rank, run.size, run.device, said, mesh, spec["patience"])
     dist.destroy_process_group()
@@ -354,7 +360,7 @@ def main(arguments: list[str]) -> int:
     except RanksLostError as error:
         run.say(lost=str(error))
         sys.stderr.flush()
-        # Without the cleaning up that would wait for the other ranks.
+        # Skip the interpreter's shutdown, which would wait for the other ranks.
         os._exit(3)
     return 0
 

@@ -1,10 +1,10 @@
-"""Rank replay: the local work of every rank of many, one after the other on one GPU, and what follows for all of them.
+"""Rank replay: the local work of many ranks, one after the other on one GPU, and the predicted time of all together.
 
-Kernels and local copies are measured. Links are not there: their times are the cost model's, from the rate of a
-`Machine`, so that whatever counts them is marked "modelled". Power limits and links that several busy GPUs share are
-in neither.
+Kernels and local copies are measured. There are no links: their times come from the cost model, with the rates of a
+`Machine`, so every time that includes them is marked "modelled". The effects of power limits and of links that several
+busy GPUs share are neither measured nor modelled.
 
-A GPU has the arguments of the whole call once and, beside them, the tensors of one rank at a time.
+The GPU holds the arguments of the whole call once and, beside them, the tensors of one rank at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from codegen.testing.calls import Inputs
 from generated._runtime.core.costs import Cost
 
 MOST_COMPARED = 8
-"""Of more ranks only what auto chooses is replayed, and heads inside nodes."""
+"""With more ranks than this, only the strategy that auto chooses and "2d" are replayed."""
 
 MEASURED_MS, MOST_CALLS = 200.0, 10
-"""Milliseconds that the measured calls of a rank take together, and how many there are at most."""
+"""Milliseconds that the measured calls of a rank take together, and the largest number of these calls."""
 
 
 def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
@@ -48,13 +48,13 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
         def every(strategy: str = strategy) -> tuple[list[float], float, float, float]:
             times: list[float] = []
             nodes = nodes_of(strategy, size, run.machine)
-            # By heads every rank does the same, and so do the ranks of a node that share its rows.
+            # Under "heads" all ranks do the same work, and so do the ranks of a node, which share its rows.
             alike = size if strategy == "heads" else size // nodes if nodes else 1
             for rank in range(0, size, alike):
                 ms, cost, imbalance, predicted = _of_rank(run, ranks, case, inputs, (strategy, nodes, size, rank))
                 times.append(ms)
                 run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
-            # The model's own rule for what runs beside what, with the time of calls as measured.
+            # The cost model's own rule for the overlap of exchange and kernels, with the measured time of kernels.
             total = replace(cost, kernels=max(times) / 1e3, per_call=0.0).total
             return times, imbalance, total * 1e3, predicted * 1e3
 
@@ -87,7 +87,7 @@ def _of_rank(
 ) -> tuple[float, Cost, float, float]:
     """Milliseconds of one rank, and the cost, the imbalance and the seconds that its plan predicts.
 
-    Layout, collectives and tensors of the rank end with this function, before those of the next are made.
+    Layout, collectives and tensors of the rank are freed at the end of this function, before the next rank's are made.
 
     Args:
         which: the strategy, its nodes, the number of ranks, and which of them it is.
@@ -110,7 +110,7 @@ def _links(run: Run, ranks: int) -> str:
 
 
 def _local_ms(ranks: Ranks, call: Callable[[], Any]) -> float:
-    """Milliseconds of a forward and backward, behind one that compiles and allocates."""
+    """Milliseconds of a forward and backward, after a first one that compiles and allocates."""
     once_ms(ranks, call)
     ms = once_ms(ranks, call)
     return once_ms(ranks, call, min(MOST_CALLS, round(MEASURED_MS / ms))) if 2 * ms < MEASURED_MS else ms

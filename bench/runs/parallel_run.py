@@ -1,4 +1,4 @@
-"""What the parts of the parallel suite share: what a process is asked to do, and the rows that it finds."""
+"""Shared by the parts of the parallel suite: the task of a process, and the rows of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSES = ("fwd", "fwd+bwd")
 
 
 class Run:
-    """What a rank is asked to do, and where it says what it found."""
+    """The task of a rank, and the file to which it writes its messages."""
 
     def __init__(self, spec: dict[str, Any], rank: int, path: Path) -> None:
         self.spec, self.rank = spec, rank
@@ -27,11 +27,11 @@ class Run:
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         self._file = path.open("w", encoding="utf-8")
         self.grids: dict[int, Any] = {}  # meshes of two dims, by their nodes
-        # By case and pass, of this run; also those that earlier processes of it measured.
+        # One GPU's milliseconds by case and pass, those included that earlier processes of this run measured.
         self.one_ms: dict[str, dict[str, float]] = dict(spec["one_ms"])
 
     def say(self, **what: Any) -> None:
-        """Leave a line for the parent. Rows are said by the first rank alone."""
+        """Write a line for the parent. Only the first rank writes rows."""
         self._file.write(json.dumps(what) + "\n")
         self._file.flush()
 
@@ -46,7 +46,7 @@ Rows = Iterator[ParallelMeasurement]
 
 
 def row_of(run: Run, section: str, case: str, implementation: str, **more: Any) -> ParallelMeasurement:
-    """A row; `ranks` are those of the run where it is not given."""
+    """A row; `ranks` is the number of ranks of the run if it is not given."""
     ranks = more.pop("ranks", run.size)
     name = f"{case} P{ranks}"
     return ParallelMeasurement(section=section, case=name, implementation=implementation, ranks=ranks, **more)
@@ -57,7 +57,7 @@ def chosen(
 ) -> tuple[list[str], list[ParallelMeasurement]]:
     """The strategies for a case, all or those `asked` for, and a row for each that the library refuses.
 
-    "auto" is the strategy that it chooses, which is the first one.
+    The first is the strategy that "auto" chooses.
     """
     found: list[str] = []
     refused: list[ParallelMeasurement] = []
@@ -78,7 +78,7 @@ def chosen(
 def timed(
     case: ParallelCase, row: ParallelMeasurement, rank_ms: dict[str, list[float]], one_ms: dict[str, float]
 ) -> ParallelMeasurement:
-    """A row with the times of every rank, and what follows from them."""
+    """A row with the times of every rank, and the scaling, imbalance and rates that follow from them."""
     slowest = {which: max(times) for which, times in rank_ms.items()}
     return replace(
         row,

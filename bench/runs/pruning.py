@@ -1,4 +1,4 @@
-"""Pruned calls of `forgetting` beside plain ones: what they leave out, how far they differ, and their times."""
+"""Pruned calls of `forgetting` beside plain ones: the pairs that they visit, their differences and their times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from codegen.tune import timing
 from generated._runtime.torch.pruning import first_keys
 
 DIFFERENCE_LIMIT = 2.0**-7
-"""The largest difference between both results, relative to their norms: roundings to bfloat16 in another order."""
+"""The largest difference between both results, relative to their norms: they are rounded to bfloat16 in different
+orders."""
 
 
 def run(budget_ms: float = 300.0) -> bool:

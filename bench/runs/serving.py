@@ -1,9 +1,9 @@
 """Tokens per second of transformers' continuous batching, ours beside its own: `python -m bench.runs.serving`.
 
-A model of the shape of Llama 3 8B with random weights answers requests of equal length, by default 64 of 2048 tokens
-with 256 new ones each. `codegen` is `paged|codegen`; `alibi` the same model with linear biases, one slope a head, which
-no server has; `sdpa` and `eager` are transformers' own, with its defaults. Each serves some requests first, so that
-kernels are compiled and graphs captured before the clock starts.
+A model of the shape of Llama 3 8B with random weights answers requests of equal length, by default 64 requests of 2048
+tokens, with 256 new tokens each. `codegen` is `paged|codegen`. `alibi` is the same model with linear biases, one slope
+a head, which no server offers. `sdpa` and `eager` are transformers' own, with its defaults. Each serves some requests
+first, so that kernels are compiled and graphs captured before the clock starts.
 
 It needs transformers 5.17.0 beside torch and Triton. On a CPU, `--layers 1 --width 64` and small counts try it out.
 """
@@ -27,8 +27,10 @@ IMPLEMENTATIONS = ("codegen", "alibi", "sdpa", "eager")
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What one implementation did: generated tokens per second, and milliseconds to the first token and between tokens.
-    `peak_gib` is its peak memory with the model's. `note` is an error, and then there are no figures."""
+    """The figures of one implementation: tokens per second, milliseconds to the first token and between tokens.
+
+    `peak_gib` is its peak memory, the model's included. `note` is an error, and then there are no figures.
+    """
 
     implementation: str
     seconds: float | None = None

@@ -1,4 +1,4 @@
-"""What imports and the first call of an op cost in a fresh process.
+"""The time of imports and of the first call of an op in a fresh process.
 
 python -m bench.timing.first_call                # one process, in JAX: a line of JSON with the seconds of each phase
 python -m bench.timing.first_call imports        # a table of what each import takes, of fresh processes, with its bar
@@ -6,7 +6,7 @@ python -m bench.timing.first_call imports torch  # one process: a line of JSON w
 python -m bench.timing.first_call torch          # a table, in torch: cold cache, warm cache, after `codegen warm`
 python -m bench.timing.first_call torch one      # one process, in torch: a line of JSON with the seconds of each phase
 
-This module imports nothing at its top that it times.
+The top of this module imports none of the modules that it times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FRAMEWORKS = {
     "torch": ("torch", "torch.library", "triton", "triton.compiler"),
     "jax": ("jax", "jax.numpy"),
 }
-"""What is imported before the package: not counted against it."""
+"""Modules that are imported before the package. Their time does not count as the package's."""
 
 FIRST_STEP_BAR_S = 4.0
 """Seconds that a first forward and backward may take with a cold cache, in torch."""
@@ -94,7 +94,7 @@ def torch_phases(device: str = "cuda", heads: int = TORCH_HEADS, seq: int = TORC
     do = torch.ones_like(q)
     wait()
     lap("first tensors")
-    # The first backward of a process imports more of torch, whatever it differentiates.
+    # The first backward of a process imports more modules of torch, whatever it differentiates.
     torch.autograd.grad(q[:, :1, :1] * 2, q, do[:, :1, :1])
     wait()
     lap("torch's backward")
@@ -114,7 +114,7 @@ def torch_phases(device: str = "cuda", heads: int = TORCH_HEADS, seq: int = TORC
 def torch_table() -> bool:
     """Print the phases of fresh processes with a cold cache, a warm one, and one that `codegen warm` has filled.
 
-    Returns true if the first step is within its bar with a cold one.
+    Returns true if the first step with a cold cache is within its bar.
     """
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as ahead:
@@ -157,11 +157,11 @@ def import_seconds(framework: str) -> dict[str, float]:
 
 
 def import_table() -> bool:
-    """Print what each import takes, the median of some fresh processes; whether all are within their bars."""
+    """Print the median time of each import over some fresh processes; returns whether all are within their bars."""
     right = True
     for framework in FRAMEWORKS:
         runs = [in_process(["imports", framework], {}) for _ in range(PROCESSES + 1)]
-        # The first of them may have written bytecode.
+        # The first process is not counted, because it may have written bytecode.
         found = {name: statistics.median(run[name] for run in runs[1:]) for name in runs[0]}
         for name, seconds in found.items():
             bar = IMPORT_BARS_S.get(name)
@@ -174,7 +174,7 @@ def import_table() -> bool:
 
 def in_process(arguments: list[str], changed: dict[str, str]) -> dict[str, float]:
     """The seconds that this module prints as JSON in a fresh process."""
-    # Not JAX's own cache of programs: it is off unless asked for.
+    # Leave out JAX's own cache of programs, which is off by default.
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     done = subprocess.run(
         [sys.executable, "-m", "bench.timing.first_call", *arguments],

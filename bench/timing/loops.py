@@ -18,7 +18,7 @@ def loop_ms(call: Callable[[], Any], wait: Callable[[Any], Any] = jax.block_unti
 
 
 def loops_ms(*measured: tuple[Callable[[], Any], Callable[[Any], Any]]) -> list[float]:
-    """`loop_ms` of several calls whose rounds alternate, so that a chip that grows hot slows all of them alike."""
+    """`loop_ms` of several calls whose rounds alternate, so that a chip that heats up slows all of them alike."""
     counts = []
     for call, wait in measured:
         wait(call())

@@ -46,7 +46,7 @@ class Found:
     times: dict[str, dict[str, Timing]] = field(default_factory=dict)
 
     def measurements(self) -> list[Measurement]:
-        """One for each implementation and pass: a time, or the reason for its absence."""
+        """A measurement for each implementation and pass: a time, or the reason for its absence."""
         names = (OURS, *self.case.peers)
         return [self._measurement(name, which) for name in names for which in PASSES]
 
@@ -104,7 +104,7 @@ def _build_all(found: Found, inputs: Inputs) -> None:
             if name == OURS:
                 ours = results
             elif ours is not None and (fault := _difference(ours, results)):
-                # Reported once: other peers would only repeat it.
+                # The difference is reported once, because other peers would only repeat it.
                 found.notes[OURS] = f"differs from {TITLES[name]}: {fault}"
                 ours = None
             del results
@@ -115,7 +115,7 @@ def _build_all(found: Found, inputs: Inputs) -> None:
 
 
 def _time_all(found: Found, budget_ms: float) -> None:
-    """Time both passes of all runners in turn. The forward is a training step's: it saves what the backward needs."""
+    """Time both passes of all runners in turn. The forward saves the tensors for the backward, as in training."""
     outputs: dict[str, Tensor] = {}
     for name, runner in list(found.runners.items()):
         try:

@@ -1,7 +1,7 @@
-"""Ranks that measure together: they agree on what is next, survive an error of one, and time calls side by side.
+"""Ranks that measure together: they agree on the next job, survive an error of one, and time calls side by side.
 
-They tell each other small things through a store on the host, never through the GPUs: a rank that fails can still say
-so while the others wait in a collective for it.
+They exchange small values through a store on the host, never through the GPUs: a rank that fails can still report it
+while the others wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 T = TypeVar("T")
 
 MOST_CALLS, ROUND_MS, ALL_ROUNDS_MS, ROUNDS = 40, 100.0, 1000.0, (2, 4)
-"""Calls of a round, its least length, that of all rounds, and how many of these there are at least and at most."""
+"""Most calls of a round, milliseconds of a round and of all rounds, and the least and the largest number of rounds."""
 
 
 SLICE_S = 0.5
@@ -43,15 +43,15 @@ class Ranks:
     """This process among `size`.
 
     Args:
-        store: where they leave what they say, a `torch.distributed` store; None for a single one.
-        mesh: a DeviceMesh of one dim over all of them, or None.
-        patience: seconds that the ranks may be apart.
+        store: the `torch.distributed` store through which ranks exchange values; None for a single rank.
+        mesh: a DeviceMesh of one dim over all ranks, or None.
+        patience: seconds that a rank waits for the others.
     """
 
     def __init__(self, rank: int, size: int, device: str, store: Any, mesh: Any, patience: float) -> None:
         self.rank, self.size, self.device, self.mesh = rank, size, device, mesh
         self._store, self._patience = store, patience
-        # How many things were said in each of the attempts that this rank is in: what is said next is named after them.
+        # The number of exchanges so far in each of the nested attempts: they make the key of the next exchange.
         self._path = [0]
 
     def _next(self) -> str:
@@ -59,7 +59,7 @@ class Ranks:
         return ".".join(map(str, self._path))
 
     def gather(self, x: Any) -> list[Any]:
-        """What every rank gave, as JSON keeps it. Raises an error if one is silent or fails meanwhile."""
+        """The values of `x` of every rank, converted through JSON. Raises an error if a rank is silent or fails."""
         if self.size == 1:
             return [json.loads(json.dumps(x))]
         return self._exchange(self._next(), x, self._patience)
@@ -96,7 +96,7 @@ class Ranks:
         self.synchronize()
 
     def attempt(self, call: Callable[[], T]) -> tuple[T | None, str]:
-        """What `call` returns on this rank, and "": or None and why it failed, if it failed on any rank.
+        """The result of `call` on this rank and ""; or None and the reason, if it failed on any rank.
 
         Attempts may be nested. Raises `RanksLostError` if the ranks cannot go on: one of them is stuck in a collective,
         or a GPU or NCCL is in error.
@@ -123,7 +123,7 @@ class Ranks:
         return None, failed[1] + ("" if all(problems) else f" (rank {failed[0]})")
 
     def _failed(self, name: str, error: Exception) -> str:
-        """Tell the others of an error, and say what it was."""
+        """Report an error to the other ranks; returns its text."""
         problem = str(error) if isinstance(error, OtherRankError) else reason(error)
         if self.size > 1:
             self._store.set(f"failed/{name}", problem)
@@ -137,17 +137,17 @@ class Ranks:
 
 
 def free_memory(device: str) -> None:
-    """Give memory that nothing refers to back to the GPU, that of tensors in reference cycles included."""
+    """Free memory on the GPU to which nothing refers, that of tensors in reference cycles included."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
 def once_ms(ranks: Ranks, call: Callable[[], Any], count: int = 1) -> float:
-    """Milliseconds of one of `count` calls on this rank, enqueued at once behind a barrier of all ranks.
+    """Milliseconds of one of `count` calls on this rank, enqueued at once after a barrier of all ranks.
 
-    Of several the first is not counted: the others are enqueued while it runs, as in a training step the calls of a
-    layer are while those before it run.
+    Several calls are preceded by one that is not timed: the timed ones are enqueued while it runs, as the calls of a
+    layer in a training step are enqueued while earlier layers run.
     """
     ranks.barrier()
     if ranks.device != "cuda":
@@ -170,7 +170,8 @@ def once_ms(ranks: Ranks, call: Callable[[], Any], count: int = 1) -> float:
 def side_by_side_ms(ranks: Ranks, calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Milliseconds of each call on every rank: the median of rounds that take the calls in turn.
 
-    The chips grow hot for all calls alike. Every call ran before: a first one here is timed to choose the rounds.
+    So the heat of the chips affects all calls alike. Every call must have run before. Here its first run is timed to
+    choose the number of calls and rounds.
     """
     counts: dict[str, tuple[int, int]] = {}
     for name, call in calls.items():
@@ -179,7 +180,7 @@ def side_by_side_ms(ranks: Ranks, calls: Mapping[str, Callable[[], Any]]) -> dic
             continue
         ms = max(ranks.gather(once_ms(ranks, call)))
         if ms < ROUND_MS:
-            # A second call may still be noted, so that those that follow are done again: it takes longer than these.
+            # The op may still record its second call, to replay it in later calls: it takes longer than these.
             ms = max(ranks.gather(once_ms(ranks, call, 2)))
         count = max(1, min(MOST_CALLS, round(ROUND_MS / ms)))
         counts[name] = count, max(ROUNDS[0], min(ROUNDS[1], round(ALL_ROUNDS_MS / (ms * count))))

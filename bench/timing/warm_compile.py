@@ -42,7 +42,7 @@ Task = tuple[Case, str]
 def share_caches() -> None:
     """Set the directory of Triton's cache for this process and its children, before anything is compiled.
 
-    Otherwise inductor sets one of its own at its first use, and our kernels would be cached there from then on.
+    Otherwise inductor sets a directory of its own at its first use, and our kernels would be cached there from then on.
     """
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     os.environ.setdefault("TRITON_CACHE_DIR", str(home / ".triton" / "cache"))
