@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of an op's `backward`, which takes what the op takes. No framework is imported."""
+"""The arguments of an op's `backward`, which takes the arguments of the op. No framework is imported."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,25 +9,25 @@ from typing import Any
 from .checks import fail
 
 _OWN = ("run", "q", "k", "v", "return_lse")
-"""Parameters of a call that are none of `backward`'s keywords."""
+"""Parameters of `call` that `backward` does not take as keywords."""
 
 
 @cache
 def keyword_names(op: Any) -> Mapping[str, str]:
-    """The keywords of an op, and what their parameters are called in its code."""
+    """Each keyword of an op, and the name of its parameter in the op's code."""
     public, own = inspect.signature(op).parameters, inspect.signature(inspect.unwrap(op)).parameters
     return dict(zip(public, own, strict=True))
 
 
 @cache
 def _defaults(op: Any, call: Callable[..., Any]) -> Mapping[str, Any]:
-    """What the op gives `call` for the parameters that nobody names, by their names there."""
+    """The op's default for each parameter of `call`, by the parameter's name in the op's code."""
     parameters = inspect.signature(inspect.unwrap(op)).parameters
     return {name: parameters[name].default for name in inspect.signature(call).parameters if name not in _OWN}
 
 
 def call_arguments(op: Any, call: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of `call(run, q, k, v, ...)` by their names there, but q, k and v, as the op would give them."""
+    """The arguments that the op would pass to `call(run, q, k, v, ...)` after q, k and v, by parameter name."""
     names, defaults = keyword_names(op), _defaults(op, call)
     for name in keywords:
         if names.get(name) not in defaults:
@@ -39,7 +39,7 @@ def call_arguments(op: Any, call: Callable[..., Any], keywords: Mapping[str, Any
 
 
 def wanted_names(op: Any, wanted: Sequence[str] | None, gradients: Sequence[str]) -> list[str]:
-    """The wanted ones of a variant's `gradients`, by their names in the op's code; all by default."""
+    """The names, in the op's code, of those of a variant's `gradients` that are wanted; all by default."""
     known = {name: own for name, own in keyword_names(op).items() if own in gradients}
     for name in wanted or ():
         if name not in known:

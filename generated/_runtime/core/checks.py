@@ -11,21 +11,21 @@ from ..archs import MAX_HEAD_DIM, MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
 LAYOUTS = ("bhsd", "bshd")
 PACKED = "packed"
-# Of a layout: the dims as messages write them, the axes of heads and of the sequence.
+# For each layout: its dims as error messages write them, its head axis and its sequence axis.
 _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
 SEED_END = 2**63
 
 DROPOUT_ROWS, DROPOUT_KEYS = 16, 32
-"""Dropout draws its random words for so many rows and keys at once, which a call may not begin inside of."""
+"""Dropout draws its random words for tiles of so many rows and keys. A call must not begin inside such a tile."""
 
 
 class ArgumentError(TypeError, ValueError):
-    """A bad argument of an op: names it, what was expected and what was got."""
+    """A bad argument of an op. The message names the argument, what was expected and what was got."""
 
 
-# An expected size: a number, a number in a tuple where more is fine as well, or a number and what it was computed from.
+# An expected size: `n`, `(n,)` if a larger size is valid as well, or `(n, text)` with the formula that gave n.
 Size = int | tuple[int] | tuple[int, str]
 
 
@@ -35,7 +35,10 @@ def at_least(n: int) -> Size:
 
 
 def size_of(x: Any, axis: int) -> int | None:
-    """The size of a tensor's axis that another's dim is computed from; None where its own check will fail."""
+    """The size of a tensor's axis, from which another tensor's dim is computed; None if the tensor lacks the axis.
+
+    The tensor's own check then reports the error.
+    """
     shape = getattr(x, "shape", ())
     return shape[axis] if axis < len(shape) else None
 
@@ -43,13 +46,13 @@ def size_of(x: Any, axis: int) -> int | None:
 def computed(text: str, size: Callable[..., int], *values: Any) -> Size:
     """The size of a dim that the spec computes: `computed("2 * r + 1", lambda r: 2 * r + 1, 4)`.
 
-    Any size will do where a value is no number: an argument that fails a check of its own, or a traced array.
+    Any size is accepted if a value is not an int: then it is an argument that fails its own check, or a traced array.
     """
     if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
         return at_least(1)
     try:
         return size(*values), text
-    except (ArithmeticError, ValueError):  # a division by zero, a shift by less
+    except (ArithmeticError, ValueError):  # a division by zero, a shift by a negative number
         return at_least(1)
 
 
@@ -66,12 +69,12 @@ _NO_GRADIENT = {
 
 
 def refuse_gradient(op: str, argument: str, reason: str = "undeclared") -> NoReturn:
-    """Refuse a tensor that a gradient is wanted of and that has none, for a reason of `_NO_GRADIENT`."""
+    """Refuse a tensor that requires grad although it has no gradient. `reason`: a key of `_NO_GRADIENT`."""
     raise ArgumentError(f"{op}: {argument}: it requires grad, but {_NO_GRADIENT[reason]}")
 
 
 def host_number(op: str, argument: str, value: Any) -> Any:
-    """The number that a scalar of numpy, or a tensor `[]` of torch in the CPU's memory, holds; else `value` as it is.
+    """The number in a numpy scalar or in a torch tensor `[]` on the CPU; any other `value` as it is.
 
     Reading a tensor on a GPU would make the call wait for the device, so it is refused.
     """
@@ -121,7 +124,7 @@ def check_shapes(op: str, layout: str, q: Sequence[int], k: Sequence[int], v: Se
 
 
 def sizes_text(sizes: Sequence[Size]) -> str:
-    """Expected sizes for people: `[2, >=128]`."""
+    """Expected sizes as error messages write them: `[2, >=128]`."""
     return f"[{', '.join(map(_size_text, sizes))}]"
 
 
@@ -150,7 +153,7 @@ def check_scale(op: str, scale: object) -> None:
 
 
 def range_text(minimum: float | None, maximum: float | None) -> str:
-    """A range for people: `from 1 to 8`, `of at least 1`, or nothing."""
+    """A range as error messages write it: `from 1 to 8`, `of at least 1`, or nothing."""
     if minimum is None and maximum is None:
         return ""
     if minimum is None:
@@ -184,7 +187,7 @@ def check_float(
 
 
 def check_padding_id(op: str, padding_id: object) -> int:
-    """The segment id of padding, checked: any that an int32 tensor holds."""
+    """The segment id of padding, checked: any number that an int32 tensor can hold."""
     padding_id = host_number(op, "padding_id", padding_id)
     if isinstance(padding_id, bool) or not isinstance(padding_id, int) or not -(2**31) <= padding_id < 2**31:
         fail(op, "padding_id", "an int of 32 bits", repr(padding_id))
@@ -220,7 +223,7 @@ def check_unscheduled(op: str, schedule: object) -> None:
 
 
 def check_seed(op: str, seed: object) -> int:
-    """The seed of dropout, checked. One bit less than the random numbers take: operators carry signed integers."""
+    """The seed of dropout, checked. It has 63 of the generator's 64 bits, because operators carry signed integers."""
     seed = host_number(op, "seed", seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_END:
         fail(op, "seed", "an int from 0 to 2**63 - 1 or None", repr(seed))
@@ -228,9 +231,11 @@ def check_seed(op: str, seed: object) -> int:
 
 
 def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any, Any]:
-    """Where dropout counts the probabilities of a call, by its `dropout_origin`: the number of the first head over all
-    batch rows of the whole call, how many heads that has, the first row and the first key. Elements of the origin may
-    be arrays, whose values are not checked."""
+    """The coordinates from which dropout counts a call's probabilities, computed from its `dropout_origin`.
+
+    They are the index of the first head, counted over all batch rows of the whole call, the number of heads of the
+    whole call, the first row and the first key. Elements of the origin may be arrays, whose values are not checked.
+    """
     if origin is None:
         return 0, heads, 0, 0
     expected = "None, (batch row, head, heads) or (batch row, head, heads, row, key)"
@@ -249,18 +254,18 @@ def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any
 
 
 def keep_numbers(dropout_p: float) -> tuple[int, float]:
-    """The least 32-bit random word that keeps a probability, and the factor that leaves the mean as it was.
+    """The least 32-bit random word that keeps a probability, and the factor that preserves the mean.
 
-    Both are those of `dropout_p` rounded to a multiple of 2**-32.
+    Both are computed from `dropout_p` rounded to a multiple of 2**-32.
     """
     threshold = min(round(dropout_p * 2**32), 2**32 - 1)
     return threshold, 2**32 / (2**32 - threshold)
 
 
 def keywords(**names: str) -> Callable[[Callable[..., Any]], Any]:
-    """Give a function's parameters other names, by which they are passed: each name, and the parameter's own.
+    """Rename a function's parameters for its callers. `names`: new name -> the parameter's name in the function.
 
-    A name that is a parameter's own, too, still is that parameter's.
+    A new name that one of the function's parameters already has is ignored: it still passes that parameter.
     """
 
     def renamed(function: Callable[..., Any]) -> Any:

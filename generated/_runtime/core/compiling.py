@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that compiles kernels into Triton's cache on disk, where the process that launches them finds them.
 
-Each kernel is compiled by a copy of it. It imports Triton alone, no framework, never touches a GPU, and ends with the
-process that started it.
+A forked copy of this process compiles each kernel. The process imports Triton alone, no framework, never touches a GPU,
+and ends with the process that started it.
 """
 
 import gc
@@ -22,7 +22,8 @@ class Job(NamedTuple):
     """A kernel to compile, with its launcher: C code that depends on the types of arguments.
 
     Attributes:
-        module, name: where the kernel is. signature, constants, attributes, options: what Triton compiles it for.
+        module, name: the kernel's module and its name there.
+        signature, constants, attributes, options: what Triton specialises the kernel for.
     """
 
     module: str
@@ -34,11 +35,11 @@ class Job(NamedTuple):
 
 
 class Order(NamedTuple):
-    """All that is to be compiled, for which target, of Triton's `GPUTarget`, and into which folder.
+    """The kernels to compile, the target (Triton's `GPUTarget`) and the cache's folder.
 
     Attributes:
-        first: what the call launches: once it is compiled, a byte is written to the standard output.
-        others: what the backward launches: once it is compiled, too, the process ends.
+        first: kernels that the call launches. Once they are compiled, a byte is written to the standard output.
+        others: kernels that the backward launches. Once they are compiled, too, the process ends.
     """
 
     first: Sequence[Job]
@@ -49,7 +50,7 @@ class Order(NamedTuple):
 
 def serve() -> None:
     """Read an order and then the hash of Triton's files from the standard input, and compile what is ordered."""
-    # Nothing is thrown away before the end, which is near.
+    # The process ends soon, so collecting garbage would only cost time.
     gc.disable()
     from triton import knobs
     from triton.compiler import compiler  # noqa: F401
@@ -59,15 +60,15 @@ def serve() -> None:
     visit_loops_once()
     order: Order = pickle.load(sys.stdin.buffer)
     for job in (*order.first, *order.others):
-        # Once for all copies. What goes wrong here goes wrong in a copy, too.
+        # Imported once for all forked copies. An import that fails here fails again in the copy, which reports it.
         with suppress(Exception):
             importlib.import_module(job.module)
     key: str = pickle.load(sys.stdin.buffer)
     if hasattr(cache, "triton_key"):
-        # Otherwise this would hash half a gigabyte, which the caller has done.
+        # Otherwise this process would hash half a gigabyte of files, which the caller has already done.
         cache.triton_key = lambda: key
     knobs.cache.dir = order.folder
-    # A process is copied while it has one thread.
+    # All forks come before the first thread.
     first, others = (
         [_begin_apart(_compile, job, order.target) for job in jobs] for jobs in (order.first, order.others)
     )
@@ -79,19 +80,19 @@ def serve() -> None:
     os.write(sys.stdout.fileno(), b"1")
     for wait in others:
         wait()
-    # Not through the end of the interpreter, where another thread reads.
+    # Skip the interpreter's shutdown, because another thread still reads the standard input.
     os._exit(0)
 
 
 def begin(work: Callable[..., object], *args: Any) -> Callable[[], object]:
-    """Begin some work in a thread; returns what waits for it."""
+    """Start `work` in a thread; returns a function that waits for its end."""
     thread = threading.Thread(target=work, args=args, daemon=True)
     thread.start()
     return thread.join
 
 
 def _begin_apart(work: Callable[..., object], *args: Any) -> Callable[[], object]:
-    """The same in a copy of this process, where there are copies: half of a compilation holds Python's lock."""
+    """As `begin`, but in a forked process if the system can fork: half of a compilation holds Python's GIL."""
     if not hasattr(os, "fork"):
         return begin(work, *args)
     copy = os.fork()
@@ -105,7 +106,7 @@ def _begin_apart(work: Callable[..., object], *args: Any) -> Callable[[], object
 
 
 def hash_triton() -> str:
-    """The hash of Triton's own files, half a gigabyte, a part of the key of each kernel: it remembers that."""
+    """The hash of Triton's own files (half a gigabyte), a part of each kernel's cache key. Triton caches the hash."""
     from triton.runtime import cache
 
     key: str = getattr(cache, "triton_key", str)()
@@ -113,10 +114,10 @@ def hash_triton() -> str:
 
 
 def visit_loops_once() -> None:
-    """Have Triton's frontend look once at each loop for what the loop carries, in this process.
+    """Make Triton's frontend search each loop for its loop-carried values once only, in this process.
 
-    To find that it visits the body once more, and so the body of a loop within three others 16 times. What a loop
-    carries follows from its code and from the types of what is known before it.
+    Each search is an extra visit of the loop's body, so the body of a loop within three others is visited 16 times.
+    The carried values follow from the loop's code and from the types of the values that are known before it.
     """
     from triton.compiler.code_generator import CodeGenerator
 
@@ -141,14 +142,14 @@ def visit_loops_once() -> None:
 
 
 def _end_with_caller() -> None:
-    """End when the input ends, which the caller keeps open."""
+    """End the process when the standard input ends, which the caller keeps open while it runs."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)
 
 
 def _source(job: Job) -> Any:
-    """What Triton's compiler takes."""
+    """The job as a source object of Triton's compiler."""
     from triton.compiler.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 

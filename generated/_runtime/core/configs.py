@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels and tiles of a call: those that it asks for, else those measured on this GPU, else the defaults."""
+"""The kernels and tiles of a call: those that the call asks for, else those tuned on this GPU, else the defaults."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,16 +47,16 @@ def whole_columns(head_dim: int) -> int:
 def block_columns(head_dim: int) -> int:
     """Columns of a tile, a power of two. If they are fewer than `head_dim`, a second tile holds the rest.
 
-    A head_dim is split into two tiles wherever these have fewer columns together than one tile, and if it is wide.
+    A head_dim is split into two tiles if the two have fewer columns together than one tile, or if it is wide.
 
     >>> [block_columns(n) for n in (8, 64, 80, 96, 112, 128, 192, 512)]
     [16, 64, 64, 64, 128, 128, 128, 256]
     """
     if NARROW_HEAD_DIM < head_dim <= MAX_HEAD_DIM:
-        # Two halves share the registers that hold the places of their elements.
+        # Two halves share the registers that hold the offsets of their elements.
         return NARROW_HEAD_DIM
     whole = whole_columns(head_dim)
-    # Rows of whole 16 bytes: the second tile is then copied to shared memory like the first.
+    # If rows are a multiple of 16 bytes, the second tile is copied to shared memory like the first.
     splits = whole > 32 and head_dim <= whole // 2 + whole // 4 and head_dim % 8 == 0
     return whole // 2 if splits else whole
 
@@ -105,8 +105,8 @@ def _short_lengths(op: str, arch: str) -> tuple[int, ...]:
 def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found | None:
     """The measurement of a pass on the problem nearest to this one, among those of its mode, columns and itemsize.
 
-    The same dtype is nearer than the other dtype of 16 bits. Then the length counts, in octaves, and a quarter as much
-    the group.
+    A measurement of the same dtype is nearer than one of the other 16-bit dtype. Among equal dtypes the difference in
+    length counts, in octaves, plus a quarter of the difference in group size, in octaves.
     """
 
     def distance(each: _Found) -> tuple[bool, float, int]:
@@ -168,9 +168,10 @@ def decision(
 ) -> Decision:
     """The kernels of a forward (`fwd`) or a backward (`bwd`) on a chip with Hopper's family.
 
-    If the rule was right for the nearest measurement, the rule decides, for it knows more lengths than were measured.
-    Otherwise the fastest kernels of that measurement run. Kernels that gave wrong results never do. `in_order`:
-    gradients are added up in a fixed order. `band_keys`: as `as_a_rule` takes them; measured calls had the examples'.
+    If the rule was right for the nearest measurement, the rule decides, because it covers more lengths than were
+    measured. Otherwise the fastest kernels of that measurement run. Kernels that gave wrong results never run.
+    `in_order`: gradients are added up in a fixed order. `band_keys`: as in `as_a_rule`; measured calls had the bands
+    of the variant's examples.
     """
 
     def possible(kernels: str) -> str:
@@ -209,7 +210,7 @@ def tiles_for(
         head_dims: of q and of v. heads: of q and of k.
         length: number of keys of a sequence, the average in a packed call.
         options: what the call asks for.
-        band_keys: keys of the band that a row sees, where the call gives its width.
+        band_keys: keys of the band that a row sees, if the call gives the band's width.
     """
     if dtype == FP8:
         return dict.fromkeys(PASSES, fp8_tile(op, arch, head_dims, options))

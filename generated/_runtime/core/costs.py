@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layout costs: a model of one attention layer on several GPUs that says why it prefers a strategy."""
+"""A cost model of one attention layer on several GPUs. It also states why it prefers a strategy."""
 
 from dataclasses import dataclass, replace
 from math import gcd
@@ -7,10 +7,10 @@ from math import gcd
 from .work import BLOCK
 
 BITWISE = 0.05
-"""A strategy that gives one GPU's bits in every gradient is preferred if it is at most so much slower."""
+"""A strategy whose gradients all have the bits of one GPU is preferred if it is slower by at most this share."""
 
 GROUPS = 4
-"""Key heads are exchanged in so many groups at most."""
+"""Key heads are exchanged in at most this many groups."""
 
 PROGRAMS = 512
 """Programs that a call needs to occupy the GPU to its end: blocks of a rank's rows times key heads."""
@@ -18,14 +18,14 @@ PROGRAMS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Rates that the cost model computes with; measure them where a plan matters.
+    """Rates that the cost model computes with; measure them if a plan matters.
 
     Attributes:
-        forward, backward: floating-point operations that a GPU's kernels do in a second, of visited blocks alone.
-        link: bytes that a GPU receives from the others of its node in a second. node: GPUs of a node.
-        nic: bytes that a GPU receives from other nodes in a second. latency: seconds that a collective takes at least.
+        forward, backward: floating-point operations per second of a GPU's kernels, counted in visited blocks alone.
+        link: bytes per second that a GPU receives from the others of its node. node: GPUs of a node.
+        nic: bytes per second that a GPU receives from other nodes. latency: seconds that a collective takes at least.
         call: seconds that one more local call costs, a forward and a backward: launches, and programs that end late.
-        memory: bytes that keys, values and their gradients of one layer may take on a GPU, of one batch row.
+        memory: bytes that keys, values and their gradients of one layer and one batch row may take on a GPU.
         itemsize: bytes of an element of q, k and v.
     """
 
@@ -40,7 +40,7 @@ class Machine:
     itemsize: int = 2
 
     def rate(self, ranks: int) -> float:
-        """Bytes that a GPU receives in a second from so many ranks."""
+        """Bytes per second that a GPU receives in an exchange among so many ranks."""
         return self.link if ranks <= self.node else self.nic
 
 
@@ -48,7 +48,8 @@ class Machine:
 class Cost:
     """Seconds of the slowest rank, and bytes that a rank receives, of a forward and a backward.
 
-    `exchange` is that of all groups. A rank makes `runs` calls for each group, which take `per_call` beside `kernels`.
+    `exchange`: seconds of the exchange of all groups. A rank makes `runs` calls for each group. Each call takes
+    `per_call` seconds in addition to `kernels`.
     """
 
     strategy: str
@@ -66,7 +67,7 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """With groups the exchange of all but one runs beside the computation."""
+        """Seconds in all. With several groups, the exchange of all groups but one overlaps the computation."""
         if self.groups == 1:
             return self.compute + self.exchange
         return max(self.compute, self.exchange) + self.exchange / self.groups
@@ -90,7 +91,7 @@ def repeats_of_keys(heads: tuple[int, int], ranks: int) -> int:
 
 
 def kernel_seconds(blocks: float, query_heads: int, head_dim: int, machine: Machine) -> float:
-    """Seconds of a forward and a backward that visit so many blocks."""
+    """Seconds of a forward and a backward that visit `blocks` blocks for each query head."""
     products = 2.0 * BLOCK * BLOCK * head_dim * query_heads * blocks
     return products * (2 / machine.forward + 5 / machine.backward)
 
@@ -105,10 +106,10 @@ def gather_cost(
     head_dim: int,
     machine: Machine,
 ) -> Cost:
-    """Keys and values of all rows are gathered in both passes; their gradients are scattered in float32.
+    """The cost if both passes gather the keys and values of all rows; their gradients are scattered in float32.
 
     Args:
-        runs: the most runs of rows of a rank, each of which is a call.
+        runs: the largest number of runs of rows that a rank has. Each run is one call.
     """
     query_heads, key_heads = heads
     kernels = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
@@ -134,9 +135,10 @@ def _in_groups(cost: Cost, seq: int, ranks: int, key_heads: int, machine: Machin
 def heads_cost(
     blocks: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
 ) -> Cost | None:
-    """q, k, v and o change hands in the forward, and their gradients in the backward; None if heads cannot be split.
+    """The cost if each rank has all rows of some heads; None if heads cannot be split.
 
-    Traced by torch.compile, and in JAX's backward, q, k, v and o are sent again.
+    The forward exchanges q, k, v and o, and the backward their gradients. If torch.compile traces the call, and in JAX,
+    the backward sends q, k, v and o again.
     """
     repeats = repeats_of_keys(heads, ranks)
     if repeats == 0:
@@ -152,13 +154,16 @@ def heads_cost(
 
 
 def exchange_cost(gather: Cost, shares: list[float], groups_of: int, seq: int, ranks: int, machine: Machine) -> Cost:
-    """As `gather`, but of the keys of the other ranks only a share is sent, given for each mask."""
+    """As `gather`, but only a share of the other ranks' keys is sent. `shares`: one share for each mask."""
     moved = int(gather.bytes_moved * sum(shares) / len(shares))
     return _in_groups(replace(gather, strategy="exchange", bytes_moved=moved), seq, ranks, groups_of, machine)
 
 
 def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine) -> Cost:
-    """Keys go round in both passes and their gradients in one, a step at a time beside the computation of another."""
+    """The cost of a ring: keys circulate in both passes, their gradients in the backward.
+
+    The exchange of each step overlaps the computation of another step.
+    """
     elements = 2 * heads[1] * head_dim * seq // ranks
     moved = elements * ((ranks - 1) * 2 * machine.itemsize + ranks * 4)
     exchange = moved / machine.rate(ranks) + (3 * ranks - 2) * machine.latency
@@ -168,10 +173,11 @@ def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_d
 def grid_cost(
     rows: Cost, seq: int, grid: tuple[int, int], heads: tuple[int, int], head_dim: int, machine: Machine
 ) -> Cost | None:
-    """Heads are split inside nodes, over whose rows keys are moved as `rows` says; None if heads cannot be split.
+    """The cost if heads are split inside nodes and rows over nodes; None if heads cannot be split.
 
     Args:
-        rows: the cost among the nodes, if each were one rank with all heads. grid: nodes, and ranks of a node.
+        rows: the cost among the nodes if each node were one rank with all heads. It tells how keys move between nodes.
+        grid: the number of nodes, and the number of ranks of a node.
     """
     nodes, inner = grid
     split = heads_cost(0.0, seq // nodes, inner, heads, head_dim, machine)
@@ -199,10 +205,11 @@ def gathered_bytes(seq: int, heads: tuple[int, int], head_dim: int, machine: Mac
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a plan may choose from; None where a strategy cannot compute the call.
+    """The costs of the strategies that a plan may choose from; None if a strategy cannot compute the call.
 
     Attributes:
-        keys: bytes of the keys of all rows with their gradients. why_not_heads, why_not_ring: "" where these can.
+        keys: bytes of the keys and values of all rows with their gradients.
+        why_not_heads, why_not_ring: why the strategy cannot compute the call; "" if it can.
     """
 
     gather: Cost
@@ -214,7 +221,7 @@ class Choices:
     why_not_ring: str
 
     def best(self, machine: Machine) -> tuple[Cost, tuple[str, ...]]:
-        """The cheapest one whose keys fit into memory, and why."""
+        """The cost of the chosen strategy, the cheapest whose keys fit into memory, and the reasons for the choice."""
         gather, exchange, heads = self.gather, self.exchange, self.heads
         costs = tuple(str(cost) for cost in (gather, exchange, heads) if cost is not None)
         if self.keys > machine.memory:
@@ -232,7 +239,7 @@ class Choices:
         return rows, (*costs, f"{rows.strategy}: {faster}")
 
     def _best_of_long_rows(self, machine: Machine, costs: tuple[str, ...]) -> tuple[Cost, tuple[str, ...]]:
-        """The same where a GPU has no room for the keys of all rows."""
+        """As `best`, if a GPU has no room for the keys of all rows."""
         room = f"the keys of all rows take {self.keys / 1e9:.1f} GB, of {machine.memory / 1e9:.1f} GB that they may"
         if self.heads is not None:
             return self.heads, (*costs, f"heads: {room}")

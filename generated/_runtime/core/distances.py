@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel that sums ds by distance: which block diagonals its programs serve, and where their sums lie."""
+"""The kernel that sums ds by distance: which block diagonals its programs compute, and where they store the sums."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,34 +12,34 @@ from .options import CallOptions
 from .tiles import HOPPER, PORTABLE, Tile
 
 LEAST_BLOCKS = 128
-"""Blocks of a part of a block diagonal at least. Each part evaluates the score's own tile and sums diagonals once, and
-takes as long for that as for several blocks on an H100."""
+"""Least number of blocks in a part of a block diagonal. Once for each part, a program evaluates the score's own tile
+and sums diagonals, which takes as long as several blocks on an H100."""
 
 MOST_PARTS = 8
-"""Parts of a block diagonal at most: the sums of each are stored apart."""
+"""Largest number of parts of a block diagonal: the sums of each part are stored apart."""
 
 
 LAG_MARGIN = 256
-"""Distances beyond those of a call that a block may have: no block has more rows or keys."""
+"""How far the distances in a block may lie beyond those of the call: no block has more rows or keys than this."""
 
 NOWHERE = 2**30
 """A distance beyond all others."""
 
 
 class LagAxis(NamedTuple):
-    """The axis of sums by distance: its size, and where the distance of the first query from the first key is."""
+    """The axis of sums by distance: its size, and the index of the distance of the first query from the first key."""
 
     size: int
     origin: int
 
 
 def lag_axis(q_len: int, kv_len: int, row_offset: int | None, near_first: int | None, near_last: int | None) -> LagAxis:
-    """The axis of the sums of a call, which has the distances of all blocks that are not far.
+    """The axis of the sums of a call. It covers the distances of all blocks that are not far.
 
     Args:
         row_offset: the position of the first query; None if it differs between batch rows.
-        near_first, near_last: up to that distance, and from that one on, all pairs read the same elements, or the mask
-            keeps none; None without a limit.
+        near_first, near_last: all pairs of a distance up to `near_first` read the same elements, or the mask keeps none
+            of them. The same holds from the distance `near_last` on. None without a limit.
     """
     low, high = -kv_len - LAG_MARGIN, q_len + LAG_MARGIN
     if row_offset is not None and near_first is not None:
@@ -50,9 +50,12 @@ def lag_axis(q_len: int, kv_len: int, row_offset: int | None, near_first: int | 
 
 
 class Bands(NamedTuple):
-    """The programs of a call: `num_bands` block diagonals from `first_band` on, each in `num_parts` of `part_blocks`
-    blocks of rows; their sums of a head lie in `pieces` lines. Blocks are far behind `near_last`, and ahead of
-    `near_first`: with `has_far` there may be such."""
+    """The programs of a call.
+
+    They compute `num_bands` block diagonals from `first_band` on, each in `num_parts` parts of `part_blocks` blocks of
+    rows. The sums of one head take `pieces` lines. Blocks whose distances are all up to `near_first`, or all from
+    `near_last` on, are far. `has_far`: there may be far blocks.
+    """
 
     tile: Tile
     first_band: int
@@ -70,12 +73,13 @@ class Bands(NamedTuple):
 
 
 def distance_tile(backend: Backend, op: str, q: Tensor, v: Tensor, options: CallOptions, family: str) -> Tile:
-    """The tile of a call whose dk and dv are computed by a family."""
+    """The tile of this kernel in a call whose dk and dv are computed by the kernels of `family`."""
     if family == HOPPER:
         columns = max(tile_columns(x.shape[3]) for x in (q, v))
         return Tile(*HOPPER_FAMILY.distance_tiles[columns])
     tile = tiles_of(backend, op, "dense", q, v, replace(options, family=PORTABLE))["dq"]
-    # Blocks of queries are loaded like those of keys, and dq's kernel keeps them: as many stages as fit its memory.
+    # Each stage holds a block of queries and one of keys. dq's kernel keeps its one block of queries in all stages:
+    # take as many stages as fit into the memory that dq's kernel uses.
     block = min(tile.block_m, tile.block_n)
     stages = min(tile.num_stages, (tile.block_m + tile.num_stages * tile.block_n) // (2 * block))
     return tile._replace(block_m=block, block_n=block, num_stages=stages)
@@ -97,7 +101,7 @@ def bands_of(
 
     Args:
         row_offset: the position of the first query; None if it differs between batch rows.
-        least, most: the mask keeps no pair of another distance; None without a limit.
+        least, most: the mask keeps only pairs of distances from `least` to `most`; None without a limit.
         near_first, near_last: as for `lag_axis`. A square of `block_m` rows and keys is far if all of its distances are
             from `near_last` on, or all up to `near_first`.
         serves_far: whether there are programs for bands of far squares.

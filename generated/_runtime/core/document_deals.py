@@ -16,18 +16,18 @@ from .shards import BALANCED, Chunk, Dealt, RowWork
 from .work import BLOCK, Array
 
 CUTS = (BLOCK, 16, 1)
-"""Documents are cut at multiples of the first of these numbers with which ranks are balanced: kernels compute whole
-blocks of rows, and dropout draws for 16 rows at once."""
+"""Documents are cut at multiples of the first of these numbers that balances the ranks: kernels compute whole blocks of
+rows, and dropout draws random words for 16 rows at once."""
 
 
 def deal_documents(rows: RowWork, seq: int, ranks: int, begins: Array) -> Iterator[Dealt]:
-    """A deal of documents, whole but for at most two cuts for each rank; none of fewer rows than it needs.
+    """A deal of whole documents, with at most two cuts for each rank; yields nothing if the last rank has no row.
 
-    Documents are in a line, those with the most work for each row first. Each rank takes rows from both ends of the
-    line: so many in all, and so many of them from its front as make the rank's work the mean.
+    Documents form a line, sorted by their work per row, the most first. Each rank takes the same number of rows from
+    the two ends of the line. As many of them come from the front as make the rank's work the mean.
 
     Args:
-        begins: where documents begin, and the end of the last, int64.
+        begins: the first row of each document, and the end of the last, int64.
     """
     local = -(-seq // ranks)
     if seq <= local * (ranks - 1):
@@ -50,12 +50,12 @@ def deal_documents(rows: RowWork, seq: int, ranks: int, begins: Array) -> Iterat
 
 
 class _Line:
-    """What is left of the documents, those with the most work for each row first.
+    """The remaining rows of the documents, sorted by their work per row, the most first.
 
     Attributes:
-        begins, ends: the rows of each that are left. origins: where each begins as a whole.
-        late: rows at the end of a document have more work than those at its begin. These are taken from the front of
-            the line, and those from its back.
+        begins, ends: the remaining rows of each document. origins: the first row of each whole document.
+        late: rows at the end of a document have more work than rows at its beginning. If so, the front of the line
+            gives rows from a document's end, and the back gives rows from its beginning; else the reverse.
     """
 
     def __init__(self, rows: RowWork, bounds: Array) -> None:
@@ -75,7 +75,7 @@ class _Line:
         self._measure()
 
     def _measure(self) -> None:
-        """Rows and work up to each document of the line."""
+        """Sum the rows and the work ahead of each document of the line."""
         self._rows: list[int] = list(accumulate(map(sub, self.ends, self.begins), initial=0))
         self._work: list[float] = list(accumulate(map(sub, self._until_end, self._before), initial=0.0))
 
@@ -86,11 +86,11 @@ class _Line:
 
     @property
     def work(self) -> float:
-        """That of the rows which are left."""
+        """The work of the remaining rows."""
         return self._work[-1]
 
     def take(self, count: int, wanted: float) -> tuple[list[Chunk], float]:
-        """Take so many rows with about the wanted work: their runs, and the work that they are."""
+        """Take `count` rows with about the wanted work; returns their runs and their work."""
         front = self._front(count, wanted)
         for unit in CUTS:
             loads = {near: self._load(near, count) for near in self._rounded(front, unit) if 0 <= near <= count}
@@ -121,7 +121,7 @@ class _Line:
         return high
 
     def _load(self, front: int, count: int) -> float:
-        """The work of `count` rows, of which so many are from the front."""
+        """The work of `count` rows, `front` of them from the front of the line and the rest from its back."""
         first, of_first = self._at_front(front)
         last, of_last = self._at_back(count - front)
         load = self._work[first] + self.work - self._work[last]
@@ -132,24 +132,24 @@ class _Line:
         return load
 
     def _part(self, document: int, count: int, *, at_end: bool) -> float:
-        """The work of so many rows at a document's end, or at its begin."""
+        """The work of `count` rows at a document's end, or at its beginning."""
         if at_end:
             return self._until_end[document] - self._until(self.ends[document] - count)
         return self._until(self.begins[document] + count) - self._before[document]
 
     def _at_front(self, count: int) -> tuple[int, int]:
-        """How many whole documents the first rows of the line are, and how many rows of the next one."""
+        """The number of whole documents in the line's first `count` rows, and the rows of the next one."""
         at = bisect_right(self._rows, count) - 1
         return at, count - self._rows[at]
 
     def _at_back(self, count: int) -> tuple[int, int]:
-        """From which document on the last rows of the line are whole ones, and how many are of the one before it."""
+        """The first document that is whole in the line's last `count` rows, and the rows of the one before it."""
         begin = self._rows[-1] - count
         at = bisect_left(self._rows, begin)
         return at, self._rows[at] - begin
 
     def _rounded(self, front: int, unit: int) -> list[int]:
-        """Counts of rows from the front, near this one, that cut a document at a multiple of `unit` of its rows."""
+        """Counts of rows from the front, near `front`, that cut a document at a multiple of `unit` of its rows."""
         at, rest = self._at_front(front)
         if rest == 0:
             return [front]
@@ -157,7 +157,7 @@ class _Line:
         return [front + (move if self.late else -move) for move in (cut % unit, cut % unit - unit)]
 
     def _taken(self, front: int, count: int) -> list[Chunk]:
-        """Take these rows out of the line: their runs."""
+        """Remove `count` rows from the line, `front` of them from its front; returns their runs."""
         (first, of_first), (last, of_last) = self._at_front(front), self._at_back(count - front)
         begins, ends = self.begins[:first] + self.begins[last:], self.ends[:first] + self.ends[last:]
         for at, rest, of_front in ((first, of_first, True), (last - 1, of_last, False)):

@@ -11,7 +11,7 @@ from .tuned import HOPPER_DKDV
 
 FAMILIES = (PORTABLE, HOPPER)
 INTERPRETER = "the CPU"
-"""Stands for the architecture where there is no chip: of kernels in Triton's interpreter, and of references."""
+"""Takes the place of the architecture if there is no chip: for kernels in Triton's interpreter, and for references."""
 
 HOPPER_WARPS = HOPPER_FAMILY.launch_warps
 """Warps that a kernel of Hopper's family is launched with: one warpgroup, which starts the others."""
@@ -20,16 +20,16 @@ WIDE_KEYS = HOPPER_FAMILY.wide_keys
 """Keys of a tile in the backward kernel for more than 128 columns, where both warpgroups hold all keys."""
 
 FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
-"""Names of its kernels among the hashes."""
+"""Names of the kernels of Hopper's family among the hashes."""
 
 _WIDE_BACKWARD, _DELTA = "hopper_bwd_wide", "hopper_delta"
 
 _RUNS = "runs_"
-"""Prefix of what computes the runs of segmented calls: kernels of packed calls."""
+"""Prefix of the kernels of packed calls that compute the runs of segmented calls."""
 
 GAIN = 0.99
-"""A measurement overrules the rule if it takes less than this part of the rule's time: a smaller difference is
-noise."""
+"""Other kernels overrule the rule if they take less than this part of the time of the rule's kernels: a smaller
+difference is noise."""
 
 
 def tile_columns(head_dim: int) -> int:
@@ -63,8 +63,10 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
 def backward_tiles(
     op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int
 ) -> dict[str, HopperTile]:
-    """The tiles of a call's backward in Hopper's family by pass: of dkdv and dq if one kernel computes both, of none if
-    that family cannot run the call."""
+    """The tiles of a call's backward in Hopper's family, by pass; empty if that family cannot run the call.
+
+    There is a tile for dq beside that for dkdv only if one kernel computes all three gradients.
+    """
     if refusal(arch, dtype, head_dims, length):
         return {}
     tile, traits = HOPPER_FAMILY.backward_tiles[_widest(head_dims)], TRAITS[op]
@@ -92,11 +94,11 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
 
 
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
-    """True if Hopper's forward is, as measured, the faster one as a rule.
+    """True if measurements show that Hopper's forward is faster as a rule.
 
-    It is with long key ranges and wide bands, and in dense calls of 128 columns and more with short ones too. At 64
-    columns the score costs as much as the products, so the score must be cheap, or overlapped and the range longer.
-    Segmented calls have short key ranges of mixed lengths.
+    It is faster with long key ranges and wide bands, and in dense calls of 128 columns and more with short key ranges
+    too. At 64 columns the score costs as much as the products, so the score must be cheap, or it must be overlapped
+    and the key range longer. Segmented calls have short key ranges of mixed lengths.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     is_narrow = _widest(head_dims) == 64
@@ -116,10 +118,10 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
 
 
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
-    """True if Hopper's dk and dv are the faster ones as a rule, with dq in the same kernel or in one of its own.
+    """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    They are with long key ranges, however short the sequences, and in dense and segmented calls with wide bands too; in
-    dense calls of 128 columns also where lists describe the blocks.
+    They are faster with long key ranges, however short the sequences, and in dense and segmented calls with wide bands
+    too. In dense calls of 128 columns they are faster also if lists describe the blocks.
     """
     traits, (slow_from, slow_to) = TRAITS[op], HOPPER_FAMILY.slow_backward_head_dims
     has_ranges = _has_long_ranges(op) or (mode != "packed" and traits.keys_are_wide_bands)
@@ -138,8 +140,8 @@ def fusing_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int
     """True if one kernel for dq, dk and dv is as a rule faster than a portable dq beside Hopper's dk and dv.
 
     The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. In a
-    segmented call whose runs no packed kernel computes it serves sequences of half the length: the portable dq visits
-    blocks that the border of two segments cuts.
+    segmented call whose runs no packed kernel computes, the fused kernel is faster from half the length on, because
+    the portable dq visits blocks that the border of two segments cuts.
     """
     family, columns = HOPPER_FAMILY, _widest(head_dims)
     if mode == "packed" or (mode == "segmented" and TRAITS[op].runs_are_packed):
@@ -150,10 +152,11 @@ def fusing_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int
 def as_a_rule(
     pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int, band_keys: int | None = None
 ) -> str:
-    """Whose kernels a forward, `fwd`, or a whole backward, `bwd`, runs as a rule: one of CONTENDERS.
+    """The kernels that a forward (`fwd`) or a whole backward (`bwd`) runs as a rule: one of CONTENDERS.
 
-    `band_keys`: keys of the band that a row sees, where the call gives the width of one; None for the examples'. A row
-    of a causal sequence sees half of its keys on average: so many of a band count as a sequence of twice the length.
+    `band_keys`: keys of the band that a row sees, if the call gives the band's width; None for the width of the
+    variant's examples. A row of a causal sequence sees half of the keys on average, so a band counts as a sequence of
+    twice its keys.
     """
     band_keys = TRAITS[op].band_keys if band_keys is None else band_keys
     if mode == "dense" and band_keys is not None:
@@ -166,7 +169,7 @@ def as_a_rule(
 
 
 def fastest(times: Mapping[str, float], ruled: str) -> str:
-    """The contender to run, among those with a time: the fastest, or the rule's if that is as fast but for noise.
+    """The contender to run, among those with a time: the fastest, or the rule's if the difference is noise.
 
     >>> fastest({"portable": 1.0, "hopper": 1.005}, "hopper"), fastest({"portable": 1.0, "hopper": 1.1}, "hopper")
     ('hopper', 'portable')

@@ -14,13 +14,13 @@ from .tiles import PORTABLE, HopperTile
 FP8 = "float8_e4m3fn"
 
 SCALES = ("q_scale", "k_scale", "v_scale")
-"""What q, k and v of 8 bits are times: float32 `[B, H]`, of packed sequences `[n, H]`."""
+"""Factors of q, k and v of 8 bits: float32 `[B, H]`, or `[n, H]` for n packed sequences."""
 
 LARGEST = 448.0
 """The largest number of float8_e4m3fn."""
 
 LEAST_SCALE = 1e-12
-"""That of a head of zeros, so that nothing is divided by 0."""
+"""The scale of a head of zeros, so that nothing is divided by 0."""
 
 _TILES = {
     64: HopperTile(128, 128, 8, 3),
@@ -45,12 +45,12 @@ def check_no_scales(op: str, dtype: str, **scales: Any) -> None:
 
 
 def scale_text(rows: int, heads: int, where: str = "") -> str:
-    """What a scale must be, as messages say it. `where`: its device."""
+    """The valid forms of a scale, for error messages. `where`: the scale's device."""
     return f"a number, floats [{heads}] or [{rows}, {heads}]{where}, as q is {FP8}"
 
 
 def check_takes_fp8(op: str) -> None:
-    """Refuse a call of an op that has no such kernel."""
+    """Refuse a call of an op that has no kernel for 8-bit q, k and v."""
     if not TRAITS[op].takes_fp8:
         fail(op, "q", "dtype float16, bfloat16 or float32, as the op has dropout", FP8)
 
@@ -62,7 +62,7 @@ def check_unpruned(op: str, prune: object, dtype: object) -> None:
 
 
 def check_kernel(op: str, arch: str) -> None:
-    """Refuse a call for which there is no kernel."""
+    """Refuse a call of 8 bits if the op or the architecture has no kernel for it."""
     check_takes_fp8(op)
     if arch not in (HOPPER_FAMILY.arch, INTERPRETER):
         expected = f"dtype float16, bfloat16 or float32: those of {FP8} run on {HOPPER_FAMILY.arch} alone"
@@ -70,7 +70,7 @@ def check_kernel(op: str, arch: str) -> None:
 
 
 def fp8_tile(op: str, arch: str, head_dims: tuple[int, int], options: CallOptions) -> HopperTile:
-    """The tile of the forward of a call, the only pass that it has."""
+    """The tile of a call's forward, the only pass of a call of 8 bits."""
     check_kernel(op, arch)
     if options.family == PORTABLE:
         fail(op, "family", f"None or 'hopper' where q, k and v are {FP8}", repr(PORTABLE))
@@ -84,14 +84,14 @@ def fp8_tile(op: str, arch: str, head_dims: tuple[int, int], options: CallOption
 
 
 def output_dtype(backend: Any, scales: Any) -> Any:
-    """The dtype of o where it is not that of q: bfloat16 in a call with scales."""
+    """The dtype of o if it differs from that of q: bfloat16 in a call with scales; else None."""
     return None if scales is None else backend.BF16
 
 
 def value_columns(backend: Any, v: Any, cu_seqlens: Any = None) -> Any:
     """Values `[B, Hkv, Skv, Dv]` as Hopper's kernels of float8_e4m3fn read them: `[B, Hkv, Dv, columns]`.
 
-    `cu_seqlens`: of packed sequences, which are one batch row. Each has whole units of columns.
+    `cu_seqlens`: of packed sequences, which are one batch row. Each sequence takes whole units of columns.
     """
     from ..device.gl_fp8 import UNIT
     from ..device.value_columns import value_columns as kernel

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys the rows of each rank may attend to, and how they get from rank to rank. numpy alone is imported.
 
-Unlike the balance of a plan this decides results: whatever cannot be told counts as needed.
+Unlike the balance of a plan, the needs decide results: a key counts as needed unless the mask surely excludes it.
 """
 
 import hashlib
@@ -31,8 +31,9 @@ def needs_of(
     """The keys that each rank needs under one mask; None if a plan cannot tell.
 
     Args:
-        own: what the mask reads. chunks: the rows of each rank.
-        exact: None as well for a mask that reads tensors, whose elements a call would have to compare with the plan's.
+        own: the tensors and scalars that the mask reads. chunks: the rows of each rank.
+        exact: return None for a mask that reads tensors, too: a call would have to compare their elements with the
+            plan's.
     """
     by_head = any(work.axes(name, "h", "hkv") for name in work.needs)
     if by_head or not work.by_heads or work.by_batch or any(own.get(name) is None for name in work.needs):
@@ -57,7 +58,7 @@ def needs_of(
 def _intervals(
     work: VariantWork, rows: Rows, own: Mapping[str, Any], segment_ids: Array | None
 ) -> list[tuple[Array, Array, Array]]:
-    """Blocks of rows, and begin and end of keys that each may attend to, as rows of the whole call."""
+    """Blocks of rows, and the begin and end of keys that each block may attend to, as rows of the whole call."""
     found = []
     for at, ids in mask_calls(work, rows, own, segment_ids):
         if work.may_visit is not None:
@@ -74,7 +75,7 @@ def _intervals(
 
 
 def _union(begins: Array, ends: Array, block: int, seq: int) -> tuple[Chunk, ...]:
-    """Intervals as ascending runs, rounded out to blocks."""
+    """The union of intervals as ascending runs, extended to whole blocks."""
     change = np.zeros(-(-seq // block) + 1, np.int64)
     np.add.at(change, begins // block, 1)
     np.add.at(change, -(-ends // block), -1)
@@ -86,10 +87,10 @@ def _union(begins: Array, ends: Array, block: int, seq: int) -> tuple[Chunk, ...
 
 
 def value_of(x: Any) -> int | float | str:
-    """What a plan remembers of an argument: a number, or a digest of a tensor on the host."""
+    """The form in which a plan keeps an argument: a number, or a digest of a tensor on the host."""
     if isinstance(x, (bool, int, float)):
         return x
-    # numpy knows no bfloat16, in which every tensor may be.
+    # numpy has no bfloat16, the dtype that any of the tensors may have.
     found = np.asarray(x.detach().double().cpu() if hasattr(x, "detach") else x)
     exact = found.astype(np.float64)
     return f"{list(exact.shape)} {hashlib.sha256(np.ascontiguousarray(exact).tobytes()).hexdigest()[:16]}"
@@ -98,7 +99,7 @@ def value_of(x: Any) -> int | float | str:
 def planned_needs(
     layout: Layout, work: VariantWork, given: Mapping[str, Any], *, knows_values: bool
 ) -> KeyNeeds | None:
-    """The needs of a call; None if it has another mask than those of the plan, and needs all keys.
+    """The keys that a call needs; None if its mask is none of the plan's, so that it needs all keys.
 
     Args:
         given: keywords of the call. knows_values: its tensors may be read on the host.
@@ -128,10 +129,11 @@ def _is_same(x: Any, value: int | float | str, knows_values: bool) -> bool:
 
 @dataclass(frozen=True)
 class Routes:
-    """What one rank sends and receives, its own rows included.
+    """The rows that one rank sends to and receives from each rank, itself included.
 
     Attributes:
-        send: rows of this rank for each rank, counted from its first. receive: rows of the sequence from each rank.
+        send: for each rank, the rows sent to it, counted from this rank's first row.
+        receive: for each rank, the rows that come from it, as rows of the sequence.
         any_sends: some rank sends something to another.
     """
 
@@ -151,7 +153,7 @@ def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
 
 
 def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
-    """The rows of the sequence that a rank needs: none of documents of which it has no row."""
+    """The rows of the sequence that a rank needs, without documents of which it has no row."""
     found = _rows(needs.runs[rank])
     if layout.cu_seqlens is None:
         return found
@@ -167,12 +169,14 @@ class KeyTables:
     """How the keys of one rank are put together, and how their gradients are taken apart.
 
     Attributes:
-        most: how many keys the rank with the most of them has.
-        send, receive: of each other rank the rows sent to it, of this rank's, and the keys that come from it, of these.
-        pieces: the keys in order as (source, first, number): 0 for rows of this rank, 1 for what came from others, one
-            after the other, 2 for zeros.
-        shared: rows of this rank of whose gradients other ranks have parts. shared_keys: which keys these are.
-        parts: of each other rank which ones of `shared` it has parts of.
+        most: the number of keys of the rank with the most keys.
+        send: for each other rank, the rows of this rank that are sent to it.
+        receive: for each other rank, the indices of the keys that come from it among this rank's keys.
+        pieces: the keys in order, as (source, first, number). The source is OWN for rows of this rank, RECEIVED for
+            the rows from other ranks, one rank after the other, and NONE for zeros.
+        shared: rows of this rank that other ranks have parts of the gradients of.
+        shared_keys: the indices of these rows among this rank's keys.
+        parts: for each other rank, the indices in `shared` of the rows that it has parts of.
         sends: some rank sends something to another.
     """
 
@@ -191,7 +195,7 @@ OWN, RECEIVED, NONE = 0, 1, 2
 
 
 def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
-    """The tables of one rank, whose calls have the keys of its documents, or all."""
+    """The tables of one rank. Its calls have the keys of its documents, or all keys if the call is not packed."""
     found, local = routes(layout, needs, rank), layout.local
     others = [other for other in range(layout.ranks) if other != rank]
     if layout.cu_seqlens is None:
@@ -222,7 +226,7 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
 
 
 def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:
-    """Runs of keys that follow each other where they come from."""
+    """Runs of keys that are consecutive in their source, as (source, first, number)."""
     if len(source) == 0:
         return ()
     is_next = (np.diff(source) == 0) & ((np.diff(place) == 1) | (source[1:] == NONE))
@@ -232,7 +236,7 @@ def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:
 
 
 def missing_share(needs: KeyNeeds, chunks: Sequence[Sequence[Chunk]], seq: int) -> float:
-    """The rows that the busiest rank receives or sends, as a share of those that it would gather."""
+    """The rows that the busiest rank receives or sends, as a share of the rows that it would gather."""
     owner_edges = sorted((begin, begin + length, rank) for rank, own in enumerate(chunks) for begin, length in own)
     begins, ends, owners = (np.array(each) for each in zip(*owner_edges, strict=True))
     moved = np.zeros((len(chunks), len(chunks)), np.int64)

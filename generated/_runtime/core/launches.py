@@ -16,7 +16,7 @@ new tensors of the same device."""
 
 
 class Backend(Protocol):
-    """What launches ask of a framework: the module `backend` of `_runtime/torch` and that of `_runtime/jax`.
+    """What launches need from a framework: the module `backend` of `_runtime/torch` and that of `_runtime/jax`.
 
     `launch(kernel, grid, *groups, **constants)` passes the arguments of all groups, one tuple after the other.
     `launch_hopper` does so for a kernel that takes memory to work in.
@@ -56,25 +56,26 @@ class Backend(Protocol):
 
 
 def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -> int:
-    """The number of keys of a sequence by which tiles are chosen: of a packed call what an average key has beside it.
+    """The number of keys of a sequence by which tiles are chosen.
 
-    Of a segmented call, whose segments are not counted, it is a guess, or the longest one's where that is less.
+    In a packed call it is the length of the sequence of an average key. In a segmented call, whose segments are not
+    counted, it is a guess, or the length of the longest segment if that is less.
 
     Args:
         tokens: what tells the sequences apart: `cu_seqlens_q` of a packed call, `q_segment_ids` of a segmented one.
-        longest: the longest sequence has at least so many keys.
+        longest: the longest sequence has at least this many keys; 0 if that is not known.
     """
     length: int = v.shape[2]
     if mode == "dense" or tokens is None:
         return length
-    # How many segments a row has only the device knows. One id for all, with a stride of 0, is one segment.
+    # Only the device knows how many segments a row has. One id for all rows, with a stride of 0, is one segment.
     sequences = max(tokens.shape[0] - 1, 1) if mode == "packed" else SEGMENTS if tokens.stride(1) else 1
     average = max(length // sequences, min(length, 1))
     if mode == "segmented" and longest:
         return min(average, longest)
     if longest <= average:
         return average
-    # Pairs of a query and a key make up the work. There are at least as many as if all others were equally long.
+    # Pairs of a query and a key make up the work. They are fewest if all other sequences are equally long.
     longest = min(longest, length)
     others = (length - longest) ** 2 // max(sequences - 1, 1)
     return (longest**2 + others) // length
@@ -92,7 +93,7 @@ def tiles_of(
 ) -> Tiles:
     """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`.
 
-    `band_keys`: keys of the band that a row sees, where the call gives its width.
+    `band_keys`: keys of the band that a row sees, if the call gives the band's width.
     """
     return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options, band_keys)
 
@@ -116,7 +117,7 @@ def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], 
 def empty_gradients(
     backend: Backend, q: Tensor, k: Tensor, v: Tensor, options: CallOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty dq, dk and dv, in the layouts and dtypes of q, k and v, or in float32 where the call asks for that."""
+    """Empty dq, dk and dv, in the layouts and dtypes of q, k and v, or in float32 if the call asks for that."""
     is_wide = (options.wide_queries, options.wide_keys, options.wide_keys)
     dq, dk, dv = (
         backend.empty_like_layout(x, x.shape[3], backend.FP32 if wide else None)
@@ -163,12 +164,12 @@ def tile_constants(tile: Tile, head_dim: int, head_dim_v: int) -> Mapping[str, i
 
 
 def delta_constants(tile: Tile, head_dim_v: int) -> Mapping[str, int]:
-    """Those of the kernel that computes delta for a backward of Hopper's family."""
+    """The constants of the kernel that computes delta for a backward of Hopper's family."""
     return {"HEAD_DIM_V": head_dim_v, "BLOCK_DV": tile_columns(head_dim_v), "BLOCK_M": tile.block_m, "num_warps": 4}
 
 
 def dq_rows_constants(tile: Tile, head_dim: int) -> Mapping[str, int]:
-    """Those of the kernel that makes dq of the sums of a backward of Hopper's family."""
+    """The constants of the kernel that computes dq from the sums of a backward of Hopper's family."""
     return {"HEAD_DIM": head_dim, "BLOCK_D": tile_columns(head_dim), "BLOCK_M": tile.block_m, "num_warps": 4}
 
 
@@ -176,7 +177,7 @@ def dq_rows_constants(tile: Tile, head_dim: int) -> Mapping[str, int]:
 
 
 def unit_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """The strides of `aligned` tensors as kernels take them, those of batch and head in units of 16 bytes."""
+    """The strides of batch, head and row of `aligned` tensors; those of batch and head in units of 16 bytes."""
     found: list[int] = []
     for x in tensors:
         step = 16 // x.element_size()
@@ -186,7 +187,7 @@ def unit_strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def packed_unit_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """The same of packed sequences, which are one batch row: those of head and row."""
+    """As `unit_strides`, for packed sequences, which are one batch row: the strides of head and row."""
     found: list[int] = []
     for x in tensors:
         _, h, s, _ = x.stride()
@@ -200,10 +201,10 @@ def strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def packed_strides(*tensors: Tensor) -> tuple[int, ...]:
-    """The same of packed sequences, which are one batch row: head and row."""
+    """As `strides`, for packed sequences, which are one batch row: head and row."""
     return tuple([step for x in tensors for step in x.stride()[1:3]])
 
 
 def row_stride(x: Tensor | None) -> int:
-    """Elements from one batch row to the next; none where one serves all."""
+    """Elements from one batch row to the next; 0 if there is no tensor or one batch row serves all."""
     return 0 if x is None or x.shape[0] == 1 else x.stride(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the mask of a variant joins by `and`, as the manifest of a package writes it."""
+"""The conditions that the mask of a variant joins by `and`, as the manifest of a package writes the mask."""
 
 import ast
 from typing import Any
@@ -12,7 +12,7 @@ _SPELLINGS = {
 
 
 def mask_parts(mask: str) -> frozenset[str]:
-    """What a mask joins by `and`, each in one spelling."""
+    """The conditions that a mask joins by `and`, each in one spelling."""
     if not mask:
         return frozenset()
     tree = ast.parse(f"({mask})", mode="eval").body
@@ -22,6 +22,6 @@ def mask_parts(mask: str) -> frozenset[str]:
 
 
 def is_plain(variant: dict[str, Any], parts: frozenset[str], scalars: dict[str, str]) -> bool:
-    """Whether a variant is softmax under a mask of these parts, and nothing else."""
+    """Whether a variant is softmax attention under a mask of these conditions, and nothing else."""
     own = any(variant[each] for each in ("score", "tensors", "sink", "decay"))
     return not own and variant["scalars"] == scalars and mask_parts(variant["mask"]) == parts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of nodes whose ranks share rows, each rank with some of the heads."""
+"""Layouts of nodes: the ranks of a node share rows, and each rank computes some of the heads."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from .shards import Chunk, Layout
 
 
 def cut_for_nodes(nodes: Layout, inner: int, cost: Cost) -> Layout:
-    """The layout of the ranks of some nodes: the `inner` ranks of a node share its rows, one run after the other."""
+    """The layout of all ranks of the nodes: the rows of each node are cut into consecutive parts for its ranks."""
     extra = -nodes.local % inner
     chunks = [
         (*own, (nodes.padded + number * extra, extra)) if extra else own for number, own in enumerate(nodes.chunks)
@@ -35,7 +35,7 @@ def cut_for_nodes(nodes: Layout, inner: int, cost: Cost) -> Layout:
 
 
 def _piece(chunks: Sequence[Chunk], first: int, length: int) -> tuple[Chunk, ...]:
-    """So many rows of some chunks, from the first one's row `first` on."""
+    """`length` rows of some chunks, from row `first` of all their rows on."""
     found, at = [], 0
     for begin, rows in chunks:
         low, high = max(first - at, 0), min(first + length - at, rows)

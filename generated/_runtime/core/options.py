@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call asks of its kernels: their tiles, their family, and in which order gradients are added."""
+"""What a call asks of its kernels: their tiles, their family, and the order in which gradients are added."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,21 +18,21 @@ PAGED_PASSES = ("decode", "paged_fwd")
 """The kernels on paged caches: of sequences with few rows, and of prompts."""
 
 SPLIT_FIELD = "keys_per_split"
-"""What a tile of theirs may name besides: the least keys of a split."""
+"""One more field that a tile of PAGED_PASSES may have: the least number of keys of a split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """What a call asks of its kernels. It is hashable: static in JAX, a part of every key that calls are found by.
+    """What a call asks of its kernels. It is hashable: a static argument in JAX, a part of every key of cached calls.
 
     Attributes:
         family: the family of kernels; None leaves it to the measurements and the rule.
         fixed_order: gradients must be added in a fixed order.
         tiles: the passes whose tile the call gives, with the tile.
         plain: the plain reference is computed instead of the kernels.
-        wide_keys: dk and dv are float32 whatever k and v are: parts of sums, which are rounded once, at their end.
-        wide_queries: the same of dq.
-        longest: the longest sequence has at least so many keys; 0 where that is not known.
+        wide_keys: dk and dv are float32 whatever k and v are: they are parts of sums that are rounded once, at the end.
+        wide_queries: the same for dq.
+        longest: the longest sequence has at least this many keys; 0 if that is not known.
     """
 
     family: str | None = None
@@ -73,7 +73,7 @@ class CallOptions:
 
     @cached_property
     def key(self) -> str:
-        """`text`, made once: of equal options the same, and hashed faster than they are."""
+        """`text`, computed once. Equal options have equal keys, and a key is hashed faster than the options."""
         return self.text
 
     @classmethod
@@ -97,8 +97,10 @@ NO_OPTIONS = CallOptions()
 
 
 def call_mode(cu_seqlens: Any, tokens: Iterable[Any]) -> str:
-    """The mode of a call: packed with `cu_seqlens`, segmented with any of `tokens`, the arguments that say something of
-    each token, else dense."""
+    """The mode of a call: packed with `cu_seqlens`, segmented with any of `tokens`, else dense.
+
+    `tokens`: the arguments with an element for each token, such as segment ids.
+    """
     if cu_seqlens is not None:
         return "packed"
     return "dense" if all(x is None for x in tokens) else "segmented"
@@ -128,7 +130,7 @@ def checked_options(
         config = {}
     if not isinstance(config, dict):
         fail(op, "config", "None or a dict of pass name -> tile", repr(config))
-    # One config may serve all calls of a model: what it says of paged caches is for those.
+    # One config may serve all calls of a model. Its tiles for paged caches are then checked, but not used here.
     asked = {name: checked_paged_tile(op, name, entry) for name, entry in config.items()}
     tiles = tuple([(name, found.tile) for name, found in asked.items() if name in PASSES])
     longest = _least_longest(op, mode, lengths)
@@ -136,13 +138,13 @@ def checked_options(
 
 
 def known_lengths(max_seqlen_q: Any, max_seqlen_k: Any) -> dict[str, int]:
-    """Those of LENGTHS that another library's call gives as an int, where an op would refuse anything else."""
+    """Those of LENGTHS that another library's call gives as a positive int. An op would refuse other values."""
     given = zip(LENGTHS, (max_seqlen_q, max_seqlen_k), strict=True)
     return {name: x for name, x in given if isinstance(x, int) and not isinstance(x, bool) and x > 0}
 
 
 def _least_longest(op: str, mode: str, lengths: tuple[Any, Any]) -> int:
-    """The keys of the longest sequence, rounded down to a power of two: calls of one kind then differ little."""
+    """The keys of the longest sequence, rounded down to a power of two, so that similar calls have equal options."""
     keys = 0
     for name, value in zip(LENGTHS, lengths, strict=True):
         if value is None:
@@ -151,7 +153,7 @@ def _least_longest(op: str, mode: str, lengths: tuple[Any, Any]) -> int:
             fail(op, name, "None in a dense call, whose sequences have one length", repr(value))
         keys = check_int(op, name, value, 0)
     found = 1
-    # Compared, not counted in bits: traced, a length may have no value of its own.
+    # Comparisons instead of `bit_length`: a length that is being traced may have no value of its own.
     while 2 * found <= keys:
         found *= 2
     return found if keys else 0
@@ -172,14 +174,14 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
 
 
 class Asked(NamedTuple):
-    """The tile that a call asks for. `keys_per_split` is None where its splits are left to the ladder."""
+    """The tile that a call asks for. `keys_per_split` is None if the call leaves its splits to the ladder."""
 
     tile: Tile
     keys_per_split: int | None
 
 
 def checked_paged_tile(op: str, name: str, entry: Any) -> Asked:
-    """Check one entry of the argument `config` of a call, which on paged caches may say how keys are split."""
+    """Check one entry of the argument `config` of a call. Entries for paged caches may say how keys are split."""
     if name not in PAGED_PASSES or not isinstance(entry, Mapping) or SPLIT_FIELD not in entry:
         return Asked(checked_tile(op, name, entry), None)
     keys = entry[SPLIT_FIELD]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table that tells the programs of packed sequences which sequence is theirs."""
+"""The table in which each program of a packed call finds the sequence that it computes."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def sequence(cu_seqlens_ptr, seqs, inside):
-    """Where sequences begin, and their lengths; what is not `inside` has none."""
+    """The begins and lengths of sequences; 0 and 0 for those that are not `inside`."""
     start = tl.load(cu_seqlens_ptr + seqs, mask=inside, other=0)
     return start, tl.load(cu_seqlens_ptr + seqs + 1, mask=inside, other=0) - start
 
@@ -32,9 +32,9 @@ def packed_blocks(
         block_seqs                  [entries, 8]  int32: sequence, its first entry, q_start, q_len, kv_start, kv_len,
                                     how many blocks there are in all, its first row in lse of head 0
 
-    The queries are cut into blocks, or BY_KEYS the keys; a program then loops over the other axis. Program s places
-    sequence s. Entries that are left over have the sequence -1. An axis without a token begins at 0, where something
-    can be read.
+    The queries are cut into blocks, or BY_KEYS the keys; a program of attention then loops over the other axis. Program
+    s of this kernel writes the entries of sequence s. Entries that are left over have the sequence -1. If a sequence
+    has no token on an axis, its begin there is 0, a place that can be read.
     """
     seq = tl.program_id(0)
     q_start, q_len = sequence(cu_seqlens_q_ptr, seq, True)

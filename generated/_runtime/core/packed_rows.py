@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packed calls of a rank: its rows of several documents in as few calls as there can be. numpy alone is imported.
+"""The packed calls of a rank: its rows of several documents in as few calls as possible. numpy alone is imported.
 
-Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty where it has no rows.
+Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty if the call has none of its
+rows.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,8 +23,8 @@ class PackedCall:
     """Rows of a rank that one packed call computes, at most one run of each document.
 
     Attributes:
-        rows: which of the rank's rows they are, int64 `[M]`; -1 for a row of zeros ahead of a run.
-        sequence_rows: the same as rows of the whole call, those ahead included, int64 `[M]`.
+        rows: the index of each row among the rank's rows, int64 `[M]`; -1 for a row of zeros ahead of a run.
+        sequence_rows: the index of each row, rows ahead included, among the rows of the whole call, int64 `[M]`.
         begins: cu_seqlens_q. offsets: the position of the first query of each document.
     """
 
@@ -34,28 +35,31 @@ class PackedCall:
 
     @property
     def lengths(self) -> list[int]:
-        """How many rows of each document it has."""
+        """The number of rows of each document, rows ahead included."""
         return [end - begin for begin, end in pairwise(self.begins)]
 
     @property
     def span(self) -> Chunk | None:
-        """First and number of the rank's rows if they follow each other and none is ahead, else None."""
+        """The first of the rank's rows and their number, if they are consecutive and none is ahead; else None."""
         return _span(self.rows)
 
     @property
     def sequence_span(self) -> Chunk | None:
-        """The same of the rows of the whole call."""
+        """As `span`, in rows of the whole call."""
         return _span(self.sequence_rows)
 
     @cached_property
     def own(self) -> Array:
-        """Which rows of the call are rows of the rank, none ahead: int64."""
+        """Indices of the call's rows that are rows of the rank, not rows ahead: int64."""
         return np.flatnonzero(self.rows >= 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A run of rows of one document: its number, the first row's position in it, and where this is in the rank."""
+    """A run of rows of one document.
+
+    `document` is the document's number, `position` the first row's position in it, `at` that row's index in the rank.
+    """
 
     document: int
     position: int
@@ -79,7 +83,7 @@ def pieces_of(cu_seqlens: Sequence[int], runs: Sequence[Chunk]) -> list[Piece]:
 
 
 def count_calls(cu_seqlens: Sequence[int], chunks: Sequence[Sequence[Chunk]]) -> int:
-    """The most packed calls of a rank: the most runs that it has of a document.
+    """The number of packed calls of the rank with the most: the most runs of one document that any rank has.
 
     >>> count_calls((0, 8, 16), [[(0, 2), (6, 2), (8, 4)], [(2, 4), (12, 4)]])
     2
@@ -88,7 +92,7 @@ def count_calls(cu_seqlens: Sequence[int], chunks: Sequence[Sequence[Chunk]]) ->
     for own in chunks:
         runs: Counter[int] = Counter()
         for begin, length in joined([chunk for chunk in own if chunk[0] < seq]):
-            # Other runs have rows of its first and last document alone: those between are whole.
+            # Only this run's first and last document may have rows in other runs: those between are whole.
             first, last = bisect_right(cu_seqlens, begin) - 1, bisect_left(cu_seqlens, min(begin + length, seq)) - 1
             runs.update({first, last})
         most = max([most, *runs.values()])
@@ -107,10 +111,10 @@ def joined(runs: Sequence[Chunk]) -> list[Chunk]:
 
 
 def packed_calls(layout: Layout, rank: int, *, drops: bool) -> list[PackedCall]:
-    """The packed calls of a rank, of which there are as many as it has runs of one document.
+    """The packed calls of a rank: as many as the most runs that it has of one document.
 
     Args:
-        drops: the calls have dropout, and begin some rows ahead of a run.
+        drops: the calls have dropout, and therefore begin some rows ahead of a run.
     """
     return [packed_call(layout, layer, drops=drops) for layer in packed_layers(layout, rank)]
 
@@ -157,10 +161,10 @@ def _span(rows: Array) -> Chunk | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRows:
-    """The keys that calls of a rank have: those of all documents of which it has rows.
+    """The keys of a rank's calls: the keys of all documents of which the rank has rows.
 
     Attributes:
-        runs: rows of the whole call, in order. begins: cu_seqlens_k, where other documents are empty.
+        runs: rows of the whole call, in order. begins: cu_seqlens_k, in which other documents are empty.
     """
 
     runs: tuple[Chunk, ...]
@@ -172,7 +176,7 @@ class KeyRows:
 
     @cached_property
     def rows(self) -> Array:
-        """int64 `[count]`."""
+        """The keys as rows of the whole call, int64 `[count]`."""
         return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + n) for begin, n in self.runs)])
 
 
@@ -191,12 +195,13 @@ def key_rows(layout: Layout, rank: int) -> KeyRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceCalls:
-    """A packed call of every rank, of which all have as many rows, for a program that runs on any rank. The last
-    sequence is padding.
+    """One packed call of every rank, all with the same number of rows, so that one program serves every rank.
+
+    The last sequence is padding.
 
     Attributes:
-        rows: rows of the rank, int32 `[ranks, M]`; beyond its last row where there is none.
-        sequence_rows: the same as rows of the whole call, int32 `[ranks, M]`.
+        rows: the index of each row in the rank, int32 `[ranks, M]`; beyond the rank's last row for rows of zeros.
+        sequence_rows: the index of each row in the whole call, int32 `[ranks, M]`.
         begins: cu_seqlens_q, int32 `[ranks, documents + 2]`. offsets: q_offset, int32 `[ranks, documents + 1]`.
     """
 
@@ -211,8 +216,9 @@ class PackedTables:
     """The packed calls of every rank.
 
     Attributes:
-        in_order: there is one call, whose rows are those of the rank, in order.
-        back: where each row of a rank is among those of all calls, int32 `[ranks, local]`; beyond the last for padding.
+        in_order: there is one call, whose rows are the rank's rows, in order.
+        back: the index of each row of a rank among the rows of all calls, one call after the other, int32
+            `[ranks, local]`; beyond the last for padding.
     """
 
     calls: tuple[DeviceCalls, ...]
@@ -222,7 +228,7 @@ class PackedTables:
 
 @lru_cache(maxsize=64)
 def packed_tables(layout: Layout, drops: bool) -> PackedTables:
-    """The packed calls of every rank; `drops`: they have dropout, and begin some rows ahead of a run."""
+    """The packed calls of every rank. `drops`: they have dropout, and therefore begin some rows ahead of a run."""
     of_ranks = [packed_calls(layout, rank, drops=drops) for rank in range(layout.ranks)]
     count = max(map(len, of_ranks))
     nothing = packed_call(layout, {}, drops=drops)
@@ -240,7 +246,7 @@ def packed_tables(layout: Layout, drops: bool) -> PackedTables:
 
 
 def _padded(calls: Sequence[PackedCall], most: int, local: int) -> DeviceCalls:
-    """The calls of all ranks with so many rows each."""
+    """The calls of all ranks, padded to `most` rows each."""
 
     def filled(rows: Array, value: int) -> Array:
         return np.append(np.where(rows < 0, value, rows), np.full(most - len(rows), value)).astype(np.int32)

@@ -13,24 +13,24 @@ from .row_classes import FOLDED, RowClass, Splits
 from .tiles import HOPPER
 
 LIMITED_REGISTERS = 128
-"""Registers of a thread where `CacheCall.limits` limits them."""
+"""Registers of a thread if `CacheCall.limits` limits them."""
 
 PROGRAMS_PER_PROCESSOR = 64
-"""Programs, at most, that take splits in turn: so many that the chip balances them, and so few that those without any
-cost little."""
+"""Largest number of programs per multiprocessor that take splits in turn: enough for the chip to balance them, and few
+enough that programs without a split cost little."""
 
 PART_ROWS, PART_COLUMNS = 32, 128
-"""Tiles of so many rows at most have wide keys in parts of so many columns: their products are then no long chain, in
-which each waits for the one before. Tiles of more rows have larger instructions."""
+"""Tiles of at most PART_ROWS rows hold wide keys in parts of PART_COLUMNS columns: their MMAs then form no long chain
+in which each waits for the one before. Tiles of more rows have larger instructions."""
 
 WIDE_KEYS = 32
-"""Keys of a block at most where wide values are apart from their keys."""
+"""Largest number of keys of a block if wide values are stored apart from their keys."""
 
 WHOLE_ROW = 2**30
 """The page size of dense keys: a page holds a whole batch row."""
 
 LEAST_DENSE_KEYS = 512
-"""Keys from which dense calls with few queries split them: with fewer, plan and merge cost more than they gain."""
+"""Dense calls with few queries split their keys from this number on: with fewer keys, plan and merge cost too much."""
 
 NUM_TABLES = 3
 """Tables of each class of rows."""
@@ -56,14 +56,15 @@ def check_token_scale(name: str, shape: tuple[int, ...], cache: tuple[int, ...],
 class CacheCall(NamedTuple):
     """A call on paged caches, checked, as its kernels take it.
 
-    q is `[B, Hq, Sq, D]`, or `[total_q, Hq, D]` of packed queries. `q_rows` are the queries of a batch row, 0 where
-    they are packed. Dense keys have no table, and `page_size` WHOLE_ROW: k is `[B, Skv, Hkv, D]`. Without lengths each
-    sequence has `most_keys`, and none has more. A `row_offset` of None: queries are the last of their sequence.
+    q is `[B, Hq, Sq, D]`, or `[total_q, Hq, D]` of packed queries. `q_rows` are the queries of a batch row, 0 if they
+    are packed. Dense keys have no page table, and their `page_size` is WHOLE_ROW: k is `[B, Skv, Hkv, D]`. No sequence
+    has more than `most_keys` keys; without lengths each has as many. If `row_offset` and `row_offsets` are None,
+    queries are the last of their sequence.
 
-    `k_scale`, `v_scale`: what a cache's values are times, dense floats `[Hkv]`, or `[pages, page size, Hkv]` for each
-    token. A number that keys are times is a factor of `scale`; one that values are times is `v_factor`.
+    `k_scale`, `v_scale`: factors of a cache's elements, dense floats `[Hkv]`, or `[pages, page size, Hkv]` for each
+    token. If the factor of all keys is one number, it is part of `scale`; one number for all values is `v_factor`.
 
-    `family`: of the kernels of prompts, where the call asks for one.
+    `family`: the family of the kernels of prompts, if the call asks for one.
     """
 
     q: Tensor
@@ -119,7 +120,7 @@ class CacheCall(NamedTuple):
 
     @property
     def offset(self) -> int | Tensor:
-        """The position of the first query: one for all sequences, or one for each. 0 where it follows from lengths."""
+        """The position of the first query: one for all sequences, or one for each. 0 if it follows from lengths."""
         return (self.row_offset or 0) if self.row_offsets is None else self.row_offsets
 
     @property
@@ -135,12 +136,15 @@ class CacheCall(NamedTuple):
 
     @staticmethod
     def cache_strides(x: Tensor) -> tuple[int, ...]:
-        """Those of page, head and slot of a cache."""
+        """The strides of page, head and slot of a cache."""
         return x.stride(0), x.stride(2), x.stride(1)
 
     def limits(self, backend: Backend, rows: RowClass) -> dict[str, int]:
-        """Options of the forward: of registers, so that more programs run at once where each key has a page of its own
-        to look up. Sums of rows that take most of these registers do not compile, or spill."""
+        """Options of the forward that limit its registers.
+
+        With fewer registers more programs run at once, which helps if the page of each key must be looked up. There is
+        no limit if the accumulators of the rows take most of these registers: such kernels do not compile, or spill.
+        """
         looks_up = self.page_size % rows.tile.block_n != 0
         sums = rows.tile.block_m * block_columns(self.v.shape[-1]) // (32 * rows.tile.num_warps)
         fits = rows.folds and not rows.is_wide and sums <= LIMITED_REGISTERS // 2
@@ -148,7 +152,7 @@ class CacheCall(NamedTuple):
 
     @property
     def value_scale(self) -> Tensor | float | None:
-        """What values are times, as kernels take it."""
+        """The factor of values, as kernels take it."""
         return self.v_factor if self.v_scale is None and self.v_factor != 1.0 else self.v_scale
 
     @staticmethod
@@ -159,8 +163,11 @@ class CacheCall(NamedTuple):
         return "token" if scale.dim() == 3 else "head"
 
     def column_pairs(self, backend: Backend) -> str:
-        """How kernels convert 8-bit floats that they read two columns at a time: "ptx" or "plain"; "" where they read
-        one at a time: caches of 16 bits, products in float32, and columns or rows that make no pairs."""
+        """How kernels convert 8-bit floats that they read two columns at a time: "ptx" or "plain".
+
+        It is "" if kernels read one column at a time: for caches of 16 bits, for products in float32, and if the
+        columns or rows do not form pairs.
+        """
         caches = (self.k, self.v)
         if self.q.element_size() != 2 or any(x.element_size() != 1 for x in caches):
             return ""
@@ -169,10 +176,10 @@ class CacheCall(NamedTuple):
         return "ptx" if backend.is_nvidia(self.q) else "plain"
 
     def shares_values(self, backend: Backend, pairs: str) -> bool:
-        """Whether values are the first columns of keys, and a part of the tile of these: one load then serves both.
+        """Whether values are the first columns of keys, and a part of the keys' tile: one load then serves both.
 
-        Of 8-bit floats that are not read in pairs it does not: Triton copies no tile of them ahead that both products
-        read.
+        False for 8-bit floats that are not read in pairs: Triton does not copy a tile of them ahead if both products
+        read it.
         """
         is_part = self.v.shape[3] in (self.k.shape[3], block_columns(self.k.shape[3]))
         return is_part and (self.k.element_size() > 1 or pairs != "") and backend.begin_alike(self.k, self.v)
@@ -183,7 +190,7 @@ class CacheCall(NamedTuple):
         if dims[0] <= NARROW_HEAD_DIM:
             return tile_constants(tile, *dims)
         if self.k.element_size() > 1 and not shares_values:
-            # Shared memory has fewer blocks, as it holds wide values beside the keys.
+            # Shared memory holds wide values beside the keys, so there is room for fewer blocks.
             tile = tile._replace(block_n=min(tile.block_n, WIDE_KEYS), num_stages=min(tile.num_stages, 2))
         found = tile_constants(tile, *dims)
         if tile.block_m > PART_ROWS or self.q.element_size() != 2:
@@ -203,12 +210,15 @@ class CacheCall(NamedTuple):
         return (0, lse.stride(0)) if self.packed else (lse.stride(0), lse.stride(1))
 
     def programs(self, backend: Backend, items: int) -> int:
-        """Programs that take so many items in turn."""
+        """The number of programs that take `items` items in turn."""
         return max(min(items, PROGRAMS_PER_PROCESSOR * backend.multiprocessors(self.q)), 1)
 
     def tables(self, backend: Backend, rows: RowClass) -> tuple[Tensor, Tensor, Tensor]:
-        """Room for the records of splits and of tiles, and their numbers, which are zero at first where sequences have
-        several tiles. Hopper's family has records of its blocks alone; nobody reads the others."""
+        """Buffers for the records of splits, for the records of tiles, and for the numbers of both.
+
+        The numbers are zero at first if sequences have several tiles. Hopper's family has records of its blocks alone;
+        no kernel reads its other buffers.
+        """
         new, dtype = self.q, backend.INT32
         num_tiles = 1 if rows.tile.family == HOPPER else rows.num_tiles
         records = new.new_empty((rows.num_entries, rows.record_size), dtype=dtype)
@@ -217,7 +227,7 @@ class CacheCall(NamedTuple):
         return records, new.new_empty((num_tiles, 8), dtype=dtype), counts
 
     def partials(self, backend: Backend, rows: RowClass) -> tuple[Tensor, Tensor]:
-        """Room for what each part sums: its values, and the maximum and the sum of its logits."""
+        """Buffers for the partial sums of each part: of values, and the maximum and exponential sum of its logits."""
         shape = (rows.num_entries if rows.splits else 0, self.num_kv_heads, rows.partial_rows)
         o_shape, sums_shape = (*shape, self.v.shape[3]), (*shape, 2)
         return self.q.new_empty(o_shape, dtype=backend.FP32), self.q.new_empty(sums_shape, dtype=backend.FP32)
@@ -240,10 +250,10 @@ computed."""
 
 
 def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, tensors: tuple[Tensor, ...]) -> None:
-    """Join the parts of each tile. `tensors`: what the parts sum, the records of tiles and their numbers, o, lse."""
+    """Join the parts of each tile. `tensors`: the partial sums, the records of tiles and their numbers, o, lse."""
     o, lse = tensors[-2:]
     columns, overlaps = next_power_of_2(o.shape[-1]), backend.overlaps(call.q)
-    # Its programs are launched while the last of the forward run, and wait for them.
+    # Its programs are launched while the last programs of the forward run, and wait for these.
     options = {"launch_pdl": True} if overlaps else {}
     backend.launch(
         merge_splits,
@@ -253,7 +263,7 @@ def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, 
         GROUP=call.group,
         HEAD_DIM_V=o.shape[-1],
         COLUMNS=columns,
-        # A function of chip and heads alone: with it the order of sums would change.
+        # It follows from chip and heads alone, because the order of sums depends on it.
         BLOCK_P=min(next_power_of_2(cdiv(rows.most_splits, FOLDED)), FOLDED),
         OVERLAPS=overlaps,
         num_warps=MERGE_WARPS,

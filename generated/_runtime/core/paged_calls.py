@@ -38,8 +38,11 @@ _NOT_BESIDE_PAGES = (
 
 
 def check_beside_pages(op: str, *others: object, family: object = None, q_scale: object = None) -> None:
-    """Refuse arguments that a call on paged caches does not take: those of _NOT_BESIDE_PAGES, in this order, `family`
-    where a framework has one family of their kernels, and `q_scale`."""
+    """Refuse arguments that a call on paged caches does not take.
+
+    They are those of _NOT_BESIDE_PAGES, in this order, `q_scale`, and `family` if the framework has only one family of
+    kernels on paged caches.
+    """
     for name, x in (*zip(_NOT_BESIDE_PAGES, others, strict=True), ("family", family), ("q_scale", q_scale)):
         if x is not None:
             fail(op, name, "None beside page_table", type(x).__name__)
@@ -74,7 +77,7 @@ def check_cache_shapes(
 
 
 PAGE_LAYOUTS = {"pshd": (0, 1, 2, 3), "phsd": (0, 2, 1, 3)}
-"""How caches lie: where page, slot, key head and column are."""
+"""Layouts of caches: the axes of page, slot, key head and column."""
 
 
 def check_page_layout(op: str, page_layout: object) -> None:
@@ -83,7 +86,7 @@ def check_page_layout(op: str, page_layout: object) -> None:
 
 
 def columns_of_values(op: str, values_in_keys: object, v: object, head_dim: int) -> int:
-    """How many columns of the keys are the values, checked."""
+    """The number of columns of the keys that are the values, checked."""
     if v is not None:
         fail(op, "v", "None beside values_in_keys: values are the first columns of k", type(v).__name__)
     return check_int(op, "values_in_keys", values_in_keys, MIN_HEAD_DIM, head_dim)
@@ -114,7 +117,7 @@ def check_converts(op: str, name: str, dtype: str, capability: tuple[int, int]) 
 
 
 def check_sequences(op: str, num_seqs: int, batch: int | None, num_begins: int | None) -> None:
-    """Check the number of lengths against the batch rows of q, or against where its packed sequences begin."""
+    """Check the number of lengths against the batch rows of q, or against the elements of `cu_seqlens_q`."""
     if num_begins is not None and num_begins != num_seqs + 1:
         fail(op, "cu_seqlens_q", f"{num_seqs + 1} elements for kv_lengths of {num_seqs}", num_begins)
     if batch is not None and batch != num_seqs:
@@ -140,8 +143,10 @@ def check_lengths(op: str, lengths: Sequence[int], most: int) -> None:
 
 
 class OwnShape(NamedTuple):
-    """The shape of one of a variant's own tensors, and the axis that kernels see in it beside those that it has: that
-    of batch rows, whose stride is 0."""
+    """The shape of one of a variant's own tensors, without an axis of batch rows if it lacks one.
+
+    `batch_axis`: where kernels see an axis of batch rows that the tensor lacks, with a stride of 0.
+    """
 
     sizes: tuple[Size, ...]
     batch_axis: int | None
@@ -150,8 +155,8 @@ class OwnShape(NamedTuple):
 def own_shape(call: CacheCall, dims: Sequence[str | int]) -> OwnShape:
     """The shape of one of a variant's own tensors of these dims in a dense call.
 
-    With an element for every key it lies in pages, `[pages, page size]` for the dim `kv_idx` and no batch axis. One of
-    packed queries has no batch axis either.
+    A tensor with an element for every key lies in pages: it has `[pages, page size]` for the dim `kv_idx` and no batch
+    axis. A tensor with an element for every packed query has no batch axis either.
     """
     in_pages = lies_in_pages(dims)
     without_batch = in_pages or (call.packed and "q_idx" in dims)
@@ -174,7 +179,7 @@ def _size(call: CacheCall, dim: str | int) -> Size:
         return dim
     queries = call.q.shape[0] if call.packed else call.q.shape[2]
     sizes: dict[str, int] = {"b": call.num_seqs, "h": call.q.shape[1], "hkv": call.num_kv_heads, "q_idx": queries}
-    # A free name, or a size that the spec computes: indices are clamped to what there is.
+    # A free name, or a size that the spec computes: kernels clamp indices to the tensor's size.
     return sizes[dim] if dim in sizes else at_least(1)
 
 
@@ -219,8 +224,8 @@ def with_classes(
 ) -> CacheCall:
     """A call with the classes of its sequences, on a chip of so many processors.
 
-    `are_full`: packed sequences end with q, so that they are alike if as many of the most queries fill it.
-    `hopper_tile`: that of long prompts in Hopper's family, None where they run the portable one.
+    `are_full`: the packed sequences fill q. If as many sequences of the most queries fill q, they are all alike.
+    `hopper_tile`: the tile of long prompts in Hopper's family, None if they run the portable family.
     """
     q = call.q
     total = q.shape[0] if call.packed else q.shape[0] * q.shape[2]
@@ -268,8 +273,10 @@ def plan_tables(op: str, schedule: object, call: CacheCall) -> list[Any]:
 
 
 def check_tables(op: str, call: CacheCall, tables: Sequence[Tensor]) -> None:
-    """Check that a plan has the tables of the classes of a call: other strides, scales, or a head_dim of v that the
-    plan knows nothing of, may have changed the family of kernels."""
+    """Check that a plan has the tables of the classes of a call.
+
+    The family of kernels also depends on strides, scales and the head_dim of v, which the plan does not know.
+    """
     expected = [(rows.num_entries, rows.record_size) for rows in call.classes]
     got = [tuple(x.shape) for x in tables[::NUM_TABLES]]
     if len(tables) != NUM_TABLES * len(expected) or got != expected:
@@ -278,7 +285,7 @@ def check_tables(op: str, call: CacheCall, tables: Sequence[Tensor]) -> None:
 
 
 def _sizes(call: CacheCall) -> dict[str, Any]:
-    """What a plan is made for."""
+    """The properties of a call that a plan is made for."""
     return {
         PLANNED: True,
         "sequences": call.num_seqs,

@@ -10,10 +10,10 @@ from .launches import Backend, Tensor
 from .paged import CacheCall
 
 LOCAL, BASE = "g", "g_base"
-"""The caches: what each token's sum differs from the base of its page by, and the base of each page."""
+"""Names of the caches: the difference of each token's sum from the base of its page, and the base of each page."""
 
 APPEND = "append_decay"
-"""The function that fills them, with which error messages begin."""
+"""The function that fills the caches. Error messages begin with its name."""
 
 _HEADS = 8
 """Query heads of a program."""
@@ -31,7 +31,7 @@ def decay_cache_shapes(call: CacheCall) -> dict[str, tuple[int, ...]]:
 def check_decay_cache(
     op: str, name: str, shape: Sequence[int] | None, wanted: Sequence[int], *, fits: bool, where: str, got: str
 ) -> None:
-    """Check a cache; `shape` is None of what is no array. `fits`: whether dtype and device are right."""
+    """Check a cache. `shape`: None if the argument is no array. `fits`: whether dtype and device are right."""
     if shape is None or tuple(shape) != tuple(wanted) or not fits:
         fail(op, name, f"float32 {list(wanted)}{where}, as paging.append_decay fills it", got)
 
@@ -44,7 +44,7 @@ def check_new_decays(shape: Sequence[int], *, packed: bool, is_float: bool, got:
 
 
 def decay_shapes_to_append(g: Sequence[int], g_cache: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """The shapes that caches have beside new log-decays of this shape."""
+    """The shapes that caches must have to append log-decays of the shape `g`."""
     heads = g[-1]
     if len(g_cache) != 3:
         fail(APPEND, "g_cache", f"float32 [pages, page size, {heads}]", list(g_cache))
@@ -58,7 +58,7 @@ def check_first_sizes(
     page_starts: Sequence[int] | None,
     cu_seqlens: Sequence[int] | None,
 ) -> None:
-    """Check the shapes of what has an element or a row for each sequence."""
+    """Check the shapes of the arguments that have an element or a row for each sequence."""
     for name, shape, count in (
         ("page_table", None if page_starts is not None else page_table, num_seqs),
         ("page_starts", page_starts, num_seqs + 1),
@@ -81,7 +81,7 @@ def launch_sums(
     cu_seqlens: Tensor | None,
     new_rows: int,
 ) -> None:
-    """Continue the sums. `g` is `[tokens, Hq]`, `new_rows` of each sequence, or 0 where `cu_seqlens` says how many."""
+    """Continue the sums. `g` is `[tokens, Hq]`, with `new_rows` tokens of each sequence, 0 beside `cu_seqlens`."""
     tokens, heads = g.shape
     backend.launch(
         kernel,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiles of a call on paged caches: those that it asks for, else those measured on this GPU, else the defaults.
+"""The tiles of a call on paged caches: those that it asks for, else those tuned on this GPU, else the defaults.
 
 The bits of a sequence's results follow from its tile and from where its keys are split. So nothing here reads the
 batch, the size of a page, the table's capacity or a length: a sequence has the same tile in any batch, on any pages.
-One tile serves all lengths, the best on average. A tile for each range of lengths would follow from the table's
-capacity, which is all that the host knows of lengths, and then a larger table would change results; or the device would
-choose it, at the cost of a launch for each range in every layer. The number of splits does follow from a sequence's own
-length: the device computes it.
+One tile serves all lengths, the best on average. The host could choose a tile for each range of lengths only by the
+table's capacity, which is all that it knows of lengths, and then a larger table would change results. The device could
+choose it only at the cost of a launch for each range in every layer. The number of splits does follow from a sequence's
+own length: the device computes it.
 """
 
 import math
@@ -23,11 +23,11 @@ from .tuned import PagedEntry, PagedProblem, tuned_entries
 DECODE, PROMPTS = PAGED_PASSES
 
 PagedConfig = tuple[tuple[str, Asked], ...]
-"""What a call asks for, by pass."""
+"""The tiles that a call asks for, by pass."""
 
 
 class PagedTiles(NamedTuple):
-    """The tiles of a call: of sequences with few rows, and of prompts. `block_m` of the former is the least."""
+    """The tiles of a call: of sequences with few rows, and of prompts. `decode.block_m` is a least value."""
 
     decode: PagedTile
     prompts: PagedTile
@@ -44,8 +44,8 @@ class PagedChoice(NamedTuple):
 def checked_paged_config(op: str, config: Any) -> PagedConfig:
     """Check the argument `config` of a call on paged caches.
 
-    Beside `decode` and `paged_fwd` it may name the passes of other calls, as a config for a whole model does; `fwd` is
-    then that of prompts, if `paged_fwd` is not named.
+    Beside `decode` and `paged_fwd` it may name the passes of other calls, as a config for a whole model does. The tile
+    of `fwd` then serves prompts, unless `paged_fwd` is named.
     """
     if config is None:
         return ()
@@ -121,7 +121,7 @@ def paged_tiles(
     Args:
         arch: the chip, such as sm_90. gpu: the folder of its tuned tiles, empty if no GPU is present.
         dtype: of q. kv_dtype: of the caches.
-        head_dim: of q: what plans a step knows no other.
+        head_dim: of q, because a plan of a step does not know that of v.
         group: query heads per key head.
         config: what the call asks for, from `checked_paged_config`.
     """

@@ -11,7 +11,7 @@ from .shards import Layout
 from .work import VariantWork
 
 TOKENS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions")
-"""Arguments with an element per row, of which each rank gives those of its own."""
+"""Arguments with an element per row. Each rank gives the elements of its own rows."""
 
 _OF_LAYOUT = {
     "q_offset": "the layout says where rows are",
@@ -22,7 +22,7 @@ _OF_LAYOUT = {
     "page_starts": "a call on paged caches is not split over ranks",
     "splits": "a call on paged caches is not split over ranks",
 }
-"""Keywords of an op that a call over several ranks has none of, and why."""
+"""Keywords of an op that a call over several ranks does not take, and why."""
 
 _FORMS = {PACKED: ("[rows, H, D]", 0, 1), "bhsd": ("[B, H, rows, D]", 2, 1), "bshd": ("[B, rows, H, D]", 1, 2)}
 """Dims of q, k and v, and their axes of rows and of heads."""
@@ -34,12 +34,12 @@ def row_axis(form: str) -> int:
 
 
 def head_axis(form: str) -> int:
-    """Their axis of heads."""
+    """The axis of heads of q, k, v and o."""
     return _FORMS[form][2]
 
 
 def form_of(layout: Layout, given: Mapping[str, Any], default: str) -> str:
-    """How q, k and v lie: "packed", "bhsd" or "bshd"."""
+    """The order of the axes of q, k and v: "packed", "bhsd" or "bshd"."""
     return PACKED if layout.cu_seqlens is not None else given.get("layout", default)
 
 
@@ -50,10 +50,10 @@ def check_call(
     given: Mapping[str, Any],
     default: str,
 ) -> None:
-    """Raise an error of arguments that no rank can compute with.
+    """Raise an error if no rank can compute with the arguments.
 
     Args:
-        known: the op's parameters. given: q, k, v and keywords. default: how q, k and v lie by default.
+        known: the op's parameters. given: q, k, v and keywords. default: the order of axes if the call gives none.
     """
     op = work.op
     for name, value in given.items():
@@ -107,7 +107,7 @@ def _check_tokens(work: VariantWork, layout: Layout, given: Mapping[str, Any], *
 
 
 def own_dims(work: VariantWork, layout: Layout, name: str, rank: int) -> tuple[str | int, ...]:
-    """The dims of one of the variant's own tensors in a call: packed rows have no batch rows beside them."""
+    """The dims of one of the variant's own tensors in a call: beside packed rows there is no dim of batch rows."""
     dims = tuple(work.tensors[name])
     if layout.cu_seqlens is not None and rank == len(dims) - 1:
         return tuple(dim for dim in dims if dim != "b")

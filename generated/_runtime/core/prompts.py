@@ -19,10 +19,10 @@ from .row_classes import FEW_ROWS, RowClass
 from .tiles import HOPPER, PORTABLE, HopperTile, Tile
 
 LEAST_PAGE = 16
-"""Slots of a page from which on copies by TMA, of which each takes one page at most, keep up with the products."""
+"""Least slots of a page with which copies by TMA keep up with the MMAs: one copy takes one page at most."""
 
 PAGE_FACTOR = 8
-"""What page sizes are a multiple of: TMA swizzles 8 rows at a time."""
+"""Page sizes must be a multiple of this number: TMA swizzles 8 rows at a time."""
 
 MOST_ROWS = 2**30
 """Rows that a descriptor of a packed tensor counts."""
@@ -31,7 +31,7 @@ _ROWS = max(tile.block_m for tile in HOPPER_FAMILY.forward_tiles.values())
 """Rows of a block."""
 
 Strides = Sequence[int]
-"""Of a tensor's batch rows or pages, heads, and rows."""
+"""Strides of a tensor's batch rows or pages, heads, and rows."""
 
 
 def copied_strides(strides: Strides, x: Tensor) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def copied_strides(strides: Strides, x: Tensor) -> tuple[int, int]:
 
 
 def rows_apart(strides: Strides) -> int:
-    """How many rows lie between two batch rows, or pages."""
+    """The distance between two batch rows, or two pages, in rows."""
     return strides[0] // strides[2]
 
 
@@ -60,7 +60,7 @@ def check_family(op: str, family: object) -> str | None:
 
 
 def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, copied: bool) -> HopperTile | None:
-    """The tile of a call's prompts in Hopper's family, None where they run the portable one.
+    """The tile of a call's prompts in Hopper's family, None if they run the portable family.
 
     Args:
         dtypes: of q, k and v. copied: whether TMA can copy them.
@@ -81,8 +81,8 @@ def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, c
 def suits_hopper(op: str, arch: str, dtype: str, head_dims: tuple[int, int]) -> bool:
     """Whether long prompts run Hopper's family as a rule, on pages that its copies take.
 
-    As measured on an H200 at head dims 64, 128 and 256, it is the faster one for every variant that it has there: the
-    portable kernel finds the page of each row in a table before it loads it.
+    Measured on an H200 at head dims 64, 128 and 256, Hopper's kernel is faster for every variant that has one: the
+    portable kernel looks up the page of each row in a table before it loads the row.
     """
     return TRAITS[op].hopper_reads_pages and not refusal(arch, dtype, head_dims, 1)
 
@@ -113,8 +113,11 @@ def _refusal(
 
 
 def hopper_rows(family: object, group: int, num_heads: int, processors: int) -> int:
-    """Rows from which on a sequence runs Hopper's family: so many that its blocks alone occupy half of the chip. Of
-    fewer, the portable family splits the keys. A call may ask for all prompts."""
+    """Rows from which on a sequence runs Hopper's family: as many as make its blocks alone occupy half of the chip.
+
+    For sequences of fewer rows the portable family splits the keys. If the call asks for Hopper's family, all prompts
+    run it.
+    """
     if family == HOPPER:
         return FEW_ROWS + 1
     return group * max(processors * _ROWS // (2 * num_heads), _ROWS)

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive pruning (arXiv:2504.06949): which keys a call leaves out, as their log-decay bounds their weight.
 
-With U a bound of the scores of row i, and G the running sum of its head's log-decay, keys 0 to n - 1 have together at
-most exp(U + G_i) (exp(-G_0) + ... + exp(-G_{n-1})) of the denominator. The key at the row's own position a, which it
-surely attends to, has exp(s + G_i - G_a) of it. So their share is at most `prune` where
+Let U be a bound of the scores of row i, and G the running sum of its head's log-decay. Keys 0 to n - 1 together
+contribute at most exp(U + G_i) (exp(-G_0) + ... + exp(-G_{n-1})) to the denominator. The key at the row's own position
+a, which the row surely attends to, with score s, contributes exp(s + G_i - G_a). So the share of keys 0 to n - 1 is at
+most `prune` if
 
     log(exp(-G_0) + ... + exp(-G_{n-1})) <= log(prune) + s - U - G_a
 
-which a binary search finds the largest n of, for any signs of g. U is `scale |q_i| max |k_j|`.
+A binary search finds the largest such n, for any signs of g. U is `scale |q_i| max |k_j|`.
 
 No framework is imported: `torch/pruning.py` and `jax/pruning.py` compute it.
 """
 
 GROUP = 128
-"""Rows that share their first key, and what the first key is a multiple of: tiles of keys then need no mask there."""
+"""Rows that share their first key, which is a multiple of the same number: tiles of keys then need no mask there."""
 
 PRODUCT_ERROR = 2.0**-7
-"""The rounding of a sum of products of 16-bit numbers, relative to the product of both norms, and more."""
+"""More than the rounding error of a sum of products of 16-bit numbers, relative to the product of both norms."""

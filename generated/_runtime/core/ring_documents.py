@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring over packed documents that are computed apart: calls of a run of a document's rows and a run of its keys.
+"""A ring over packed documents that are computed apart: each call takes a run of a document's rows and one of its keys.
 
-They serve what one call of several documents cannot: dropout, which counts rows and keys from one place, and variants
-that read a number of each document. numpy alone is imported.
+These calls serve what one call of several documents cannot: dropout, which counts rows and keys from one origin, and
+variants that read the number of keys of each document, or its element of a tensor. numpy alone is imported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class DocumentPair:
     """A run of rows of a document and a run of its keys.
 
     Attributes:
-        rows, keys: the runs. layers: the packed call of its rank that each is in.
+        rows, keys: the runs. layers: for each run the index of the packed call of its rank that it is in.
         is_own: the keys are those of the rows themselves.
     """
 
@@ -34,7 +34,7 @@ class DocumentPair:
 
 
 def document_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int) -> Iterator[DocumentPair]:
-    """What a rank computes with the keys of another one."""
+    """The pairs of runs that `rank` computes with the keys of `owner`."""
     if not steps.visits[rank, owner]:
         return
     of_rows, of_keys = packed_layers(layout, rank), packed_layers(layout, owner)
@@ -46,12 +46,12 @@ def document_pairs(layout: Layout, steps: RingSteps, rank: int, owner: int) -> I
 
 
 def meet(steps: RingSteps, rows: Piece, keys: Piece) -> bool:
-    """Whether rows of a document visit keys of it."""
+    """Whether a run of a document's rows visits a run of its keys."""
     return not (steps.looks_back and keys.position >= rows.position + rows.length)
 
 
 def rows_before(position: int, unit: int, *, drops: bool) -> int:
-    """Rows or keys that a call with dropout begins before a run: it counts them from multiples of a unit on."""
+    """Rows or keys ahead of a run at which a call with dropout begins: dropout counts from multiples of `unit`."""
     return position % unit if drops else 0
 
 
@@ -60,12 +60,13 @@ def rows_before(position: int, unit: int, *, drops: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunTable:
-    """Runs of rows, or of keys, of the calls of every rank, int32 `[ranks, calls]`. A call that a rank has not has a
-    run of no row.
+    """Runs of rows, or of keys, of the calls of every rank, int32 `[ranks, calls]`.
+
+    If a rank has fewer calls than others, its remaining runs have length 0.
 
     Attributes:
-        at: the first row of a run in the rank that has it. position: the same in its document.
-        ahead: rows that a call has ahead of it. length: rows of the run.
+        at: the index of a run's first row in the rank that has it. position: its position in the document.
+        ahead: rows of the call ahead of the run. length: rows of the run.
         count: rows of every call, those ahead included.
     """
 
@@ -83,12 +84,12 @@ class RunTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DocumentCalls:
-    """Calls of equal sizes, as many on every rank, for a program that runs on any.
+    """Calls of equal sizes, the same number on every rank, so that one program serves every rank.
 
     Attributes:
-        documents: int32 `[ranks, calls]`.
-        reach: so many rows of a document, from the first of the call's keys on, hold all rows and keys of any call.
-        is_own: the keys are those of the rows themselves, whose sink counts.
+        documents: the document of each call, int32 `[ranks, calls]`.
+        reach: number of a document's rows, counted from a call's first key, that contain the rows and keys of any call.
+        is_own: the keys are those of the rows themselves. Only in these calls does the sink count.
     """
 
     rows: RunTable
@@ -101,12 +102,14 @@ class DocumentCalls:
 def document_calls(
     layout: Layout, steps: RingSteps, step: int, *, drops: bool, at_once: bool, has_sink: bool
 ) -> list[DocumentCalls]:
-    """The calls of a step of every rank, those of like sizes together: a call has less than twice the rows of a run,
-    and less than twice its keys, where these are more than those of a block.
+    """The calls of a step of every rank, with pairs of similar sizes together.
+
+    A call has less than twice the rows of each of its runs, and less than twice the keys, if these are more than a
+    block's.
 
     Args:
-        at_once: no two of a rank that are together have a row in common, or a key.
-        has_sink: those whose keys are those of the rows themselves are apart from others.
+        at_once: no two pairs of a rank in the same `DocumentCalls` have a row or a key in common.
+        has_sink: pairs whose keys are those of the rows themselves are kept apart from others.
     """
     kinds: dict[tuple[int, ...], list[list[DocumentPair]]] = {}
     for rank in range(layout.ranks):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a ring: keys go from each rank to the next, and a rank skips those that its rows may not attend to."""
+"""The steps of a ring: keys go from each rank to the next, and a rank skips keys that its rows may not attend to."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from .shards import Chunk, KeyNeeds, Layout
 from .work import Array, VariantWork
 
 NO_SINK = -1e30
-"""A sink beside which every score is large: a row's sink counts in one step alone."""
+"""A sink that adds nothing to a row's denominator: the row's own sink counts in one step alone."""
 
 
 @dataclass(frozen=True)
 class RingSteps:
-    """What ranks visit.
+    """The ranks whose keys each rank visits.
 
     Attributes:
         visits: whether a rank visits keys of another: bool `[rank, owner]`.
-        count: steps; in step t rank r has the keys of rank (r - t) % ranks.
-        looks_back: no query attends to a key behind it.
+        count: number of steps; in step t rank r has the keys of rank (r - t) % ranks.
+        looks_back: no query attends to a key after it.
     """
 
     visits: Array
@@ -37,7 +37,7 @@ class RingSteps:
 
 
 def ring_steps(layout: Layout, work: VariantWork, needs: KeyNeeds | None) -> RingSteps:
-    """The steps of a call; without needs a rank visits the keys of all but those behind its rows."""
+    """The steps of a call. Without `needs` a rank visits all ranks' keys, but none after its rows if `looks_back`."""
     visits = np.ones((layout.ranks, layout.ranks), bool)
     for rank in range(layout.ranks):
         last = max((begin + length for begin, length in layout.runs(rank)), default=0)
@@ -53,20 +53,23 @@ def _meet(some: tuple[Chunk, ...], others: list[Chunk]) -> bool:
 
 
 def keeps_rows_apart(work: VariantWork) -> bool:
-    """Whether calls say where keys are by an offset between queries and keys; else by positions."""
+    """Whether an offset between queries and keys tells a call where the keys are; if not, positions do."""
     reads_tokens = any(work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
     return work.shift_invariant and (work.looks_back or not reads_tokens)
 
 
 def takes_apart(work: VariantWork, *, drops: bool) -> bool:
-    """Whether packed documents take calls of their own where one call cannot say of each which of its keys it has:
-    with dropout, and where a document's number of keys is read, or its element of a tensor."""
+    """Whether packed documents take calls of their own.
+
+    One call of several documents cannot tell which keys of each document it has. That matters with dropout, and if the
+    variant reads a document's number of keys or its element of a tensor.
+    """
     by_document = any(work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
     return drops or work.by_length or by_document
 
 
 def why_no_ring(work: VariantWork, *, is_packed: bool) -> str:
-    """Why keys of one rank are not enough to compute with; "" if they are."""
+    """Why a call cannot compute with the keys of one rank alone; "" if it can."""
     if work.sized_by_keys:
         return "which reads a tensor whose size follows from the number of keys"
     if work.by_row and not keeps_rows_apart(work):

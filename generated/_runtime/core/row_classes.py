@@ -14,20 +14,20 @@ from .paged_tiles import PagedTiles
 from .tiles import HOPPER, HopperTile, PagedTile, Tile
 
 CLASSES = (16, 64, 2**26)
-"""The most rows of a sequence, query heads times tokens, that counts as decoding, as having a few queries, or as a
-prompt."""
+"""Largest number of rows of a sequence that counts as decoding, as having a few queries, or as a prompt. Rows are the
+query heads of a key head times the tokens."""
 
 PROMPT_KEYS = 16
-"""Keys of a split of a prompt at least, for each row of its tile."""
+"""Least number of keys of a prompt's split for each row of its tile."""
 
 FEW_ROWS = CLASSES[-2]
-"""Rows of a sequence up to which it is no prompt."""
+"""A sequence of at most this many rows is no prompt."""
 
 SPLITS_PER_PROCESSOR = 2
-"""Splits into which a sequence alone is cut, so that it occupies the chip."""
+"""Splits per multiprocessor into which a sequence that is alone is cut, so that it occupies the chip."""
 
 FOLDED = 8
-"""Splits that are folded in their order: of `runtime/device/paged.py`."""
+"""Number of splits that are folded in their order, the same as in `runtime/device/paged.py`."""
 
 NO_LIMIT = 2**20
 
@@ -38,8 +38,8 @@ Splits = int | str | None
 class RowClass(NamedTuple):
     """Sequences of a call that run with one tile: those of `first_rows` to `last_rows` rows.
 
-    `most_splits` and `least_keys` are the rule for splits; `num_tiles` and `num_entries` bound how many tiles and
-    splits there can be, `partial_rows` the rows of a tile. `is_wide`: of head dims that only paged calls have.
+    `most_splits` and `least_keys` are the rule for splits. `num_tiles` and `num_entries` bound the number of tiles and
+    of splits, `partial_rows` the rows of a tile. `is_wide`: the head dims are larger than any outside paged calls.
     """
 
     first_rows: int
@@ -54,7 +54,7 @@ class RowClass(NamedTuple):
 
     @property
     def record_size(self) -> int:
-        """Numbers of a record in the first of its tables: of a split, or of a block of Hopper's family."""
+        """Integers of a record in the first of the class's tables: of a split, or of a block of Hopper's family."""
         return 8 if self.tile.family == HOPPER else 16
 
     @property
@@ -70,13 +70,16 @@ class RowClass(NamedTuple):
 
     @property
     def folds(self) -> bool:
-        """Whether a program may take several splits: it needs registers for the sums of all and of the last."""
+        """Whether a program may take several splits. It needs registers for two sums: of all splits and of the last."""
         return not self.has_prompts and not (self.is_wide and self.tile.block_m > 16)
 
 
 class PagedSizes(NamedTuple):
-    """The sizes of a call that decide its classes: `most_keys` of a sequence's pages, `itemsize` of q, `kv_itemsize` of
-    the caches. `are_alike`: each sequence has the most queries. From `hopper_rows` rows on they have `hopper_tile`.
+    """The sizes of a call that decide its classes.
+
+    `most_keys`: keys that a sequence's pages can hold. `itemsize`, `kv_itemsize`: bytes of an element of q and of the
+    caches. `are_alike`: each sequence has the most queries. `hopper_tile`: the tile of sequences of at least
+    `hopper_rows` rows, if they run Hopper's family.
     """
 
     packed: bool
@@ -111,8 +114,10 @@ def check_splits(op: str, splits: object) -> Splits:
 
 
 def row_classes(sizes: PagedSizes, splits: Splits) -> list[RowClass]:
-    """The classes that a call's sequences may be of: where queries are packed, each may have fewer than the most, if
-    they are not alike."""
+    """The classes that a call's sequences may belong to.
+
+    Packed sequences may have fewer queries than the most, unless they are alike.
+    """
     most_rows = sizes.group * sizes.most_queries
     least_rows = sizes.group if sizes.packed and not sizes.are_alike else most_rows
     hopper_rows = CLASSES[-1] + 1 if sizes.hopper_tile is None else max(sizes.hopper_rows, FEW_ROWS + 1)
@@ -125,7 +130,7 @@ def row_classes(sizes: PagedSizes, splits: Splits) -> list[RowClass]:
         first_rows = last_rows + 1
     if sizes.hopper_tile is not None and hopper_rows <= most_rows:
         found.append(_hopper_class(sizes, sizes.hopper_tile, hopper_rows))
-    # A sequence with fewer rows than a call says has results all the same.
+    # The first class starts at one row, so that a sequence with fewer rows than the call says is computed, too.
     return [each._replace(first_rows=1) if number == 0 else each for number, each in enumerate(found)]
 
 
@@ -156,7 +161,7 @@ def _most_rows(sizes: PagedSizes) -> int:
 
 
 def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
-    """The tile of sequences with so many rows at most."""
+    """The tile of sequences with at most `last_rows` rows."""
     tile, most = sizes.tiles.prompts, _most_rows(sizes)
     if last_rows <= FEW_ROWS:
         # One tile holds all rows of such a sequence, so that its keys are read once.
@@ -166,7 +171,7 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
         is_large = sizes.is_wide and block_m > 16
         tile = tile._replace(block_m=block_m, num_warps=max(tile.num_warps, 8) if is_large else tile.num_warps)
     elif most < FEW_ROWS < tile.block_m:
-        # Its warps are those of as many rows as it loses.
+        # The tile gets fewer rows below, and so it needs fewer warps.
         tile = tile._replace(num_warps=min(tile.num_warps, 4))
     return tile._replace(block_m=min(tile.block_m, most))
 
@@ -175,17 +180,17 @@ def _row_class(sizes: PagedSizes, splits: Splits, first_rows: int, last_rows: in
     block_m, block_n = tile.block_m, tile.block_n
     least = tile.keys_per_split
     if last_rows > FEW_ROWS:
-        # What the rows of a tile leave to be merged is as long as many keys.
+        # The partial sums of a tile's rows, which are merged later, are as large as many keys.
         least = max(least, PROMPT_KEYS * block_m)
     most = cdiv(SPLITS_PER_PROCESSOR * sizes.processors, sizes.num_kv_heads)
-    # Splits are folded by FOLDED.
+    # Splits are folded in groups of FOLDED.
     most = most // FOLDED * FOLDED or most
     if isinstance(splits, int):
         most, least = (1, least) if splits == 1 else (NO_LIMIT, splits)
     # A split begins where a block does.
     least = cdiv(least, block_n) * block_n
     rows = min(sizes.group * sizes.most_queries, last_rows)
-    # Each sequence ends in a tile of its own.
+    # Sequences share no tile, so each may end in a tile that is not full.
     of_one, of_all = cdiv(max(rows, 1), block_m), sizes.group * sizes.total_queries // block_m + sizes.num_seqs
     num_tiles = max(min(sizes.num_seqs * of_one, of_all), 1)
     of_tile = cdiv(max(sizes.most_keys, 1), least)

@@ -9,16 +9,16 @@ from .checks import fail
 from .configs import Tile, Tiles
 
 DENSE_ENTRIES = 2**22
-"""Lists of so many entries at most get the room they could need; beyond it the entries are counted first."""
+"""Lists of at most so many possible entries get memory for all of them; for longer lists entries are counted first."""
 
 POSITIONS = 1024
-"""So many positions of a tensor are reduced by one program."""
+"""Number of positions of a tensor that one program reduces."""
 
 SEGMENTS = 8
-"""A row with segment ids is taken to hold so many segments, for the choice of tiles."""
+"""For the choice of tiles, a batch row with segment ids is assumed to hold this many segments."""
 
 PLANNED = "calls on caches"
-"""What a plan of such calls has among its sizes, and no other schedule."""
+"""A key among the sizes of a plan of calls on paged caches. No other schedule has it."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
@@ -28,11 +28,11 @@ _R = TypeVar("_R", covariant=True)
 class Schedule:
     """The blocks that the kernels of one op visit, for calls of one size. Make it with `op.schedule(...)`.
 
-    It holds what the mask's tensors and scalars were when it was made. `tables` are, for each pass in the order of
-    PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`, or for a mask with holes the spans of its lists,
-    of that shape, and the lists themselves, int16 or int32. Passes with the same blocks share theirs. Of packed
-    sequences, `sequences` are cu_seqlens_q and cu_seqlens_k, and each pass has one table more, first, with the sequence
-    of each block; the others are `[Hq or 1, entries, 4]`.
+    It is valid for the values that the mask's tensors and scalars had when it was made. `tables` are, for each pass in
+    the order of PASSES, its ranges of blocks, int32 `[B or 1, Hq or 1, blocks, 4]`. For a mask with holes they are the
+    spans of its lists, of the same shape, and the lists themselves, int16 or int32. Passes with the same blocks share
+    their tables. In packed calls, `sequences` are cu_seqlens_q and cu_seqlens_k, and the first table of each pass holds
+    the sequence of each block; the others are `[Hq or 1, entries, 4]`.
     """
 
     op: str
@@ -43,7 +43,7 @@ class Schedule:
 
     @property
     def is_plan(self) -> bool:
-        """True if `op.plan(...)` made it: how the keys of each sequence are split."""
+        """True if `op.plan(...)` made it: it then holds how the keys of each sequence are split."""
         return PLANNED in self.call
 
     @property
@@ -65,7 +65,7 @@ class ScheduledOp(Protocol, Generic[_P, _R]):
 def scheduled(
     schedule: Callable[..., Schedule], plan: Callable[..., Schedule] | None = None
 ) -> Callable[[Callable[_P, _R]], ScheduledOp[_P, _R]]:
-    """Give an op its `schedule` function, and its `plan` of calls on paged caches where there is one."""
+    """Give an op its `schedule` function, and its `plan` function of calls on paged caches if there is one."""
 
     def attach(op: Callable[_P, _R]) -> ScheduledOp[_P, _R]:
         op.__dict__["schedule"] = schedule
@@ -79,7 +79,7 @@ def scheduled(
 
 
 def least_block(*tiles: Tile) -> int:
-    """The smallest block of some passes: its multiples, powers of two as they all are, make up every other."""
+    """The smallest block of some passes. All blocks are powers of two, so every block is a multiple of it."""
     return min(min(tile.block_m, tile.block_n) for tile in tiles)
 
 

@@ -2,9 +2,9 @@
 """Segmented calls whose segments are runs of tokens: the kernels of packed calls compute them. No framework is
 imported.
 
-Whether segments are runs only the device knows. So a kernel finds out, and lays out blocks that begin where segments
-do: those of the packed kernels. Where segments are no runs there are no blocks, and the segmented kernels, which are
-launched behind them, compute the call; else these do nothing.
+Only the device knows whether segments are runs. So a kernel finds out, and lays out blocks for the packed kernels that
+begin where segments begin. If segments are no runs, there are no blocks, and the segmented kernels, which are launched
+after the packed ones, compute the call. Otherwise the segmented kernels do nothing.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,27 @@ from .options import CallOptions
 from .tiles import HOPPER
 
 LEAST_TOKENS = 64
-"""Calls of fewer tokens in a segment, on average over a batch row, take the segmented kernels."""
+"""Calls with fewer tokens per segment, on average over a batch row, take the segmented kernels."""
 
 LEAST_BLOCKS = 4
-"""Calls of fewer blocks of rows in a segment take the segmented backward if one kernel computes all gradients: each
-segment has whole blocks of the sums of dq, whose memory and time grow."""
+"""Calls with fewer blocks of rows per segment take the segmented backward if one kernel computes all gradients: each
+segment takes whole blocks of the sums of dq, so short segments cost memory and time."""
 
 LEAST_ITEMS = 8
-"""Blocks of rows for each multiprocessor from which on what two launches more take is no more than noise."""
+"""Least blocks of rows per multiprocessor: from there on, the time of two more launches is no more than noise."""
 
 BLOCK = 128
 """Rows of a block of the packed forward."""
 
 OPTIONS = CallOptions(family=HOPPER)
-"""What the packed forward is asked for."""
+"""The options of the packed forward."""
 
 _MOST_ROWS = 2**30
 _MOST_TOKENS = 4096
 
 LayOut = Callable[..., Tensor]
-"""Lays out the blocks of a table: of so many rows or keys, `by_keys`, of at most so many runs in a batch row."""
+"""A function that lays out a table of blocks: `(block, most_runs, *, row_block, by_keys)`. Blocks have `block` rows, or
+keys if `by_keys`; a batch row has at most `most_runs` runs."""
 
 
 def run_blocks(
@@ -48,8 +49,10 @@ def run_blocks(
     padding_id: int,
     positions: Tensor | None,
 ) -> Tensor | None:
-    """The sequence of each block of rows, int32 `[entries, 8]`, as packed calls have it; None where the call's layout
-    or size rules the packed forward out."""
+    """The table of the sequence of each block of rows, int32 `[entries, 8]`, as in packed calls.
+
+    None if the call's layout or size rules the packed forward out.
+    """
     lay_out = _find_runs(backend, q, k, v, q_segment_ids, kv_segment_ids, padding_id, positions)
     return None if lay_out is None else lay_out(BLOCK, cdiv(q.shape[2], LEAST_TOKENS))
 
@@ -64,10 +67,10 @@ def _find_runs(
     padding_id: int,
     positions: Tensor | None,
 ) -> LayOut | None:
-    """Find the runs of a call; None where its layout or size rules packed kernels out."""
+    """Find the runs of a call; None if its layout or size rules packed kernels out."""
     batch, num_heads, length, _ = q.shape
     q_rows, k_rows, v_rows = map(batch_rows, (q, k, v))
-    # One id for all, with a stride of 0, is one segment.
+    # One id for all tokens, with a stride of 0, is one segment.
     if positions is not None or k.shape[2] != length or not q_segment_ids.stride(1):
         return None
     if q_rows is None or k_rows is None or k_rows != v_rows or batch * max(q_rows, k_rows, 1) >= _MOST_ROWS:
@@ -106,7 +109,7 @@ def _find_runs(
 
 
 def batch_rows(x: Tensor) -> int | None:
-    """How many rows in memory batch rows of `[B, H, S, D]` are apart; None if that is no whole number."""
+    """The distance between batch rows of `[B, H, S, D]`, in rows in memory; None if that is no whole number."""
     batch, batch_stride, row_stride = x.shape[0], int(x.stride(0)), int(x.stride(2))
     if batch == 1:
         return 0
@@ -115,11 +118,11 @@ def batch_rows(x: Tensor) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardRuns:
-    """What the packed backward computes the runs of a segmented call from.
+    """The tables and buffers from which the packed backward computes the runs of a segmented call.
 
     Attributes:
-        rows, keys: tables of the blocks of rows and of keys. query_rows: of the blocks of rows of a portable dq.
-        lse, delta: of the rows of runs, in whole blocks `[Hq, row_blocks * block_m]`.
+        rows, keys: tables of the blocks of rows and of keys. query_rows: table of the blocks of rows of dq's kernel.
+        lse, delta: buffers for the rows of runs, in whole blocks `[Hq, row_blocks * block_m]`.
     """
 
     rows: Tensor
@@ -130,7 +133,7 @@ class BackwardRuns:
 
     @property
     def row_blocks(self) -> int:
-        """How many blocks of rows a head may have."""
+        """The largest number of blocks of rows that a head may have."""
         return int(self.rows.shape[0])
 
 
@@ -148,11 +151,11 @@ def backward_runs(
     tile: Tile,
     query_tile: Tile,
 ) -> BackwardRuns | None:
-    """The tables of a backward, and room for its rows; None where the call's layout or size rules the packed one out.
+    """The tables of a backward, and buffers for its rows; None if the call's layout or size rules out the packed one.
 
     Args:
-        others: o, do, dq, dk and dv, which must lie as q and k do.
-        tile: of dk and dv. query_tile: of dq, the same where one kernel computes all.
+        others: o, do, dq, dk and dv, whose batch rows must be as far apart as those of q and k.
+        tile: of dk and dv. query_tile: of dq, the same tile if one kernel computes all gradients.
     """
     wanted = [batch_rows(x) for x in (q, q, q, k, k)]
     if row_offsets is not None or [batch_rows(x) for x in others] != wanted:
@@ -191,7 +194,7 @@ def pad_rows(
 def store_dq(
     backend: Backend, runs: BackwardRuns, dq_sums: Tensor, dq: Tensor, scale: float, tile: Tile, head_dim: int
 ) -> None:
-    """dq from the sums of the kernel that computed the call."""
+    """Compute dq from the sums of the kernel that computed the call."""
     from ..device.segment_runs import run_dq_rows
 
     batch, num_heads, length, _ = dq.shape

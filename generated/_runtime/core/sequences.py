@@ -10,10 +10,11 @@ TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positio
 
 
 class ByRow(NamedTuple):
-    """The rule for the positions of a call to an op that reads a tensor by row: they equal the row numbers, or else
+    """The rule for the positions of a call to an op that reads a tensor by row.
 
-    `in_order`: they rise by one from row to row of a segment. `in_step`: the query and the key of a row are one token.
-    `as_rows`: nothing else is allowed. `rule` is the text for error messages.
+    Positions either equal the row numbers, or they obey the other conditions. `in_order`: they rise by one from row to
+    row of a segment. `in_step`: the query and the key of a row are one token. `as_rows`: only row numbers are allowed.
+    `rule` is the text for error messages.
     """
 
     in_order: bool
@@ -69,7 +70,7 @@ def _all_of(conditions: list[Any]) -> Any:
 
 
 def check_begins(op: str, name: str, begins: list[int], packed: str, total: int) -> None:
-    """Check where the sequences of `packed`, of `total` rows, begin."""
+    """Check where sequences begin in the packed tensor `packed`, which has `total` rows."""
     if begins[0] != 0:
         fail(op, name, "a first value of 0", begins[0])
     for i, (begin, end) in enumerate(pairwise(begins)):
@@ -80,7 +81,7 @@ def check_begins(op: str, name: str, begins: list[int], packed: str, total: int)
 
 
 def check_alone(op: str, *tokens: object) -> None:
-    """Refuse what a packed call does not combine with: the arguments of TOKEN_ARGUMENTS, in that order."""
+    """Refuse the arguments that a packed call does not take: those of TOKEN_ARGUMENTS, in that order."""
     for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):
         if value is not None:
             fail(op, name, "None in a packed call, beside cu_seqlens_q", type(value).__name__)

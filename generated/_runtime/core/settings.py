@@ -7,12 +7,12 @@ import os
 # Triton reads the variable when a kernel is defined, so it cannot change later either.
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
-# The plain reference needs no Triton: models can be tested where it does not exist.
+# The plain reference needs no Triton: models can be tested on systems for which Triton does not exist.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def require_triton(what: str) -> None:
-    """Raise where kernels are to run, compiled or interpreted, and no Triton is installed."""
+    """Raise an error if kernels are to run, compiled or interpreted, and Triton is not installed."""
     if not HAS_TRITON:
         asked = "TRITON_INTERPRET=1 asks for" if INTERPRET else "on a GPU run"
         raise ModuleNotFoundError(
@@ -21,5 +21,5 @@ def require_triton(what: str) -> None:
         )
 
 
-# On a GPU the values of cu_seqlens are then checked too, each time with a wait for the device.
+# If set, the values of cu_seqlens are checked on a GPU too, and each check waits for the device.
 DEBUG = os.environ.get("ATTENTION_DEBUG", "0") == "1"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of calls over several GPUs: the layout of some masks, from their work and the cost model."""
+"""Plans of calls over several GPUs: the layout for some masks, chosen by their work and the cost model."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -154,7 +154,7 @@ def make_layout(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Planned:
-    """Masks, the rows that were dealt for them, and what costs depend on."""
+    """The masks of a plan, the rows that were dealt for them, and the sizes that costs depend on."""
 
     works: Sequence[VariantWork]
     given: Sequence[Mapping[str, Any]]
@@ -170,7 +170,7 @@ class _Planned:
     machine: Machine
 
     def chosen(self, strategy: str, balance: str, *, by_rows: bool) -> tuple[Cost, tuple[str, ...], list[KeyNeeds]]:
-        """The cost of the strategy, why that one, and what each rank needs of the keys.
+        """The cost of the chosen strategy, the reasons for it, and the keys that each rank needs.
 
         Args:
             by_rows: only "gather" and "exchange" may be chosen.
@@ -214,7 +214,10 @@ class _Planned:
         return cost, (*reasons, *self._of_nodes(cost, gather, in_part, by_rows=by_rows)), needs
 
     def _needs(self, strategy: str, balance: str) -> tuple[list[KeyNeeds], list[float]]:
-        """The keys that ranks need under each mask where that is worth knowing, and the share of all keys."""
+        """The keys that ranks need under each mask whose needs a strategy can use, and each mask's share of keys sent.
+
+        The share is 1 if all keys of other ranks are sent.
+        """
         needs: list[KeyNeeds] = []
         shares = [1.0] * len(self.works)
         if strategy not in ("exchange", "ring") and not (strategy == "auto" and balance == "work" and self.ranks > 1):
@@ -228,7 +231,7 @@ class _Planned:
         return needs, shares
 
     def _of_nodes(self, cost: Cost, gather: Cost, exchange: Cost | None, *, by_rows: bool) -> tuple[str, ...]:
-        """What a mesh of nodes and their ranks would gain, if anything."""
+        """The advice to use a mesh of nodes and their ranks, if that is predicted to be faster."""
         node = self.machine.node
         if by_rows or self.ranks <= node or self.ranks % node or _unsplit(self.works):
             return ()
@@ -245,7 +248,7 @@ class _Planned:
 
 
 def _check_ranks(ranks: Any, strategy: str, machine: Machine) -> tuple[int, int]:
-    """Nodes, and the ranks of a node; so many nodes of one rank where there is one dim."""
+    """The number of nodes and of the ranks of a node; for a mesh of one dim, each rank is a node of one rank."""
     if isinstance(ranks, tuple):
         grid = check_count("nodes", ranks[0]), check_count("ranks of a node", ranks[1])
         if strategy not in ("auto", "2d"):
@@ -285,5 +288,5 @@ def _check_groups(head_groups: Any, heads: tuple[int, int], inner: int) -> int:
 
 
 def _unsplit(works: Sequence[VariantWork]) -> str:
-    """Why heads of some variant cannot be told apart from each other's numbers."""
+    """Why heads cannot be split, if some variant computes with the number of a head; else ""."""
     return next((f"{work.op}, which computes with the number of a head" for work in works if not work.by_heads), "")

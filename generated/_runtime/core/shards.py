@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a long sequence each of several GPUs has: layouts, and how chunks are dealt by the work they are.
+"""Which rows of a long sequence each of several GPUs has: layouts, and how chunks of rows are dealt by their work.
 
 numpy alone is imported. A layout is the same in PyTorch and in JAX.
 """
@@ -17,16 +17,16 @@ from .costs import Cost
 from .work import BLOCK, Array
 
 BALANCED = 0.01
-"""The slowest rank has at most so much more work than the mean before smaller chunks are dealt."""
+"""Smaller chunks are dealt if the work of the slowest rank exceeds the mean by more than this share."""
 
 FREE_RUNS, RUN_COST = 8, 0.0005
-"""A rank's runs of rows beyond so many must gain so much balance each, for every run is a launch."""
+"""Each run of rows of a rank beyond FREE_RUNS must gain RUN_COST of balance, because every run is a launch."""
 
 MOST_SWAPS = 32
 """Swaps of chunks between the fullest and the emptiest rank that a deal tries."""
 
 MOST_PADDING = 64
-"""Chunks are so small that less than the sequence's length over this number is added to it, if any are."""
+"""Chunks are small enough that padding is at most the sequence's length over this number, if any size allows that."""
 
 Chunk = tuple[int, int]
 """First row and number of rows."""
@@ -51,22 +51,22 @@ class Layout:
     """Which rows of a sequence each rank has, and how ranks compute attention together. `plan(...)` makes it.
 
     Attributes:
-        ranks: how many there are. seq: rows of the sequence.
-        chunks: for each rank its rows in the order it has them, as (begin, length). All ranks have equally many; those
-            from `seq` on are padding.
+        ranks: number of ranks. seq: rows of the sequence.
+        chunks: for each rank its rows in the order it has them, as (begin, length). All ranks have the same number of
+            rows; rows from `seq` on are padding.
         strategy: "heads": each rank computes some heads of all rows. "gather": each rank computes its own rows and
-            gathers the keys of all. "exchange": the same, but it gets only those keys that its rows may attend to.
-            "ring": keys go from rank to rank, and none has them all. "2d": nodes of ranks, each with rows of its own,
-            that gather or exchange keys; the ranks of a node compute some heads each.
-        head_groups: key heads are gathered in so many groups, each while the one before it is computed.
+            gathers the keys of all. "exchange": as "gather", but a rank gets only keys that its rows may attend to.
+            "ring": keys go from rank to rank, and no rank has them all. "2d": each node of ranks has rows of its own,
+            and nodes gather or exchange keys; each rank of a node computes some heads.
+        head_groups: key heads are gathered in so many groups, each while the group before it is computed.
         imbalance: by how much the work of the slowest rank exceeds the mean: 0.01 is 1 %.
         bytes_moved: bytes that a rank receives in one forward and backward of one batch row.
         predicted: seconds of the slowest rank, forward and backward of one batch row, by the cost model.
         reasons: why this strategy, a sentence each.
         loads: for each rank the blocks of 128 by 128 that its kernels visit, per query head of the whole call.
-        cost: what the cost model says of the slowest rank.
+        cost: the cost model's estimate for the slowest rank.
         heads: query heads and key heads that the layout was planned for. head_dim: the same.
-        needs: the keys that each rank needs under "exchange", for each mask of the plan.
+        needs: the keys that each rank needs under "exchange" and "ring", for each mask of the plan.
         cu_seqlens: where packed sequences begin, or None.
         segment_ids: ids of documents in dense rows, int `[S]` or `[B, S]`, or None.
         nodes: under "2d" the layout of the rows over the nodes.
@@ -108,13 +108,13 @@ class Layout:
 
     @cached_property
     def order(self) -> Array:
-        """The rows of all ranks, one rank behind the other: int64 `[padded]`. Those from `seq` on are padding."""
+        """The rows of all ranks, one rank after the other: int64 `[padded]`. Rows from `seq` on are padding."""
         rows = [np.arange(begin, begin + length) for own in self.chunks for begin, length in own]
         return np.concatenate(rows)
 
     @cached_property
     def places(self) -> Array:
-        """Where each row of the sequence is in `order`: int64 `[seq]`."""
+        """The index of each row of the sequence in `order`: int64 `[seq]`."""
         places = np.empty(self.padded, np.int64)
         places[self.order] = np.arange(self.padded)
         return places[: self.seq]
@@ -155,14 +155,14 @@ class Layout:
         return found
 
     def cost_of(self, rank: int) -> Cost:
-        """What the cost model says of one rank: its kernels take as long as its own work does, its exchange as long as
-        that of any other."""
+        """The cost model's estimate for one rank: its kernels take time in proportion to its own work, and its exchange
+        takes as long as that of the slowest rank."""
         assert self.cost is not None
         most = max(self.loads)
         return replace(self.cost, kernels=self.cost.kernels * (self.loads[rank] / most if most else 0.0))
 
     def report(self) -> str:
-        """The plan in lines for people."""
+        """The plan as text in several lines."""
         runs = max(len(self.runs(rank)) for rank in range(self.ranks))
         lines = [
             f"{self.ranks} ranks, {self.seq} rows ({self.padded - self.seq} of padding), strategy {self.strategy}",
@@ -176,10 +176,11 @@ class Layout:
 
 
 def deal(work: Array, ranks: int) -> Array:
-    """Deal chunks to ranks, equally many to each: the rank of each chunk, int64 `[chunks]`.
+    """Deal chunks to ranks, the same number to each: the rank of each chunk, int64 `[chunks]`.
 
-    In rounds, longest first: each rank gets one, the emptiest the longest. Then the fullest and the emptiest rank swap
-    chunks while that helps.
+    Chunks are dealt in rounds, those with the most work first. In a round each rank gets one chunk, and the rank with
+    the least work so far gets the chunk with the most. Then the ranks with the most and the least work swap chunks
+    while that helps.
 
     >>> deal(np.array([1.0, 2.0, 3.0, 4.0]), 2).tolist()
     [0, 1, 1, 0]
@@ -217,10 +218,14 @@ def imbalance_of(load: Array) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """How rows are dealt: where the n chunks of each rank begin, int64 `[ranks, n]`, how many rows each has, `[n]` if
-    they are the same for every rank, else `[ranks, n]`, where a chunk of 0 rows is none; and the work of each rank.
+    """How rows are dealt.
 
-    calls: how many calls of a rank its rows take, if these are fewer than its runs.
+    Attributes:
+        begins: the first row of each of the n chunks of each rank, int64 `[ranks, n]`.
+        lengths: rows of the chunks, `[n]` if they are the same for every rank, else `[ranks, n]`. A chunk of 0 rows
+            is no chunk.
+        load: the work of each rank.
+        calls: the number of calls that the rows of a rank take, if it is less than the number of its runs; else 0.
     """
 
     begins: Array
@@ -230,7 +235,7 @@ class Dealt:
 
     @property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
-        """The chunks of each rank as a layout has them."""
+        """The chunks of each rank in the form of `Layout.chunks`."""
         lengths = np.broadcast_to(self.lengths, self.begins.shape).tolist()
         pairs = (zip(own, of_own, strict=True) for own, of_own in zip(self.begins.tolist(), lengths, strict=True))
         return tuple(tuple(chunk for chunk in own if chunk[1]) for own in pairs)
@@ -241,7 +246,7 @@ class Dealt:
 
     @property
     def cost(self) -> float:
-        """What a deal is chosen by: the imbalance, and what many runs of rows cost."""
+        """The measure by which a deal is chosen: the imbalance, plus the cost of many runs of rows."""
         is_new = self.begins[:, 1:] != self.begins[:, :-1] + self.lengths[..., :-1]
         runs = self.calls or 1 + int(is_new.sum(1).max())
         return max(self.imbalance, BALANCED) + RUN_COST * max(runs - FREE_RUNS, 0)
@@ -249,7 +254,7 @@ class Dealt:
 
 @dataclass(frozen=True)
 class RowWork:
-    """Work as a function of rows: up to `edges[i]` it is `total[i]`, and even between two edges."""
+    """Work as a function of rows: rows before `edges[i]` have work `total[i]`. Between two edges it grows linearly."""
 
     edges: Array
     total: Array
@@ -264,7 +269,7 @@ class RowWork:
         return found
 
     def between(self, edges: Array) -> Array:
-        """The work from each edge to the next; none beyond the last row."""
+        """The work from each edge to the next; 0 beyond the last row."""
         return np.diff(self.until(edges))
 
 
@@ -299,9 +304,9 @@ def _zigzag_then_runs(rows: RowWork, seq: int, ranks: int, length: int) -> Dealt
 def balanced(rows: RowWork, seq: int, ranks: int, first: Iterable[Dealt] = ()) -> Dealt:
     """The fewest runs of rows for each rank with which the slowest rank has at most BALANCED over the mean.
 
-    One run each, then the deals `first`, then the zig-zag, of all rows and of the first ones, then chunks dealt by
-    their work, of sizes from the largest power of two on. Many runs are many launches: beyond FREE_RUNS each must gain
-    RUN_COST.
+    Deals are tried in this order: one run for each rank, the deals `first`, zig-zags over all rows and over the first
+    rows, and chunks dealt by their work, the largest chunks first. Many runs are many launches: each run beyond
+    FREE_RUNS must gain RUN_COST. If no deal is balanced, the deal of the least `cost` is taken.
     """
     best = contiguous(rows, seq, ranks)
     if best.imbalance <= BALANCED:
@@ -328,7 +333,7 @@ def _candidates(rows: RowWork, seq: int, ranks: int) -> Iterator[Dealt]:
 
 
 def _in_chunks(rows: RowWork, seq: int, ranks: int, length: int) -> Dealt:
-    """Chunks of a length, dealt by their work."""
+    """Chunks of `length` rows, dealt by their work."""
     count = -(-seq // (length * ranks)) * ranks
     edges = np.arange(count + 1) * length
     work = rows.between(edges)
@@ -339,7 +344,7 @@ def _in_chunks(rows: RowWork, seq: int, ranks: int, length: int) -> Dealt:
 
 
 def _unit(seq: int, ranks: int) -> int:
-    """The smallest chunk: a block of rows, or of a short sequence what leaves each rank at least two."""
+    """Rows of the smallest chunk: a block, or in a short sequence few enough that each rank can have two chunks."""
     unit = BLOCK
     while unit > 1 and unit * 2 * ranks > seq:
         unit //= 2
@@ -390,5 +395,5 @@ def check_segments(segment_ids: Any, seq: int) -> Array:
 
 
 def rows_ahead(layout: Layout, begin: int) -> int:
-    """How many rows ahead of a chunk a call with dropout begins: it counts rows from multiples of 16 on."""
+    """The number of rows ahead of a chunk at which a call with dropout begins: dropout counts from multiples of 16."""
     return int(layout.row_positions[begin]) % 16 if begin < layout.seq else 0

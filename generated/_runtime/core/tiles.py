@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tile of a kernel, and what `_runtime/archs.py` and `_runtime/kernels.py` are written in: records of tiles, and of
-what decides between them."""
+"""The tile of a kernel, and the records that `_runtime/archs.py` and `_runtime/kernels.py` consist of: tiles, and the
+facts that decide between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class PagedTile(NamedTuple):
 
     @property
     def tile(self) -> Tile:
-        """What the kernel is compiled for."""
+        """The block sizes and launch options, without the splits."""
         return Tile(*self[:4])
 
 
@@ -58,13 +58,16 @@ Passes = Mapping[str, Mapping[int, Tile]]
 """Pass -> largest head_dim served -> tile."""
 
 PagedPasses = Mapping[str, Mapping[int, PagedTile]]
-"""The same of kernels on paged caches."""
+"""As `Passes`, for kernels on paged caches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchTiles:
-    """Default tiles of an architecture: of 16-bit inputs, of float32, and of 16-bit inputs of short sequences by the
-    longest sequence served; those of kernels on paged caches for 16-bit queries and for float32."""
+    """Default tiles of an architecture.
+
+    `half`, `float32`: for inputs of these dtypes. `short`: for 16-bit inputs of short sequences, by the longest
+    sequence served. `paged_half`, `paged_float32`: for kernels on paged caches, by the dtype of queries.
+    """
 
     half: Passes
     float32: Passes
@@ -86,8 +89,8 @@ class HopperFamily:
         least_head_dim: the smallest head_dim that fills enough of a tile's columns.
         long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
             to one key range that starts at key 0.
-        scored_rows: most rows of a backward tile if the score is more than the scaled product, or in dense calls than a
-            capped one.
+        scored_rows: most rows of a backward tile, unless the score is the scaled product or, in a dense call, a capped
+            one.
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.

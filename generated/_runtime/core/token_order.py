@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU does with positions that disagree with rows, where an op reads something by row: it answers with NaN."""
+"""The check of positions on a GPU, for ops that read a tensor by row: if they disagree with rows, results are NaN."""
 
 import triton
 import triton.language as tl
@@ -7,13 +7,13 @@ import triton.language as tl
 
 @triton.jit
 def disagreement(ids, earlier_ids, positions, earlier_positions, rows, inside, padding_id):
-    """Which tokens are not at the row that is their position, and which do not follow the token before them."""
+    """Whether each token's position differs from its row, and whether it does not follow the token before it."""
     real = inside & (ids != padding_id)
     follows = (rows == 0) | (ids != earlier_ids) | (positions == earlier_positions + 1)
     return real & (positions != rows), real & ~follows
 
 
-# One program looks at a batch row: that waits for nothing, and costs a fraction of the attention of that row.
+# One program checks one batch row. The host need not wait, and the check costs a fraction of the row's attention.
 @triton.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "padding_id"])
 def mark_disorder(
     q_ids_ptr,
@@ -42,15 +42,15 @@ def mark_disorder(
     BLOCK_DV: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Make o and lse of a batch row NaN if its positions are not its rows, nor else what the constants ask for.
+    """Make o and lse of a batch row NaN if its positions neither equal its rows nor obey the rule of the constants.
 
         q_ids, kv_ids              [B, Sq], [B, Skv]  int32, segment ids
         q_positions, kv_positions  [B, Sq], [B, Skv]  int32
         o                          [B, Hq, Sq, Dv]
         lse                        [B, Hq, Sq]  fp32
 
-    IN_ORDER: positions rise by one from row to row of a segment. IN_STEP: the query and the key of a row have one
-    position and, where it is no padding, one id. AS_ROWS: nothing but the rows will do.
+    IN_ORDER: positions rise by one from row to row of a segment. IN_STEP: the query and the key of a row have the same
+    position and, unless the key is padding, the same id. AS_ROWS: positions must equal the rows.
     """
     b = tl.program_id(0).to(tl.int64)
     not_rows = tl.zeros([BLOCK], tl.int32)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of a call: how many blocks of keys each block of its queries visits. numpy alone is imported.
 
-A plan of a call over several GPUs deals rows by it. It decides balance, never results: what is not known, such as the
-elements of a tensor on a device, may be left out.
+A plan of a call over several GPUs deals rows by their work. The work decides balance, never results: values that are
+not known, such as the elements of a tensor on a device, may be left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,32 +16,33 @@ import numpy as np
 from .checks import fail
 
 BLOCK = 128
-"""Rows and keys of a block. The kernels' are of this size or half of it."""
+"""Rows and keys of a block. The kernels' blocks have this size or half of it."""
 
 MOST_CELLS = 2**18
-"""A table of what each block of rows visits has at most so many cells: blocks are as large as that asks for."""
+"""Most cells of a table of the blocks of keys that each block of rows visits: blocks are made large enough for it."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VariantWork:
-    """What a variant's mask makes a block of queries visit, and what its tensors are read by.
+    """The keys that a variant's mask makes a block of queries visit, and the indices by which its tensors are read.
 
     Attributes:
-        tensors: dims of its own tensors by keyword, those of a sink and a log-decay included.
-        ranges: first and end of the keys that blocks of queries visit. values, may_visit: the same by a table: whether
-            each block visits a block of keys, from the extremes of some values over both.
-        needs: keywords of the tensors and scalars that these read. keywords: their names there, where they differ.
-        dropout: its probabilities may be dropped.
+        tensors: dims of the variant's own tensors by keyword, those of a sink and a log-decay included.
+        ranges: first and end of the keys that blocks of queries visit. values, may_visit: in place of `ranges`,
+            whether a block of queries visits a block of keys, from the extremes of some values over both blocks.
+        needs: keywords of the tensors and scalars that these functions read.
+        keywords: name in the functions -> keyword, if they differ.
+        dropout: probabilities may be dropped.
         by_heads: a head's number does nothing but pick that head's element of a tensor.
-        by_batch: the same is not true of a batch row's number.
-        by_row: it reads a tensor by row, so that positions in any order are not enough to make a call right. Nor are
-            they where probabilities are dropped.
-        by_length, by_queries: it computes with the number of keys, or of queries.
+        by_batch: a batch row's number does more than pick that row's element of a tensor.
+        by_row: the variant reads a tensor by row, so a call with rows in another order is not right by their positions
+            alone. The same is true if probabilities are dropped.
+        by_length, by_queries: the variant computes with the number of keys, or of queries.
         sized_by_keys: a tensor's size follows from the number of keys.
-        shift_invariant: mask and score are the same if all positions move by a number.
-        looks_back: the mask keeps no key behind its query.
+        shift_invariant: mask and score stay the same if all positions move by the same number.
+        looks_back: the mask keeps no key after its query.
     """
 
     op: str
@@ -67,7 +68,7 @@ class VariantWork:
 
 
 def work_of(op: Any) -> VariantWork:
-    """The work of an op of this package; work itself is its own."""
+    """The `VariantWork` of an op of this package; a `VariantWork` is returned as it is."""
     if isinstance(op, VariantWork):
         return op
     package, _, module = getattr(op, "__module__", "").rpartition(".")
@@ -79,11 +80,11 @@ def work_of(op: Any) -> VariantWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The queries of a call, in blocks that no sequence's end lies inside.
+    """The queries of a call, in blocks that do not cross the end of a sequence.
 
     Attributes:
-        block: rows of most blocks. begins, ends: of the blocks. starts, lengths: of the sequence of each block.
-        number: which sequence that is.
+        block: rows of most blocks. begins, ends: the first row and the end of each block.
+        starts, lengths: the first row and the length of each block's sequence. number: the number of that sequence.
     """
 
     block: int
@@ -95,7 +96,7 @@ class Rows:
 
     @classmethod
     def of(cls, seq: int, ranks: int, cu_seqlens: Sequence[int] | None, *, in_table: bool) -> "Rows":
-        """Blocks of rows of a call, cut where sequences end; `in_table`: a table of them and the keys is made."""
+        """Blocks of rows of a call, cut where sequences end. `in_table`: their number is limited by MOST_CELLS."""
         block = min(BLOCK, max(seq // (4 * ranks), 1))
         while in_table and (seq // block) ** 2 > MOST_CELLS:
             block *= 2
@@ -118,8 +119,9 @@ class Rows:
 
 
 def visited_blocks(work: VariantWork, rows: Rows, own: Mapping[str, Any], segment_ids: Array | None = None) -> Array:
-    """How many blocks of keys the rows of each block visit, times the share of a block that these rows are, summed over
-    batch rows as far as the mask tells them apart: float64 `[blocks]`.
+    """The number of blocks of keys that each block of rows visits, float64 `[blocks]`.
+
+    It is multiplied by the block's rows over BLOCK, and summed over the batch rows that the mask tells apart.
 
     Args:
         own: the tensors and scalars that the mask reads, by keyword, on the host. segment_ids: `[S]` or `[B, S]`.
@@ -134,7 +136,7 @@ def visited_blocks(work: VariantWork, rows: Rows, own: Mapping[str, Any], segmen
 def mask_calls(
     work: VariantWork, rows: Rows, own: Mapping[str, Any], segment_ids: Array | None
 ) -> Iterator[tuple[Any, Array | None]]:
-    """What the printed mask reads, and the segment ids, for each batch row that the mask tells apart."""
+    """The values that the mask's code reads, and the segment ids, for each batch row that the mask tells apart."""
     missing = [name for name in work.needs if own.get(name) is None]
     if missing:
         expected = "what the mask reads, on the host, to deal its work; or balance='zigzag', which reads nothing"
@@ -180,7 +182,7 @@ def visited_keys(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> l
 
 
 def _names(work: VariantWork) -> dict[str, str]:
-    """The name in the source of each keyword that it reads -> the keyword."""
+    """Name in the mask's code -> keyword, for all tensors and scalars that the mask reads."""
     own = {keyword: name for name, keyword in work.keywords.items()}
     return {own.get(keyword, keyword): keyword for keyword in work.needs}
 
@@ -195,7 +197,7 @@ def _on_host(work: VariantWork, keyword: str, x: Any) -> Any:
 
 
 def _segments(rows: Rows, ids: Array) -> tuple[Array, Array]:
-    """Begin of the run of equal ids that the first row of each block is in, and end of that of its last row."""
+    """For each block, the begin of the run of equal ids at its first row, and the end of the run at its last row."""
     edges = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [len(ids)]])
     return (
         edges[np.searchsorted(edges, rows.begins, side="right") - 1],
@@ -204,7 +206,7 @@ def _segments(rows: Rows, ids: Array) -> tuple[Array, Array]:
 
 
 def visit_table(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> tuple[Array, Array, int]:
-    """Whether each block of rows visits each block of keys of its sequence; the first keys and the size of these."""
+    """Whether each block of rows visits each block of keys of its sequence; the blocks' first keys and their size."""
     assert work.may_visit is not None
     longest, total = int(rows.lengths.max()), int(rows.ends[-1])
     step = max(rows.block, BLOCK)
@@ -216,7 +218,7 @@ def visit_table(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> tu
     for value, of_queries in work.values(at) if work.values is not None else ():
         flat = np.broadcast_to(value, total)
         if is_packed and not of_queries:
-            # Keys of packed sequences are in blocks of their own sequence: all of them bound each.
+            # Blocks of keys start anew in each packed sequence, so each block takes the extremes over all keys.
             at.least.append(flat.min())
             at.most.append(flat.max())
             continue
