@@ -369,7 +369,7 @@ def _variants() -> dict[str, dict[str, Any]]:
 
 
 def _plain_op(name: str, argument: str, value: object) -> Callable[..., Any]:
-    """The op of this name, if the package has it and its variant has the mask that the name says."""
+    """The op of this name, if the package has it and its variant computes what the name says."""
     entry, parts = _PLAIN[name]
     variant = _variants().get(name)
     if variant is None or not is_plain(variant, parts, {"size": "int"} if "window(size)" in parts else {}):
