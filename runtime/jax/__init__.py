@@ -1,1 +1,1 @@
-"""What the JAX ops share."""
+"""Code that all JAX ops share."""

@@ -1,4 +1,4 @@
-"""Launches in Triton's interpreter, for tests without a GPU: as callbacks, on arrays of numpy."""
+"""Launches in Triton's interpreter, for tests without a GPU: callbacks that work on numpy arrays."""
 
 from collections.abc import Sequence
 from threading import Lock
@@ -14,7 +14,7 @@ _LOCK = Lock()
 
 
 class _Storage:
-    """What the interpreter asks of a tensor's memory, which here is on the host already."""
+    """The storage methods of a tensor that the interpreter calls. The memory is on the host already."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -30,7 +30,7 @@ class _Storage:
 
 
 class _Pointer:
-    """An array of numpy as the interpreter knows tensors."""
+    """A numpy array with the methods of a tensor that the interpreter calls."""
 
     def __init__(self, array: np.ndarray, element: str) -> None:
         self.array = array
@@ -69,7 +69,7 @@ def interpreted(
 ) -> Sequence[jax.Array]:
     """The arrays of `filled` and `changed` from a kernel that Triton's interpreter runs.
 
-    What it does not write of `filled` is NaN, or 77, and of `changed` what it was.
+    Elements that the kernel does not write are NaN (integers: 77) in `filled`, and unchanged in `changed`.
     """
     read = [x for x in args if isinstance(x, Tensor) and x not in filled]
 
