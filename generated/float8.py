@@ -26,21 +26,22 @@ _ARRAY = "torch.Tensor or jax.Array"
 def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tuple[Any, Any]:
     """Return x in float8_e4m3fn and the scales that restore it: `x` is about `x8 * scale`.
 
-    Every head of every batch row or packed sequence has a scale, its largest absolute value over 448. Nothing waits
-    for the GPU, and the results have no gradient. On the CPU tensors and JAX arrays of equal values give equal results.
+    Every head of every batch row or packed sequence has a scale: its largest absolute value divided by 448. Nothing
+    waits for the GPU, and the results have no gradient. On the CPU tensors and JAX arrays of equal values give equal
+    results.
 
     Args:
-        x: floating-point `[B, H, S, D]`, in the layout "bshd" `[B, S, H, D]`, of packed sequences `[total, H, D]`.
+        x: floating-point `[B, H, S, D]`; `[B, S, H, D]` in the layout "bshd"; `[total, H, D]` for packed sequences.
         cu_seqlens: int32 or int64 `[n + 1]`, where the packed sequences of x begin and end. None without packing.
-        layout: "bhsd" or "bshd", that of the call, by default that of the framework's ops: the first in torch, the
-            second in JAX; ignored for packed sequences.
+        layout: "bhsd" or "bshd", the layout of the call. The default is that of the framework's ops: "bhsd" in torch,
+            "bshd" in JAX. Packed sequences ignore it.
 
     Returns:
-        float8_e4m3fn in the shape of x, and float32 `[B, H]`, or `[n, H]` of packed sequences.
+        float8_e4m3fn in the shape of x, and float32 scales `[B, H]`, or `[n, H]` for packed sequences.
 
     Raises:
-        ArgumentError: x is no floating-point array or has another shape; the layout is unknown; cu_seqlens is no
-            int32 or int64 `[n + 1]` of the framework and on the device of x.
+        ArgumentError: x is not a floating-point array or has another shape; the layout is unknown; cu_seqlens is not
+            an int32 or int64 array `[n + 1]` of the same framework, in torch on the same device.
 
     A head of zeros has a tiny scale, so that nothing divides by 0.
 
@@ -73,16 +74,16 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
 def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None, device: Any = None) -> Any:
     """Return an orthogonal matrix `[columns, columns]` that spreads an outlier of a row over all columns.
 
-    It is a Hadamard matrix whose rows have random signs. Multiply q and k by the same matrix before `quantize`: their
-    scores stay what they are, and the scale of a head is no longer set by one large element (QuIP, arXiv:2307.13304;
+    It is a Hadamard matrix whose rows have random signs. Multiply q and k by the same matrix before `quantize`: the
+    scores do not change, and the scale of a head is no longer set by one large element (QuIP, arXiv:2307.13304;
     FlashAttention-3, arXiv:2407.08608, section 3.3).
 
     Args:
         columns: the head dim of q and k, a power of two.
         seed: of the signs, from 0 to 2**30; equal seeds give equal matrices in both frameworks.
-        like: a torch tensor or a JAX array, such as q: the matrix is one of its framework and dtype, in torch on its
-            device. By default it is a float32 tensor of torch.
-        dtype, device: of the matrix, in the place of those of `like`.
+        like: a torch tensor or a JAX array, such as q. The matrix has its framework and dtype, and in torch its device.
+            By default the matrix is a float32 tensor of torch.
+        dtype, device: of the matrix, instead of those of `like`.
 
     Raises:
         ArgumentError: columns is not a power of two, seed is out of range, or `like` is no array.

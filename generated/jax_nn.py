@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JAX ops behind interfaces that models are written for: that of `jax.nn`, and that of Flax's modules.
 
-`dot_product_attention` takes what `jax.nn.dot_product_attention` takes; `attention_fn` makes of any op what
-`flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention` take as their `attention_fn`. Importing this
-module does not import Flax. In the examples `ops` is this package's module `jax`.
+`dot_product_attention` takes the arguments of `jax.nn.dot_product_attention`. `attention_fn` turns any op into a
+function that `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention` take as their `attention_fn`.
+Importing this module does not import Flax. In the examples `ops` is this package's module `jax`.
 
 >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 6, 4, 16))
 >>> o = dot_product_attention(q, k, v, is_causal=True)
@@ -33,7 +33,7 @@ from ._runtime.jax.support import int32_array, is_array
 __all__ = ["attention_fn", "dot_product_attention"]
 
 _NN = "dot_product_attention"
-# The variants that jax.nn's arguments are computed by: the entry of each in a spec, and what its mask joins by `and`.
+# The variants that compute calls without bias and mask: the entry of each in a spec, and the parts of its mask.
 _PLAIN: dict[str, tuple[str, frozenset[str]]] = {
     "full": ("full: {}", frozenset()),
     "causal": ("causal: {mask: causal}", frozenset({"causal"})),
@@ -42,13 +42,13 @@ _PLAIN: dict[str, tuple[str, frozenset[str]]] = {
         frozenset({"causal", "window(size)"}),
     ),
 }
-# Arrays that an op under `attention_fn` does not take, and variants that do.
+# Arrays that calls under `attention_fn` may not have, and examples of variants that declare such an array.
 _OWN_VARIANT = {
     "mask": "masked: {mask: 'seen[b, q_idx, kv_idx]', tensors: {seen: {dims: [b, q_idx, kv_idx], dtype: bool}}}",
     "bias": "biased: {score: 'score + bias[b, h, q_idx, kv_idx]', "
     "tensors: {bias: {dims: [b, h, q_idx, kv_idx], grad: true}}}",
 }
-# Arguments of an op that come with each call of Flax, or that its calls do not fit.
+# Arguments of an op that each call of Flax gives, or that do not fit the calls of Flax.
 _OF_FLAX = ("q", "k", "v", "layout", "return_lse", "dropout_p", "seed", "cu_seqlens_q", "cu_seqlens_k")
 
 
@@ -78,13 +78,13 @@ def dot_product_attention(
     >>> dot_product_attention(q[0], k[0], v[0], is_causal=True).shape
     (6, 4, 16)
 
-    Three keys of the second row are padding, and the last of its queries:
+    In the second batch row the last three keys and the last query are padding:
 
     >>> lengths = {"query_seq_lengths": jnp.array([6, 5]), "key_value_seq_lengths": jnp.array([9, 6])}
     >>> dot_product_attention(q, k, v, **lengths)[1, :, 0, 0].round(4).tolist()
     [1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
 
-    Each query sees the three keys before its own and the one after it; lse is log n where all n keys score 0:
+    Each query sees the three keys before its own and the one after it. lse is log n if all n keys score 0:
 
     >>> o, lse = dot_product_attention(q * 0, k, v, local_window_size=(3, 1), return_residual=True)
     >>> jnp.exp(lse[0, :, 0]).round(4).tolist()
@@ -103,15 +103,17 @@ def dot_product_attention(
         key: `[B, S, K, H]` or `[S, K, H]`; N is a multiple of K, and each key head serves N / K query heads.
         value: `[B, S, K, Hv]` or `[S, K, Hv]`.
         bias: added to the scaled scores; each of its axes is 1 or that of `[B, N, T, S]`, leading ones may be missing.
-            Laid out in full, as its gradient is: a variant whose `score` computes it takes less memory.
-        mask: bool, of shapes like those of bias: True where a query sees a key. Beside a bias it is -inf in the bias,
-            else laid out in full. A variant whose `mask` is an expression takes no memory and skips empty blocks.
+            It is expanded to the full shape, and so is its gradient. A variant whose `score` computes the bias takes
+            less memory.
+        mask: bool, in the shapes that bias may have: True where a query sees a key. With a bias it becomes -inf in the
+            bias, else it is expanded to the full shape. A variant whose `mask` is an expression takes no memory and
+            skips empty blocks.
         scale: factor of the scores, by default `H ** -0.5`; a number, known while tracing.
-        is_causal: query t attends to keys up to t, counted from the first of each, whatever the lengths.
-        query_seq_lengths: integers `[B]`: queries from there on give zeros.
-        key_value_seq_lengths: integers `[B]`: no query attends to keys from there on.
+        is_causal: query t attends to keys 0 to t, whatever the lengths.
+        query_seq_lengths: integers `[B]`: queries from this number on give zeros.
+        key_value_seq_lengths: integers `[B]`: no query attends to keys from this number on.
         local_window_size: `(left, right)`: query t attends to keys `t - left` to `t + right`; an int is both.
-        implementation: None. The others are those of JAX.
+        implementation: must be None. Other values name implementations of JAX.
         return_residual: also return the natural log of the softmax denominator, without a gradient.
 
     Returns:
@@ -119,10 +121,12 @@ def dot_product_attention(
         query. The op's own `return_lse=True` gives float32, differentiable.
 
         A query that may attend to no key gives zeros and a residual of -inf, with gradients of zero. jax.nn gives zeros
-        from query_seq_lengths on, else the mean of all values, masked as they are, and a residual around -2e38.
+        for queries from query_seq_lengths on. For other such queries it gives the mean of all values, although they are
+        masked, and a residual around -2e38.
 
-    Without arrays the op is `full`, `causal` or `window`; with a bias or a mask that of the variant that adds
-    `bias[b, h, q_idx, kv_idx]`, or that sees `keep[b, h, q_idx, kv_idx]`, under any names: `band_bias` and `band_mask`.
+    Without a bias and a mask the op is `full`, `causal` or `window`. With a bias it is the variant whose score adds
+    `bias[b, h, q_idx, kv_idx]`, such as `band_bias`. With a mask alone it is the variant whose mask has
+    `keep[b, h, q_idx, kv_idx]`, such as `band_mask`. The names of variants and tensors may differ.
 
     Raises:
         ArgumentError: an argument that the package has no variant for, or one of the wrong shape, dtype or value.
@@ -152,7 +156,7 @@ def dot_product_attention(
     else:
         op = _plain_op("window", "local_window_size", local_window_size)
         left, right = _window(local_window_size, q_len, kv_len)
-        # `window` ends at the query's own position: moved by `right`, it ends that much later.
+        # `window` ends at the query's own position. An offset of `right` lets it end that many keys later.
         right = 0 if is_causal else right
         given |= {"size": left + right + 1, "q_offset": right}
 
@@ -168,7 +172,7 @@ def _op_of_pairs(
     band: tuple[int | None, int | None], bias: Any, mask: Any, sizes: tuple[int, int, int, int]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The op that computes a call with a bias or a mask, with its own scalars and tensor; `sizes`: [B, N, T, S]."""
-    # What reads the entries of all variants is loaded by calls that need it alone.
+    # This module reads the entries of all variants, so only calls that need it import it.
     from .integrations.variants import Attention, NotRenderedError, find
 
     keep = None if mask is None else checked_mask(_NN, mask, sizes)
@@ -191,19 +195,19 @@ def _four_axes(name: str, x: Any) -> Array:
 
 
 def _lengths(lengths: Any) -> Any:
-    """Lengths that may be a list, as jax.nn takes them."""
+    """Lengths as an array. jax.nn takes lists, too."""
     return lengths if is_array(lengths) else jnp.asarray(lengths)
 
 
 def _number(scale: Any) -> Any:
-    """A scale that has a value as Python's number."""
+    """A scale with a known value as a Python number; anything else as it is."""
     if isinstance(scale, jax.core.Tracer):
         return scale
     return scale.item() if isinstance(scale, (np.generic, np.ndarray, jax.Array)) and scale.size == 1 else scale
 
 
 def _window(sides: Any, q_len: int, kv_len: int) -> tuple[int, int]:
-    """How far a window reaches to the left and to the right of a query, and no further than there are keys."""
+    """How far a window reaches to the left and right of a query, limited by the numbers of queries and keys."""
     pair = sides if isinstance(sides, (tuple, list)) else (sides, sides)
     known = all(isinstance(side, (int, np.integer)) and not isinstance(side, bool) and side >= 0 for side in pair)
     if len(pair) != 2 or not known:
@@ -224,14 +228,14 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
     >>> module.apply(module.init(jax.random.key(0), x), x).shape
     (2, 6, 64)
 
-    The op's mask is what counts; `is_causal=True` may be said of one that is causal. Any leading axes will do:
+    The op's own mask applies; `is_causal=True` is allowed if that is causal. Arrays may have any leading axes:
 
     >>> local = attention_fn(ops.window, size=3)
     >>> module = nnx.MultiHeadAttention(4, 64, num_kv_heads=2, attention_fn=local, decode=False, rngs=nnx.Rngs(0))
     >>> module(jnp.ones((3, 2, 6, 64)), is_causal=True).shape
     (3, 2, 6, 64)
 
-    Dropout is that of the op, and of the module's own rate and keys:
+    The op computes dropout, with the rate and the keys of the module:
 
     >>> dropping = attention_fn(ops.causal_dropout)
     >>> rngs = nnx.Rngs(0, dropout=1)
@@ -239,7 +243,7 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
     >>> module(x, deterministic=False).shape
     (2, 6, 64)
 
-    What trains with the model is bound where it is traced, as the slopes of `alibi` here:
+    Arrays that train with the model are bound inside the traced function, such as the slopes of `alibi` here:
 
     >>> q = jnp.ones((2, 6, 4, 16))
     >>> loss = lambda slope: attention_fn(ops.alibi, slope=slope)(q, q, q).sum()
@@ -248,8 +252,8 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
 
     Args:
         op: one of the ops for JAX.
-        fixed: arguments of every call of it by name. Where they have a batch axis it is that of all leading axes, in
-            their order; a layout, dropout and packed sequences are not among them.
+        fixed: arguments of the op by name, the same in every call. A batch axis of theirs stands for all leading axes,
+            in their order. Layout, dropout and packed sequences cannot be fixed.
 
     Returns:
         A function that Flax calls as
@@ -259,15 +263,15 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
         with query `[..., Sq, Hq, D]`, key `[..., Skv, Hkv, D]` and value `[..., Skv, Hkv, Dv]`, and that returns
         `[..., Sq, Hq, Dv]` in `dtype`, by default the one that the three are promoted to.
 
-        `dropout_rng` gives the seed; each batch row and head drops its own probabilities, whatever `broadcast_dropout`.
-        Softmax is computed in float32, and products are exact but for the float32 sums: `precision` and
-        `force_fp32_for_softmax` ask for no more.
+        `dropout_rng` gives the seed. Each batch row and head drops its own probabilities, whatever `broadcast_dropout`
+        says. Softmax is computed in float32, and products are exact apart from the float32 sums, so `precision` and
+        `force_fp32_for_softmax` change nothing.
 
     Raises:
-        ArgumentError: here for arguments that are not the op's; in a call for a mask or a bias, for dropout where the
-            op has none, for `is_causal` where its mask is not, and for `module` (`sow_weights`) and einsums, as the
-            kernels hold no weights that could be shown, or replaced. So decoding with Flax's cache, which masks it,
-            needs another op.
+        ArgumentError: here for arguments that the op does not have. In a call for a mask or a bias, for dropout if the
+            op has none, for `is_causal` if its mask is not causal, and for `module` (`sow_weights`) and einsums,
+            because the kernels hold no weights that could be shown or replaced. Decoding with Flax's cache passes a
+            mask, so it needs another `attention_fn`.
     """
     name = getattr(op, "__name__", type(op).__name__)
     title = f"attention_fn({name})"
@@ -324,7 +328,7 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
 
 
 def _seed(title: str, has_dropout: bool, dropout_rng: Any) -> Array:
-    """A seed that a key of any kind gives."""
+    """The seed from a key of `jax.random` of any kind."""
     if not has_dropout:
         expected = "0, or deterministic=True: dropout is part of a variant whose entry says `dropout: true`"
         fail(title, "dropout_rate", expected, "a rate that an op without dropout cannot serve")
@@ -346,7 +350,7 @@ def _folded(title: str, argument: str, x: Any, lead: tuple[int, ...], dtype: Any
 
 
 def _refuse_arrays(title: str, name: str, **arrays: Any) -> None:
-    """Refuse what only the expression of a variant can say."""
+    """Refuse masks and biases as arrays: a variant has to declare them by its expressions."""
     for argument, x in arrays.items():
         if x is not None:
             example = f"such as `{_OWN_VARIANT[argument]}`"
@@ -366,7 +370,7 @@ def _variants() -> dict[str, dict[str, Any]]:
 
 
 def _plain_op(name: str, argument: str, value: object) -> Callable[..., Any]:
-    """The op of this name, if the package has it and its variant is what the name says."""
+    """The op of this name, if the package has it and its variant computes what the name says."""
     entry, parts = _PLAIN[name]
     variant = _variants().get(name)
     if variant is None or not is_plain(variant, parts, {"size": "int"} if "window(size)" in parts else {}):
@@ -378,7 +382,7 @@ def _plain_op(name: str, argument: str, value: object) -> Callable[..., Any]:
 
 
 def _is_causal(op: Callable[..., Any]) -> bool:
-    """Whether an op of this package declares that no query attends to what comes after it."""
+    """Whether an op is one of this package whose declared mask lets no query attend to later keys."""
     name = getattr(op, "__name__", "")
     variant = _variants().get(name)
     return variant is not None and op is getattr(ops, name) and "causal" in mask_parts(variant["mask"])

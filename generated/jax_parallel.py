@@ -6,7 +6,7 @@
 >>> layout.chunks
 (((0, 1024), (3072, 1024)), ((1024, 1024), (2048, 1024)))
 
-Rows of a whole array are put in the order of the devices before it is cut along the axis of the mesh:
+Rows of a whole array are put in the order of the devices before the array is cut along the axis of the mesh:
 
     layout = plan(causal, mesh.shape["cp"], seq=131072, heads=(32, 8), head_dim=128)
     tokens, positions = layout.shard(tokens, dim=1), layout.shard(layout.positions)
@@ -36,7 +36,7 @@ __all__ = ["Layout", "Machine", "context_parallel", "plan"]
 
 
 class Layout(shards.Layout):
-    """A layout among devices: it puts the rows of arrays in their order and back. Make it with `plan(...)`."""
+    """A layout among devices: it puts rows of arrays in the order of the devices and back. Make it with `plan(...)`."""
 
     @property
     def positions(self) -> jax.Array:
@@ -44,13 +44,13 @@ class Layout(shards.Layout):
         return jnp.asarray(self.row_positions, jnp.int32)
 
     def shard(self, x: jax.Array, dim: int = 0) -> jax.Array:
-        """Rows of a whole array along `dim` in the order of the devices, padding 0: cut it evenly over the axis."""
+        """A whole array with its rows along `dim` in the order of the devices, padded with 0, to be cut evenly."""
         axis = shards.axis_of(x, dim, self.seq, "shard")
         widths = [(0, self.padded - self.seq) if i == axis else (0, 0) for i in range(x.ndim)]
         return jnp.take(jnp.pad(x, widths), jnp.asarray(self.order), axis, unique_indices=True, mode="clip")
 
     def unshard(self, x: jax.Array, dim: int = 0) -> jax.Array:
-        """The inverse, without padding."""
+        """The inverse of `shard`: rows in the order of the sequence, without padding."""
         axis = shards.axis_of(x, dim, self.padded, "unshard")
         return jnp.take(x, jnp.asarray(self.places), axis, unique_indices=True, mode="clip")
 
@@ -70,27 +70,29 @@ def plan(
     machine: Machine | None = None,
     **own: Any,
 ) -> Layout:
-    """Which rows each device has, and how devices compute together: made on the host, before anything is traced.
+    """Plan which rows each device has, and how devices compute together: on the host, before anything is traced.
 
     A layout is hashable, so that it may be a static argument of `jax.jit`.
 
     Args:
-        op: the op whose work is dealt, such as `generated.jax.causal`.
-        mesh: how many devices the axis has, `mesh.shape["cp"]`, or a mesh of one axis; or, for nodes and the devices of
-            a node, a pair of numbers or a mesh of two axes.
+        op: the op whose work is distributed, such as `generated.jax.causal`.
+        mesh: the number of devices along the axis, `mesh.shape["cp"]`, or a mesh with one axis. For nodes and the
+            devices of a node: a pair of numbers or a mesh with two axes.
         seq: rows of the whole sequence; any number.
         heads: query heads and key heads of a device. head_dim: their size.
         cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`.
-        segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch; calls keep them apart.
-        masks: several `(op, its arguments)` that share this layout, in place of `own`.
-        strategy: "heads", "gather", "exchange", "ring", or "auto", the fastest by the cost model, whose memory the keys
-            of all rows must fit into: `layout.reasons` says why. A mesh of two axes has one, "2d": heads are split
-            inside nodes, and keys gathered or exchanged among them.
+        segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch. No row attends to another document.
+        masks: several `(op, its arguments)` that share this layout, instead of `own`.
+        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model; if the
+            keys of all rows do not fit into its memory, it takes "heads" or "ring" if it can. `layout.reasons` says
+            why. A mesh with two axes has the strategy "2d": heads are split inside nodes, and keys are gathered or
+            exchanged among nodes.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, with other
             arguments, with positions, or of a mask that reads arrays gathers all keys.
-        balance: "work" deals rows by the blocks that the masks visit, "zigzag" by row numbers alone, "contiguous" not.
+        balance: "work" distributes rows by the blocks that the masks visit, "zigzag" by row numbers alone, and
+            "contiguous" gives each device one run of rows.
         machine: rates for the cost model.
-        own: what the mask of `op` reads, such as `size=1024`: numbers and arrays with values.
+        own: the arguments that the mask of `op` reads, such as `size=1024`: numbers, and arrays with known values.
 
     Raises:
         ArgumentError: a bad argument.
@@ -131,13 +133,13 @@ def context_parallel(
 ) -> Callable[..., Any]:
     """`op` over the rows of all devices of a mesh axis: `context_parallel(op, layout)(q, k, v, ...)`.
 
-    Without a mesh it is called inside `jax.shard_map`, on each device's rows: q, k and v, o and lse, token ids and
-    positions. The variant's own tensors are whole on every device; one with an axis of rows may also be the device's
-    rows, as a log-decay `g` usually is.
+    Without a mesh, call the result inside `jax.shard_map`, on each device's rows: q, k and v, o and lse, token ids and
+    positions. The variant's own tensors are whole on every device. A tensor with an axis of rows may also have the
+    device's rows alone, as a log-decay `g` usually does.
 
-    With a mesh it makes the `shard_map`: arrays are whole ones in the order of `layout.shard`. Keywords are those of
-    the op, without `q_offset`, `cu_seqlens_q` and `schedule`. A `seed` of dropout is the same on every device; what is
-    dropped is what one device would drop.
+    With a mesh, the result calls `shard_map` itself: arrays are whole, in the order of `layout.shard`. Keywords are
+    those of the op, without `q_offset`, `cu_seqlens_q` and `schedule`. A `seed` of dropout is the same on every device.
+    The devices together drop the probabilities that one device would drop.
 
     Args:
         axis: the axis of the mesh that rows are cut along; under "2d" the axis of nodes and that of a node's devices.
@@ -196,7 +198,7 @@ def context_parallel(
 
 
 class _Axes:
-    """The axes of a mesh that arrays of a call are cut along."""
+    """The axes of a mesh along which the arrays of a call are cut."""
 
     def __init__(self, form: str, spec: tuple[Any, ...], axis: str | tuple[str, str]) -> None:
         packed = form == PACKED
@@ -213,7 +215,7 @@ class _Axes:
         self.form = form
 
     def origin(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Where a device's batch rows and heads are in the whole call, if it drops probabilities."""
+        """The `dropout_origin` of a device: its batch rows and heads in the whole call. Nothing without dropout."""
         if not given.get("dropout_p") or self.by_dim["b"] is self.by_dim["h"] is None:
             return {}
         q, batch = given["q"], self.by_dim["b"]
@@ -234,7 +236,7 @@ class _Axes:
         if name not in work.tensors:
             return PartitionSpec()
         dims = own_dims(work, layout, name, x.ndim)
-        # Of the variant's own tensors a log-decay is cut by rows, as k is.
+        # Among the variant's own tensors only a log-decay is cut by rows, as k is.
         by_dim = self.by_dim | ({"kv_idx": self.axis} if name == "g" else {})
         return PartitionSpec(*(by_dim.get(str(dim)) for dim in dims))
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences of different lengths in one array: end to end for a packed call, or in rows of a dense batch.
 
-Both work on torch tensors, numpy arrays and JAX arrays, which keep their dtype and device; lists of numbers become
-torch tensors. Importing this module imports none of the three: whoever has an array has its library.
+`pack` and `pack_rows` work on torch tensors, numpy arrays and JAX arrays, which keep their dtype and device. Lists of
+numbers become torch tensors. Importing this module imports none of the three libraries: a caller with an array has
+imported its library.
 
 >>> batch = pack([[1, 2, 3], [4, 5]])
 >>> batch.data.tolist(), batch.cu_seqlens.tolist(), batch.positions.tolist()
@@ -52,7 +53,7 @@ class Packed:
 
     @property
     def total(self) -> int:
-        """The tokens of all sequences."""
+        """The number of tokens of all sequences."""
         return sum(self.lengths)
 
     @property
@@ -61,7 +62,7 @@ class Packed:
         return max(self.lengths)
 
     def unpack(self, outputs: Any, axis: int = 0) -> list[Any]:
-        """The part of each sequence, in their order; tokens lie along `axis`: of o `[total, Hq, D]` 0, of lse -1."""
+        """The part of each sequence, in order. Tokens lie along `axis`: 0 for o `[total, Hq, D]`, -1 for lse."""
         axis = _checked_axis("Packed.unpack", outputs, axis, self.total)
         return _split(outputs, self.lengths, axis)
 
@@ -71,8 +72,8 @@ class PackedRows:
     """Sequences in rows of one length, as a dense batch with segment ids takes them.
 
     Args:
-        data: `[B, length, ...]`, `padding_value` behind the last sequence of a row.
-        segment_ids: int32 `[B, length]`, which sequence of its row a token belongs to, from 0 on; else `padding_id`.
+        data: `[B, length, ...]`, with `padding_value` after the last sequence of a row.
+        segment_ids: int32 `[B, length]`, the number of a token's sequence in its row, from 0; padding: `padding_id`.
         positions: int32 `[B, length]`, the position of each token in its own sequence, 0 in the padding.
         lengths: of the sequences, on the host.
         rows: for each row the numbers of its sequences, from left to right.
@@ -93,13 +94,13 @@ class PackedRows:
 
     @property
     def fill(self) -> float:
-        """How much of the rows is no padding, from 0 to 1."""
+        """The share of tokens in the rows that are not padding, from 0 to 1."""
         return sum(self.lengths) / (len(self.rows) * self.length)
 
     def unpack(self, outputs: Any, axis: int = 1) -> list[Any]:
         """The part of each sequence, in the order they were given, without the axis of rows.
 
-        Rows lie along axis 0, tokens along `axis`: of o `[B, S, H, D]` 1, of o `[B, H, S, D]` and lse `[B, H, S]` 2.
+        Rows lie along axis 0, tokens along `axis`: 1 for o `[B, S, H, D]`, 2 for o `[B, H, S, D]` and lse `[B, H, S]`.
         """
         op = "PackedRows.unpack"
         axis = _checked_axis(op, outputs, axis, self.length)
@@ -107,7 +108,7 @@ class PackedRows:
             expected = f"{len(self.rows)} rows along axis 0 and {self.length} tokens along another"
             fail(op, "outputs", expected, f"tokens along axis {axis} of shape {list(outputs.shape)}")
         found: dict[int, Any] = {}
-        # Not by indices: the gradient of each would be as large as all outputs.
+        # Indexing is avoided, because the gradient of each index would be as large as all outputs.
         for members, row in zip(self.rows, outputs, strict=True):
             lengths = [self.lengths[i] for i in members]
             *parts, _ = _split(row, [*lengths, self.length - sum(lengths)], axis - 1)
@@ -121,7 +122,7 @@ def pack(sequences: Iterable[Any]) -> Packed:
     Differentiable in torch and JAX. Sequences may be empty; they agree in all sizes but the first, dtype and device.
 
     Raises:
-        ArgumentError: there are no sequences, or they disagree; it names the first that does.
+        ArgumentError: there are no sequences, or they disagree; the error names the first that differs.
     """
     xp, arrays = _checked("pack", sequences)
     lengths = tuple(int(x.shape[0]) for x in arrays)
@@ -145,17 +146,18 @@ def pack_rows(
 ) -> PackedRows:
     """Put sequences `[L_i, ...]` into rows of `length` tokens, by first-fit.
 
-    Each goes into the first row that has room for it, or opens the next. That takes at most 1.7 times as many rows as
-    the best packing; with `decreasing=True` the longest goes first, equally long ones in their order, and it takes
-    at most 11/9 times as many, and one more (Johnson et al., 1974; Dosa, 2007). O(n log n) for n sequences.
+    Each sequence goes into the first row that has room for it, or opens the next row. That takes at most 1.7 times as
+    many rows as the best packing. With `decreasing=True` the longest sequence goes first, and equally long ones keep
+    their order. That takes at most 11/9 times as many rows as the best packing, and one more (Johnson et al., 1974;
+    Dosa, 2007). O(n log n) for n sequences.
 
-    Which sequence goes where follows from the lengths alone: labels packed by a call of their own lie where their
-    tokens do. Differentiable in torch and JAX. Sequences may be empty: one counts as a segment of the row it fits in.
+    The place of a sequence depends on the lengths alone, so labels that another call packs are placed as their tokens
+    are. Differentiable in torch and JAX. Sequences may be empty: such a sequence is a segment of the row it fits in.
 
     Args:
         sequences: they agree in all sizes but the first, dtype and device.
         length: tokens of a row.
-        padding_value: what stands behind the last sequence of a row, a number that the dtype can hold.
+        padding_value: the value after the last sequence of a row, a number that the dtype can hold.
         padding_id: the segment id of the padding, negative.
         decreasing: whether to place the longest first; the order of `unpack` stays that of `sequences`.
 
@@ -195,10 +197,10 @@ def pack_rows(
 
 
 def _first_fit(lengths: Sequence[int], length: int, decreasing: bool) -> tuple[tuple[int, ...], ...]:
-    """The sequences of each row, as they were placed.
+    """The numbers of the sequences in each row, in the order of their placement.
 
-    A segment tree: leaf `leaves + r` holds the room in row r, each node above the most room of the two below it. All
-    rows there might be are there from the start, so that opening one is nothing special.
+    A segment tree: leaf `leaves + r` holds the room in row r, and each node above holds the larger value of its two
+    children. All rows that can be needed are in the tree from the start, so that opening a row is no special case.
     """
     leaves = 1 << (len(lengths) - 1).bit_length()
     room = [length] * (2 * leaves)
@@ -223,7 +225,7 @@ def _first_fit(lengths: Sequence[int], length: int, decreasing: bool) -> tuple[t
 
 
 def _library(x: object) -> Any:
-    """The module with the array functions for `x`, None if it is no array."""
+    """The module with the array functions for `x`; None if `x` is not an array."""
     for name, array_type in _ARRAYS.items():
         module = sys.modules.get(name)
         if module is not None and isinstance(x, getattr(module, array_type)):
@@ -236,7 +238,7 @@ def _is_torch(xp: Any) -> bool:
 
 
 def _checked(op: str, sequences: Any) -> tuple[Any, list[Any]]:
-    """The array functions for `sequences`, and these as arrays that can be concatenated."""
+    """The module with the array functions for `sequences`, and the sequences as arrays that can be concatenated."""
     try:
         arrays = list(sequences)
     except TypeError:
@@ -265,7 +267,7 @@ def _checked(op: str, sequences: Any) -> tuple[Any, list[Any]]:
 
 
 def _tensors(op: str, lists: list[Sequence[Any]]) -> list[Any]:
-    """Lists of numbers as tensors; their dtype is that of all numbers together, so that an empty list has it too."""
+    """Lists of numbers as tensors. The dtype follows from all numbers together, so that an empty list has it, too."""
     import torch
 
     try:
@@ -294,12 +296,12 @@ def _padding(op: str, xp: Any, like: Any, length: int, value: Any) -> Any:
         if fits:
             return like.new_full(shape, value) if _is_torch(xp) else xp.full(shape, value, like.dtype)
     except (OverflowError, RuntimeError):
-        pass  # a float that the dtype does not reach
+        pass  # a float outside the range of the dtype
     fail(op, "padding_value", f"a number of dtype {like.dtype}, that of the sequences", repr(value))
 
 
 def _int32(xp: Any, numbers: "array[int]", like: Any) -> Any:
-    """Numbers of the host as int32 `[n]`, on the device of `like`; where they go in JAX is its own to decide."""
+    """Numbers on the host as int32 `[n]`, on the device of `like`. In JAX they go to its default device."""
     if not _is_torch(xp):
         return xp.asarray(sys.modules["numpy"].array(numbers, "int32"))
     if not numbers:
@@ -308,7 +310,7 @@ def _int32(xp: Any, numbers: "array[int]", like: Any) -> Any:
 
 
 def _checked_axis(op: str, outputs: Any, axis: int, size: int) -> int:
-    """`axis` of `outputs` counted from the front, if it is that long."""
+    """`axis` of `outputs` counted from the front, after a check that its size is `size`."""
     if _library(outputs) is None:
         fail(op, "outputs", "a torch tensor or a numpy or JAX array", type(outputs).__name__)
     shape = list(outputs.shape)

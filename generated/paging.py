@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key and value caches in pages: what a server does around the paged calls of the ops.
+"""Key and value caches in pages: functions that a server needs around the paged calls of the ops.
 
-A cache is an array `[pages, page size, Hkv, D]`; slot `page * page_size + place` of it holds one token. All functions
-work on torch tensors and JAX arrays. Importing this module imports neither.
+A cache is an array `[pages, page size, Hkv, D]`. Its slot `page * page_size + place` holds one token. All functions
+work on torch tensors and JAX arrays. Importing this module imports neither library.
 
 >>> import torch
 >>> pool = Pool(pages=8, page_size=4)
@@ -44,18 +44,19 @@ def append(
     Args:
         k: `[tokens, Hkv, D]`.
         v: `[tokens, Hkv, Dv]`.
-        k_cache: `[pages, page size, Hkv, D]`, any strides; of another dtype, keys are cast to it.
+        k_cache: `[pages, page size, Hkv, D]`, any strides. If it has another dtype, keys are cast to it.
         v_cache: `[pages, page size, Hkv, Dv]`.
         slots: integers `[tokens]`; -1 is skipped. No two are the same.
-        k_scale: what the values of a cache are times, a number or floats `[Hkv]`: keys are divided by it. Or float32
-            `[pages, page size, Hkv]` beside a cache of 8-bit floats: each token's scale is written there, by which its
-            largest value becomes the largest of the cache's dtype.
-        v_scale: the same of values.
-        page_layout: `"pshd"` for caches as above, or `"phsd"` for those of `[pages, Hkv, page size, D]`.
+        k_scale: the scale of the keys in the cache, a number or floats `[Hkv]`: keys are divided by it. Or float32
+            `[pages, page size, Hkv]` with a cache of 8-bit floats: each token and head gets a scale that maps its
+            largest value to the largest value of the cache's dtype. The scales are written to this array.
+        v_scale: the same for values.
+        page_layout: `"pshd"` for caches as above, or `"phsd"` for caches `[pages, Hkv, page size, D]`.
 
     Returns:
-        The caches, then what was written of `k_scale` and `v_scale`: in torch the tensors that were given, changed in
-        place; in JAX new arrays, in the memory of those given where the call that traces this donates them.
+        The caches, then those of `k_scale` and `v_scale` to which scales were written. In torch they are the tensors
+        that were given, changed in place. In JAX they are new arrays, which take over the memory of the given arrays if
+        the enclosing jitted call donates them.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype or device.
@@ -64,7 +65,7 @@ def append(
     _check_framework("append", arrays)
     check_page_layout("append", page_layout)
     _check_ranks(arrays)
-    # Views in torch; of JAX arrays shapes, as a transposed array would be copied.
+    # In torch these are views. In JAX they are only shapes, because transposing an array would copy it.
     caches = [_in_order(x, page_layout) for x in (k_cache, v_cache)]
     _check_new(k, v, caches[0], caches[1], slots)
     if _framework(k) == "torch":
@@ -89,23 +90,23 @@ def append_decay(
 ) -> tuple[Any, Any]:
     """Continue the running sums of a log-decay, such as that of forgetting attention (arXiv:2503.02130).
 
-    The sums restart with each sequence, so that sequences which begin with the same tokens share pages. A page has as
-    its base the sum before its first token, and a token what its sum differs from that by: differences of near sums
-    keep their digits in sequences of any length. Nothing waits for the device.
+    The sums restart with each sequence, so that sequences that begin with the same tokens can share pages. The base of
+    a page is the sum before its first token. The cache holds the difference of each token's sum from this base, so that
+    differences between nearby sums stay precise in sequences of any length. Nothing waits for the device.
 
     Args:
         g: log-decays of the new tokens, natural log, `[B, n, Hq]`, or `[tokens, Hq]` with `cu_seqlens`.
-        g_cache: float32 `[pages, page size, Hq]`, any strides, what the op takes as `g`.
+        g_cache: float32 `[pages, page size, Hq]`, any strides; paged calls of the op take it as `g`.
         g_base: float32 `[pages, Hq]`, any strides.
         page_table: integers `[B, most pages]`, the pages of each sequence in order, as the op takes it.
-        kv_lengths: integers `[B]`, keys of each sequence, the new ones included; tokens before the first position are
-            skipped.
+        kv_lengths: integers `[B]`, the number of keys of each sequence, including the new ones. New tokens whose
+            position would be negative are skipped.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         cu_seqlens: integers `[B + 1]`, where the new tokens of each sequence begin.
 
     Returns:
-        `g_cache` and `g_base`: in torch the tensors that were given, changed in place; in JAX new arrays, in the memory
-        of those given where the call that traces this donates them.
+        `g_cache` and `g_base`. In torch they are the tensors that were given, changed in place. In JAX they are new
+        arrays, which take over the memory of the given arrays if the enclosing jitted call donates them.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype or device.
@@ -129,7 +130,8 @@ def slots(page_table: Any, positions: Any, page_size: int) -> Any:
         page_size: tokens of a page.
 
     Returns:
-        Integers of the shape of `positions`; -1 where a position is negative or its page is.
+        Integers of the shape of `positions`; -1 where a position or its page is negative, or the table has no page for
+        the position.
 
     Raises:
         ArgumentError: an argument of the wrong shape or value.
@@ -154,17 +156,17 @@ def slots(page_table: Any, positions: Any, page_size: int) -> Any:
 
 
 def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tuple[Any, Any]:
-    """Join the results of calls on disjoint keys, as of a shared prefix and of what follows it.
+    """Join the results of calls on disjoint keys, such as a shared prefix and the keys after it.
 
     Args:
         parts: o and lse of each call, in the order in which they are summed: o as the op returns it, lse natural logs
-            float32 `[B, Hq, Sq]`, or `[Hq, total_q]` beside a packed o `[total_q, Hq, Dv]`.
-        layout: of an o with four axes: `"bhsd"` or `"bshd"`, by default that of the framework's ops: the first in
-            torch, the second in JAX.
+            float32 `[B, Hq, Sq]`, or `[Hq, total_q]` with a packed o `[total_q, Hq, Dv]`.
+        layout: of an o with four axes: `"bhsd"` or `"bshd"`. The default is that of the framework's ops: `"bhsd"` in
+            torch, `"bshd"` in JAX.
 
     Returns:
-        o in the dtype of the first, and lse, of all keys together. A row without any key has o = 0, lse = -inf. The
-        sink of a variant belongs to one part alone.
+        o, in the dtype of the first o, and lse, of all keys together. A row without any key has o = 0, lse = -inf. If
+        the variant has a sink, only one part may include it.
 
     Raises:
         ArgumentError: there is no part, or shapes differ.
@@ -212,7 +214,7 @@ class Pool:
     """A free list of pages, on the host: for tests, demos and small servers.
 
     Args:
-        pages: how many there are.
+        pages: the number of pages.
         page_size: tokens of a page.
     """
 
@@ -224,13 +226,13 @@ class Pool:
 
     @property
     def free_pages(self) -> int:
-        """How many pages no sequence has."""
+        """The number of pages that belong to no sequence."""
         return len(self._free)
 
     def extend(self, sequence: Hashable, tokens: int) -> list[int]:
-        """Room for further tokens of a sequence, which may be new: their slots.
+        """Reserve room for `tokens` more tokens of a sequence, which may be new. Returns their slots.
 
-        Raises MemoryError if there are too few pages; then nothing has changed.
+        Raises MemoryError if too few pages are free; then nothing has changed.
         """
         count = check_int("Pool.extend", "tokens", tokens, 0)
         begin = self._lengths.get(sequence, 0)
@@ -244,12 +246,12 @@ class Pool:
         return [pages[at // size] * size + at % size for at in range(begin, begin + count)]
 
     def free(self, sequence: Hashable) -> None:
-        """Give the pages of a sequence back. Raises KeyError if there is none of that name."""
+        """Return the pages of a sequence to the pool. Raises KeyError if no sequence has that name."""
         self._free += reversed(self._pages.pop(sequence))
         del self._lengths[sequence]
 
     def page_table(self, sequences: Sequence[Hashable], most_pages: int | None = None) -> list[list[int]]:
-        """The pages of some sequences, padded with -1 to the most that one has, or to `most_pages`."""
+        """The pages of some sequences, padded with -1 to the longest of these, or to `most_pages`."""
         rows = [self._pages[name] for name in sequences]
         width = max(map(len, rows), default=0) if most_pages is None else most_pages
         if any(len(row) > width for row in rows):
@@ -257,7 +259,7 @@ class Pool:
         return [row + [-1] * (width - len(row)) for row in rows]
 
     def lengths(self, sequences: Sequence[Hashable]) -> list[int]:
-        """The tokens of some sequences."""
+        """The numbers of tokens of some sequences."""
         return [self._lengths[name] for name in sequences]
 
 
@@ -276,7 +278,7 @@ def _framework(x: Any) -> str:
 def _library(x: Any) -> Any:
     if _framework(x) == "torch":
         return sys.modules["torch"]
-    # Not imported where a checker would see it: without JAX this module works, too.
+    # This import is hidden from type checkers, because the module also works without JAX.
     return import_module("jax.numpy")
 
 
@@ -285,7 +287,7 @@ def _beside(x: Any) -> dict[str, Any]:
 
 
 def _by_row(weight: Any, swapped: bool) -> Any:
-    """A weight of each head and row as a factor of o."""
+    """A weight of each head and row in a shape that broadcasts to o."""
     if swapped:
         weight = weight.swapaxes(-1, -2) if _framework(weight) == "jax" else weight.transpose(-1, -2)
     return weight[..., None]

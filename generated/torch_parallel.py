@@ -8,7 +8,7 @@
 >>> plan(causal, 2, seq=4096, heads=(8, 2), head_dim=64, strategy="gather").chunks[0]
 ((0, 1024), (3072, 1024))
 
-With a mesh of processes in place of the number 2, a layout splits tensors and ops compute on their parts:
+With a mesh of processes instead of the number 2, a layout splits tensors, and ops compute on the parts:
 
     layout = plan(causal, mesh["cp"], seq=131072, heads=(32, 8), head_dim=128)
     tokens, positions = layout.shard(tokens, dim=1), layout.shard(layout.positions)
@@ -38,8 +38,8 @@ __all__ = ["Layout", "Machine", "context_parallel", "plan"]
 class Layout(shards.Layout):
     """A layout among processes: it splits tensors into the rows of each rank, and puts them together again.
 
-    Make it with `plan(...)`. Layouts are equal if they are the same plan; `comm` is what the ranks reach each other by,
-    None where `plan` was given a number of ranks.
+    Make it with `plan(...)`. Layouts are equal if they are the same plan. `comm` has the collectives between ranks. It
+    is None if `plan` was given a number of ranks.
     """
 
     comm: Collectives | None = field(default=None, compare=False, repr=False)
@@ -51,7 +51,7 @@ class Layout(shards.Layout):
         return torch.as_tensor(self.row_positions, device=device)
 
     def shard(self, x: Tensor, dim: int = 0, *, rank: int | None = None) -> Tensor:
-        """The rows of this rank, or of `rank`, along `dim`; padding, where `seq` does not divide, is 0.
+        """The rows of this rank, or of `rank`, along `dim`. If `seq` does not divide evenly, they are padded with 0.
 
         Nothing is sent: every rank has the whole `x`. Differentiable; each rank's gradient is that of its own rows.
         """
@@ -65,7 +65,7 @@ class Layout(shards.Layout):
     def unshard(self, x: Tensor, dim: int = 0) -> Tensor:
         """The rows of all ranks in order along `dim`, without padding, on every rank.
 
-        The gradient of each rank is that of its own rows: every rank is taken to compute the same loss.
+        The gradient of each rank is that of its own rows. This assumes that every rank computes the same loss.
         """
         axis = shards.axis_of(x, dim, self.local, "unshard")
         comm = self._reached("unshard")
@@ -95,30 +95,32 @@ def plan(
     machine: Machine | None = None,
     **own: Any,
 ) -> Layout:
-    """Which rows each rank has, and how ranks compute together: made once for a shape, or once for a batch's documents.
+    """Plan which rows each rank has, and how ranks compute together: once for a shape, or for a batch's documents.
 
-    Nothing is sent, and nothing waits for a device unless an argument lies there. Every rank makes the same plan.
+    Nothing is sent, and nothing waits for a device unless an argument is on it. Every rank makes the same plan.
 
     Args:
-        op: the op whose work is dealt, such as `generated.torch.causal`.
-        mesh: a DeviceMesh of one dim, such as `mesh["cp"]`, or of two, nodes and the ranks of a node; a process group,
-            or a pair of them; or a number of ranks, or a pair of numbers, to look at a plan.
+        op: the op whose work is distributed, such as `generated.torch.causal`.
+        mesh: a DeviceMesh with one dim, such as `mesh["cp"]`, or with two: nodes and the ranks of a node; a process
+            group, or a pair of them; or, only to look at a plan, a number of ranks or a pair of numbers.
         seq: rows of the whole sequence; any number.
         heads: query heads and key heads of a rank. head_dim: their size.
-        cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`. Each is cut where the plan
-            cuts it, none is padded.
-        segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch; calls keep them apart.
-        masks: several `(op, its arguments)` that share this layout, such as the layers of a model; in place of `own`.
-        strategy: "heads", "gather", "exchange", "ring", or "auto", the fastest by the cost model, whose memory the keys
-            of all rows must fit into: `layout.reasons` says why. A mesh of two dims has one, "2d": heads are split
-            inside nodes, and keys gathered or exchanged among them.
+        cu_seqlens: integers `[n + 1]`: packed sequences, whose calls take q `[rows, Hq, D]`. The plan may cut any of
+            them, and pads none.
+        segment_ids: integers `[S]` or `[B, S]`: documents in rows of a batch. No row attends to another document.
+        masks: several `(op, its arguments)` that share this layout, such as the layers of a model, instead of `own`.
+        strategy: "heads", "gather", "exchange", "ring", or "auto". "auto" takes the fastest by the cost model; if the
+            keys of all rows do not fit into its memory, it takes "heads" or "ring" if it can. `layout.reasons` says
+            why. A mesh with two dims has the strategy "2d": heads are split inside nodes, and keys are gathered or
+            exchanged among nodes.
             "exchange" sends only keys that the masks of the plan may attend to. A call of another op, or with other
-            arguments or with positions, gathers all keys. Of masks that read tensors it compares these in each call,
-            which waits for the device: "auto" never exchanges for those.
-        balance: "work" deals rows by the blocks that the masks visit, "zigzag" by row numbers alone, "contiguous" not.
-        head_groups: in how many groups key heads are gathered; by default as the cost model says.
+            arguments or with positions, gathers all keys. If masks read tensors, each call compares them with those of
+            the plan, which waits for the device. So "auto" never takes "exchange" for these masks.
+        balance: "work" distributes rows by the blocks that the masks visit, "zigzag" by row numbers alone, and
+            "contiguous" gives each rank one run of rows.
+        head_groups: the number of groups in which key heads are gathered. By default the cost model chooses it.
         machine: rates for the cost model.
-        own: what the mask of `op` reads, such as `size=1024`: numbers and tensors on the host.
+        own: the arguments that the mask of `op` reads, such as `size=1024`: numbers, and tensors on the host.
 
     Raises:
         ArgumentError: a bad argument; the same on every rank.
@@ -154,19 +156,20 @@ def context_parallel(
 
     q, k and v are this rank's rows, as `layout.shard` gives them, and so are o and lse. Keywords are those of the op:
 
-    - numbers and the variant's own tensors, whole on every rank. One with an axis of rows may also be this rank's rows
-      of it, as a log-decay `g` usually is;
+    - numbers and the variant's own tensors, whole on every rank. A tensor with an axis of rows may also have this
+      rank's rows alone, as a log-decay `g` usually does;
     - `q_segment_ids` and positions: this rank's rows;
     - no `q_offset`, `cu_seqlens_q` or `schedule`: the layout has them. Dropout takes the same `seed` on every rank.
 
-    Of the same layout, op and options it is the same object each time. What it keeps, such as tables on the device, is
-    bounded for each layout and freed with it: drop the layout of one batch's documents before the next one's.
+    The same layout, op and options give the same object each time. It keeps tables on the device and other data. Their
+    size is bounded for each layout, and they are freed with the layout: drop the layout of one batch's documents before
+    you make the next one.
 
     Args:
-        check: compare the arguments of all ranks before anything is sent, so that an error of one is raised on every
-            one. None: in the first call; True: in each, for debugging; False: never.
+        check: compare the arguments of all ranks before anything is sent, so that an error on one rank is raised on
+            every rank. None: in the first call; True: in every call, for debugging; False: never.
         sum_gradients: add up the gradients of tensors that every rank has whole. False leaves each rank its own part,
-            where an outer wrapper (FSDP, DDP) adds up those of all parameters.
+            for an outer wrapper (FSDP, DDP) that adds up the gradients of all parameters.
 
     Raises:
         ArgumentError: a bad argument. NotImplementedError: a second derivative is wanted.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the JAX ops share."""
+"""Code that all JAX ops share."""

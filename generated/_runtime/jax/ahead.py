@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows ahead of a chunk of rows, whose number only a device knows."""
+"""Rows inserted ahead of a chunk of rows. Their number differs by device, so it is an array at run time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from .primitive import varying_alike
 
 @dataclass(frozen=True)
 class Ahead:
-    """Rows that stand ahead of a chunk, so that a call begins where a block of dropout's random words does.
+    """Rows inserted ahead of a chunk, so that a call begins where a block of dropout's random words begins.
 
     Attributes:
-        count: how many, which depends on the device. room: a call has so many rows more than the chunk.
+        count: the number of inserted rows, which depends on the device.
+        room: a call has this many rows more than the chunk, on every device.
     """
 
     count: jax.Array | int
@@ -23,11 +24,11 @@ class Ahead:
 
     @classmethod
     def of(cls, counts: Sequence[int], rank: jax.Array, room: int) -> "Ahead":
-        """Those of one rank, of the counts of all ranks."""
+        """The rows ahead on one rank. `counts` has the number of rows for each rank."""
         return cls(jnp.asarray(counts, jnp.int32)[rank], room) if any(counts) else cls(0, 0)
 
     def widened(self, x: jax.Array, axis: int, value: float = 0.0) -> jax.Array:
-        """A chunk with a value in the other rows."""
+        """The chunk `x` with `room` more rows along `axis`. All rows outside the chunk hold `value`."""
         if not self.room:
             return x
         room = jnp.full([n + self.room if i == axis else n for i, n in enumerate(x.shape)], value, x.dtype)
@@ -35,7 +36,7 @@ class Ahead:
         return jax.lax.dynamic_update_slice_in_dim(room, x, self.count, axis)
 
     def own(self, x: jax.Array, axis: int) -> jax.Array:
-        """The rows of the chunk."""
+        """The inverse of `widened`: the rows of the chunk alone."""
         if not self.room:
             return x
         return jax.lax.dynamic_slice_in_dim(x, self.count, x.shape[axis] - self.room, axis)

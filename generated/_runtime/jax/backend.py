@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX, as launches ask for it: the `Backend` of `runtime/core/launches.py`."""
+"""The JAX implementation of the protocol `Backend` of `runtime/core/launches.py`."""
 
 from .kernels import call_tiles as call_tiles
 from .kernels import has_tanh_instruction as has_tanh_instruction
@@ -23,4 +23,4 @@ from .tensor import int64 as int64
 
 launch_hopper = launch
 ANSWERS_DISORDER = False
-"""The code around the launches checks the order of positions."""
+"""The code around the launches checks the order of positions, so that no kernel has to."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward of an op by itself: gradients of a call whose o and lse are known, as those of several calls merged.
+"""The backward of an op by itself: gradients of a call whose o and lse are known, such as those merged from calls.
 
-dk and dv are float32: parts of sums over calls or devices, which are rounded once, at their end.
+dk and dv are float32, because they are partial sums over calls or devices. Only the complete sum is rounded.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from .passes import Backward, Kernels
 from .primitive import gradients_of
 
 Run: TypeAlias = Callable[..., tuple[jax.Array, jax.Array]]
-"""What computes a call whose arguments are checked: `attention`, or what computes gradients in its place."""
+"""A function that computes a call with checked arguments: `attention`, or `_Run`, which computes gradients."""
 
 
 class Gradients(NamedTuple):
@@ -29,7 +29,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         dq: in the layout and dtype of q, or float32. dk, dv: in the layouts of k and v, float32.
-        own: those of the variant's own arrays by keyword, of a sink and a log-decay included.
+        own: gradients of the variant's own arrays by keyword, including a sink and a log-decay.
     """
 
     dq: jax.Array
@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
 
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
-    """Give an op its `backward`. `call(run, ...)` is what the op does, of all its parameters but those of pages."""
+    """Set `op.backward`. `call(run, ...)` is the body of the op, with all of its parameters but those for pages."""
     op.__dict__["backward"] = partial(_backward, op, call)
 
 
@@ -60,15 +60,15 @@ def _backward(
 ) -> Gradients:
     """The gradients of `op(q, k, v, return_lse=True, **keywords)`, whose results were o and lse.
 
-    Nothing is computed again but probabilities. o and lse may be those of more keys than k has: dk and dv are then the
-    whole gradients of these keys, dq is the part that comes from them. Those of a log-decay need all keys of a row:
-    without, they are wrong. It has no derivative.
+    Only the probabilities are recomputed. o and lse may cover more keys than k has. Then dk and dv are the complete
+    gradients of the keys in k, and dq is the part of the gradient of q that comes from these keys. The gradient of a
+    log-decay is correct only if k has all keys of a row. The gradients cannot be differentiated again.
 
     Args:
         do: gradient of o. dlse: gradient of lse, float32, or None.
-        q, k, v, o, lse: as the op takes and returns them. keywords: the op's own, but for those of pages.
-        wanted: keywords of the variant's own arrays whose gradients are wanted; None: all that have one.
-        wide_dq: dq is float32, too.
+        q, k, v, o, lse: as the op takes and returns them. keywords: those of the op, except those for pages.
+        wanted: keywords of the variant's own arrays whose gradients are wanted. None: all arrays that have a gradient.
+        wide_dq: dq is float32, as dk and dv are.
 
     Raises:
         ArgumentError: a bad argument.
@@ -81,7 +81,7 @@ def _backward(
 
 
 class _Run:
-    """Computes the gradients of a call in the place of `attention`, which would compute o and lse."""
+    """A stand-in for `attention` that computes the gradients of a call instead of o and lse."""
 
     def __init__(
         self,
@@ -118,12 +118,12 @@ class _Run:
             found = gradients_of(kernels, call, arrays, o, self.lse, do, self.dlse, wanted)
         dq, dk, dv = (found.pop(name) for name in ("q", "k", "v"))
         if arguments.scale is not None and arguments.scale <= 0:
-            # The sign of a scale is a part of the kernels' q.
+            # The kernels read q times the sign of the scale (`positive_scale`), and dq is the gradient of that q.
             dq = -dq if arguments.scale < 0 else dq * 0
         own = {name: found[x] for name, x in keyword_names(self.op).items() if x in found}
         self._found = Gradients(dq if self.wide_dq else dq.astype(dtype), dk, dv, own)
         return self.o, self.lse
 
     def gradients(self) -> Gradients:
-        """What was found."""
+        """The gradients that the call has computed."""
         return self._found

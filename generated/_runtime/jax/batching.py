@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `jax.vmap` makes of a call: its axis folded into batch rows, or packed into sequences, where nothing tells."""
+"""The rule of `jax.vmap`: fold the mapped axis into batch rows or packed sequences if no result changes by it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from .passes import BEGINS, TOKENS, Backward, Call, Forward, Kernels
 def batched(
     primitive: Primitive, direction: Forward | Backward, arrays: Sequence[Any], axes: Sequence[Any], *, call: Call
 ) -> Any:
-    """One call for all where its axis can be folded into batch rows or sequences, else one call after the other."""
+    """One call if the mapped axis can be folded into batch rows or sequences, else one call after the other."""
     mapped = [axis is not None for axis in axes]
     arrays = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)]
     size = next(x.shape[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped)
@@ -41,7 +41,7 @@ def batched(
 
 
 def _folded(letters: str, call: Call) -> int | None:
-    """The axis that batch rows, or sequences, lie along."""
+    """The axis of batch rows, or of packed sequences; None if there is no such axis."""
     for letter in "stb" if call.packed else "b":
         if letter in letters:
             return letters.index(letter)
@@ -53,7 +53,7 @@ def _fold_axis(kernels: Kernels, name: str, call: Call) -> int | None:
 
 
 def _tokens(call: Call, arrays: Sequence[Any], mapped: Sequence[bool]) -> dict[str, int]:
-    """Packed: how many queries and keys one call has, which is where the sequences of the next begin."""
+    """For a packed call: its numbers of queries and keys, by which the cu_seqlens of the next call are shifted."""
     if not call.packed:
         return {}
     q_rows, k_rows = (x.shape[int(is_mapped)] for x, is_mapped in zip(arrays[:2], mapped[:2], strict=True))
@@ -61,11 +61,11 @@ def _tokens(call: Call, arrays: Sequence[Any], mapped: Sequence[bool]) -> dict[s
 
 
 def _fold(name: str, x: Any, axis: int | None, size: int, is_mapped: bool, totals: Mapping[str, int]) -> Any:
-    """The operand of one call for all: mapped at axis 0, or the same for each."""
+    """An operand of the folded call. `x` is mapped along axis 0, or is the same for all `size` calls."""
     if axis is None:
         return x
     if not is_mapped:
-        # One for all rows stays one, but for an offset: of those, kernels read an element for each row or sequence.
+        # An operand with one element for all rows stays as it is. But kernels read an offset for each row or sequence.
         if name in TOKENS and name != "row_offsets" and x.shape[axis] == 1:
             return x
         x = jnp.broadcast_to(x, (size, *x.shape))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caches of a paged call hold: 8-bit floats and their scales."""
+"""The values in the caches of a paged call: their dtypes, among them 8-bit floats, and their scales."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,7 +14,10 @@ from .support import canonical, host_number, is_array
 
 
 class CacheScale(NamedTuple):
-    """What the values of a cache are times: a number, and floats `[Hkv]` or `[pages, page size, Hkv]`, or None."""
+    """The scale of a cache: its values are multiplied by `number`, and by `array` if that is not None.
+
+    `array` has floats `[Hkv]` or `[pages, page size, Hkv]`.
+    """
 
     number: float
     array: jax.Array | None
@@ -29,7 +32,7 @@ def check_cache_dtypes(op: str, q: jax.Array, k: jax.Array, v: jax.Array) -> Non
 def checked_scale(op: str, name: str, scale: Any, dtype: Any, cache: tuple[int, ...]) -> CacheScale:
     """The scale of a cache `[pages, page size, Hkv, D]` of this dtype.
 
-    An array `[]` serves every key head: its value may be traced.
+    An array `[]` is the scale of every key head. Its value may be traced.
     """
     check_scale_given(op, name, scale, dtype.name)
     scale = canonical(host_number(op, name, scale) if not isinstance(scale, jax.Array) else scale)
@@ -43,7 +46,7 @@ def checked_scale(op: str, name: str, scale: Any, dtype: Any, cache: tuple[int, 
 
 
 def check_converts_for(op: str, arch: str | None, caches: Mapping[str, jax.Array]) -> None:
-    """Check that the architecture which kernels are compiled for converts the dtypes of caches."""
+    """Check that the architecture that kernels are compiled for can convert the dtypes of the caches."""
     if arch is not None and arch.startswith("sm_"):
         number = int(arch.removeprefix("sm_"))
         for name, x in caches.items():
@@ -51,7 +54,7 @@ def check_converts_for(op: str, arch: str | None, caches: Mapping[str, jax.Array
 
 
 def dequantised(x: jax.Array, scale: jax.Array | None, factor: float, page: jax.Array, slot: jax.Array) -> jax.Array:
-    """Tokens of a cache, `[tokens, Hkv, D]`, times its scale and a number."""
+    """The tokens of a cache at these pages and slots, `[tokens, Hkv, D]`, times the scale and `factor`."""
     found = x[page, slot]
     if x.dtype.name in FP8 or scale is not None or factor != 1.0:
         found = found.astype(jnp.float32) * factor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of a JAX op: its arguments, checked, on their way to the primitives."""
+"""A call of a JAX op: checks its arguments and passes them to the primitives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,10 +39,10 @@ __all__ = ["Arguments", "Kernels", "attention", "prepared", "scaled_run", "sched
 
 @dataclass(kw_only=True)
 class Arguments:
-    """What a call gives. `q` and `k` are shapes, `[B, H, S, D]` whatever the layout, or packed `[total, H, D]`.
+    """The arguments of a call. `q` and `k` are shapes, `[B, H, S, D]` whatever the layout, or packed `[total, H, D]`.
 
-    `by_length`: of its tokens it says nothing but lengths. A variant adds its own `tensors` and `scalars`. `scales`:
-    what q, k and v of 8 bits are times, by name.
+    `by_length`: the call gives no ids or positions of tokens, at most lengths. A variant adds its own `tensors` and
+    `scalars`. `scales`: the scales of 8-bit q, k and v, by name.
     """
 
     op: str
@@ -121,7 +121,7 @@ class Arguments:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a schedule for this call must have been made for."""
+        """The sizes that a schedule of this call must have been made for."""
         if self.packed:
             lengths = (self.cu_seqlens_q.shape[0] - 1, self.q.shape[1], self.q.shape[0], self.k.shape[0])
             return packed_sizes(*lengths, self.row_offset, self.row_offsets)
@@ -135,12 +135,12 @@ def _logical(x: jax.Array, layout: str) -> tuple[int, ...]:
 
 
 def _kernels(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments) -> Kernels:
-    """Those of the mode that a call is in."""
+    """The kernels of the call's mode."""
     return packed if arguments.packed else dense if arguments.tokens is None else segmented
 
 
 def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]]:
-    """What is static of a call, and its arrays."""
+    """The static part of a call, and its arrays."""
     q, scale = positive_scale(arguments.arrays[0], arguments.scale)
     operands: dict[str, Any] = {"q": q, "k": arguments.arrays[1], "v": arguments.arrays[2], **arguments.tensors}
     if "sink" in operands:
@@ -169,7 +169,7 @@ def _call(kernels: Kernels, arguments: Arguments) -> tuple[Call, list[jax.Array]
 def prepared(
     dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
 ) -> tuple[Kernels, Call, list[jax.Array]]:
-    """The kernels of a call, what is static of it, and its arrays."""
+    """The kernels of a call, its static part, and its arrays."""
     kernels = _kernels(dense, packed, segmented, arguments)
     if INTERPRET and arguments.q.dtype == jnp.bfloat16:
         # Triton's interpreter computes bfloat16 wrongly.
@@ -185,14 +185,14 @@ def prepared(
 
 
 def is_empty(arguments: Arguments) -> bool:
-    """Whether there is no key or no query at all, and so nothing for kernels to read."""
+    """Whether a packed call has no key or no query at all, so that kernels have nothing to read."""
     return arguments.packed and 0 in (arguments.q.shape[0], arguments.k.shape[0])
 
 
 def attention(
     dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, schedule: Schedule | None
 ) -> tuple[jax.Array, jax.Array]:
-    """o and lse of a call, in the layout of q, and in its dtype or, of 8 bits, in bfloat16."""
+    """o and lse of a call. o has the layout of q, and its dtype, or bfloat16 if q has 8 bits."""
     dtype, forward, run = arguments.q.dtype, Forward, attend
     kernels, call, arrays = prepared(dense, packed, segmented, arguments, schedule)
     if arguments.scales:
@@ -210,7 +210,7 @@ def attention(
 
 
 def scaled_run(op: str, q: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Callable[..., Any]:
-    """What computes a call without pages: `attention`, where q is float8_e4m3fn with the scales, checked."""
+    """The function that computes a call without pages: `attention`, with checked scales if q is float8_e4m3fn."""
     dtype = str(getattr(q, "dtype", type(q).__name__))
     if dtype != FP8:
         check_no_scales(op, dtype, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
@@ -234,7 +234,7 @@ def _scaled_attention(
 
 
 def _order(kernels: Kernels, arguments: Arguments) -> jax.Array | None:
-    """What `check_order` says of the call's positions."""
+    """The result of `check_order` for the positions of a call."""
     if arguments.packed:
         return None
     batch, _, q_len, _ = arguments.q.shape
@@ -256,7 +256,7 @@ def _checked_tables(
 
 
 def schedule_of(dense: Kernels, packed: Kernels, segmented: Kernels, arguments: Arguments, backward: bool) -> Schedule:
-    """The schedule of a call. It holds nothing where the reference is computed."""
+    """The schedule of a call. It is empty if the reference is computed instead of the kernels."""
     kernels = _kernels(dense, packed, segmented, arguments)
     sequences = (arguments.cu_seqlens_q, arguments.cu_seqlens_k) if arguments.packed else ()
     arch = launches_on()
@@ -280,12 +280,12 @@ _OF_SCALAR = f"a scalar has no gradient: declare a tensor of dims [] with grad: 
 
 
 def without_gradients(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The arrays of a call; to differentiate by a floating-point one that has no gradient raises an ArgumentError."""
+    """The arrays of a call. Differentiation by a floating-point array without a gradient raises an ArgumentError."""
     return [_guarded(kernels, name, x) for name, x in zip(call.operands, arrays, strict=True)]
 
 
 def _guarded(kernels: Kernels, name: str, x: jax.Array) -> jax.Array:
-    # Nothing is differentiated by an array that has values.
+    # An array with known values is no tracer, so nothing is differentiated by it.
     if name in ("q", "k", "v", *kernels.gradients) or is_known(x) or not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     reason = _OF_SCALAR if name in kernels.scalars else _OF_MASK if name in kernels.mask_only else _OF_TENSOR
@@ -295,7 +295,7 @@ def _guarded(kernels: Kernels, name: str, x: jax.Array) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _fixed(message: str, x: jax.Array) -> jax.Array:
-    """`x` itself. Unlike that of a custom_vjp, the rule is also told inside shard_map whether `x` has a tangent."""
+    """`x` itself. Unlike in a custom_vjp, the rule also learns inside shard_map whether `x` has a tangent."""
     del message
     return x
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`generated.float8` for JAX: arrays of 8 bits with their scales, and rotations, of the values that torch gives."""
+"""`generated.float8` for JAX: 8-bit arrays with their scales, and rotations. All values equal those of torch."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..core.fp8 import FP8, LARGEST, LEAST_SCALE
 
 
 def quantize(x: Array, cu_seqlens: Array | None, layout: str) -> tuple[Array, Array]:
-    """x, checked, in 8 bits, and its scales."""
+    """x in 8 bits, and its scales. The arguments are checked already."""
     x = jax.lax.stop_gradient(x).astype(jnp.float32)
     if cu_seqlens is None:
         axes = (2, 3) if layout == "bhsd" else (1, 3)
@@ -20,7 +20,7 @@ def quantize(x: Array, cu_seqlens: Array | None, layout: str) -> tuple[Array, Ar
         return _divided(x, jnp.expand_dims(scale, axes)), scale
     count = cu_seqlens.shape[0] - 1
     sequence = jnp.searchsorted(cu_seqlens[1:], jnp.arange(x.shape[0], dtype=cu_seqlens.dtype), side="right")
-    # Of a sequence without tokens the maximum is -inf.
+    # The maximum of a sequence without tokens is -inf.
     largest = jax.ops.segment_max(jnp.abs(x).max(2), sequence, count, indices_are_sorted=True)
     scale = _scale_of(jnp.maximum(largest, 0.0))
     return _divided(x, scale[sequence][:, :, None]), scale
@@ -36,16 +36,16 @@ def _divided(x: Array, scale: Array) -> Array:
 
 def quotient(x: Array, divisor: Any) -> Array:
     """A quotient, rounded once, as in torch."""
-    # XLA multiplies by the reciprocal of a divisor that it sees to be broadcast.
+    # XLA would multiply by the reciprocal of a broadcast divisor. The where hides from it that this one is broadcast.
     return x / jnp.where(jnp.isnan(x), x, divisor)
 
 
 def hadamard(columns: int, seed: int, like: Array, dtype: Any, device: Any) -> Array:
-    """A Hadamard matrix with random signs, whose arguments are checked."""
+    """A Hadamard matrix with random signs. The arguments are checked already."""
     matrix = np.ones((1, 1))
     while len(matrix) < columns:
         matrix = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    # The bits of torch's generator, which is the same Mersenne Twister.
+    # These are the bits of torch's generator, which is the same Mersenne Twister.
     drawn = np.random.RandomState(seed).randint(0, 2**32, (columns, 1), dtype=np.uint32)
     turn = matrix * np.where(drawn & 1, 1.0, -1.0) / columns**0.5
     return jnp.asarray(turn, dtype or like.dtype, device=device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of float8_e4m3fn in JAX: q, k and v of 8 bits, each times a scale for each head. They have no gradient."""
+"""Calls of float8_e4m3fn in JAX: 8-bit q, k and v, each with a scale for each head. They have no gradient."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +21,16 @@ from .tensor import BF16
 
 
 def checked_scales(op: str, scales: Sequence[Any], rows: int, heads: tuple[int, int]) -> dict[str, jax.Array]:
-    """The scales of q, k and v by name, as float32 `[rows, heads]`. `heads`: those of q and those of k."""
+    """The scales of q, k and v by name, as float32 `[rows, heads]`. `heads`: the numbers of heads of q and of k."""
     sizes = (heads[0], heads[1], heads[1])
     return {name: _scale(op, name, x, rows, h) for name, x, h in zip(SCALES, scales, sizes, strict=True)}
 
 
 def _scale(op: str, name: str, scale: Any, rows: int, heads: int) -> jax.Array:
-    """A number, floats `[heads]`, or one for each batch row or packed sequence; an array `[]` may be traced."""
+    """A scale as float32 `[rows, heads]`. Rows are batch rows or packed sequences.
+
+    It is given as a number, as floats `[heads]` or `[rows, heads]`, or as an array `[]`, which may be traced.
+    """
     scale = canonical(scale if isinstance(scale, jax.Array) else host_number(op, name, scale))
     if not is_array(scale):
         if scale is None:
@@ -39,7 +42,7 @@ def _scale(op: str, name: str, scale: Any, rows: int, heads: int) -> jax.Array:
 
 
 class ScaledForward(Forward):
-    """The forward of 8 bits as launches and as reference: o is bfloat16. Its operands end with `SCALES`."""
+    """The forward of 8-bit calls as launches and as reference. o is bfloat16. The last operands are the `SCALES`."""
 
     def shapes(self, call: Call, avals: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
         (o, _), *others = super().shapes(call, avals)
@@ -47,7 +50,7 @@ class ScaledForward(Forward):
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         if INTERPRET:
-            # Triton's interpreter has none of Hopper's kernels.
+            # Triton's interpreter cannot run Hopper's kernels.
             return self.reference(call, arrays)
         kernels, given = self.kernels, keywords(self.kernels, call, call.named(arrays))
         given["scales"] = tuple(given[name] for name in SCALES)
@@ -64,7 +67,7 @@ class ScaledForward(Forward):
 
 
 def _dequantised(x: jax.Array, scale: jax.Array, cu_seqlens: jax.Array | None, call: Call) -> jax.Array:
-    """`x` in the layout of the call times its scale, in float32."""
+    """`x`, which has the layout of the call, times its scale, in float32."""
     wide = x.astype(jnp.float32)
     if cu_seqlens is None:
         _, _, rows, columns = LOGICAL[call.layout]

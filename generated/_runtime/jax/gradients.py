@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the sums that kernels gather to the gradients of a variant's own tensors."""
+"""Computes the gradients of a variant's own tensors from the sums that kernels return."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def scalar_array(x: float | Tensor) -> jax.Array:
 def reduce_gradient(total: jax.Array, axes: str, num_kv_heads: int, length: int = 0) -> jax.Array:
     """Sum `[B, Hq]` or `[B, Hq, Skv]` down to a tensor's axes, in its order: `b`, `h`, `k` (key heads), `s` (keys).
 
-    The tensor's axis of keys has `length` elements, no gradient beyond the last key.
+    The tensor's axis of keys has `length` elements. The gradient of elements beyond the last key is 0.
     """
     if length > total.shape[-1]:
         total = jnp.pad(total, [(0, 0)] * (total.ndim - 1) + [(0, length - total.shape[-1])])
@@ -37,22 +37,25 @@ def reduce_gradient(total: jax.Array, axes: str, num_kv_heads: int, length: int 
 def lag_grid(
     q: Any, k: Any, row_offset: int, row_offsets: Any, near_first: int | None, near_last: int | None
 ) -> jax.Array:
-    """The distances of the sums of a dense call, `[B or 1, 1, n]`: first and last of the blocks beyond the others."""
+    """The distance of each sum of a dense call, `[B or 1, 1, n]`.
+
+    The first and the last distance stand for all far blocks on that side.
+    """
     axis = lag_axis(q.shape[2], k.shape[2], row_offset if row_offsets is None else None, near_first, near_last)
     lags = jnp.arange(-1, axis.size + 1).reshape(1, 1, -1) - axis.origin
     return lags + (row_offset if row_offsets is None else row_offsets.reshape(-1, 1, 1))
 
 
 def lag_sums(pieces: jax.Array, far: jax.Array) -> jax.Array:
-    """The sums of ds by distance: those of pieces of blocks, between those of the far blocks on either side."""
+    """The sums of ds by distance: the sums of the near blocks, between those of the far blocks on either side."""
     ends = far.sum(-1)
     return jnp.concatenate((ends[:, :, :1], pieces.sum(2), ends[:, :, 1:]), axis=2)
 
 
 def place_sums(sums: jax.Array, shape: Sequence[int], places: Sequence[Any]) -> jax.Array:
-    """Add sums `[B, Hq, S]` to the elements of a tensor that `places`, an index per axis, name; in a fixed order."""
+    """Add sums `[B, Hq, S]` to elements of a tensor, in a fixed order. `places` has an index for each of its axes."""
     index = jnp.broadcast_arrays(*(jnp.asarray(i) for i in places))
-    # What no index tells apart goes to one element, and is summed here.
+    # Sums along an axis that no index depends on belong to one element, and are added up here.
     like = (1,) * (sums.ndim - index[0].ndim) + index[0].shape
     dropped = tuple(axis for axis, size in enumerate(like) if size == 1 < sums.shape[axis])
     flat = jnp.ravel_multi_index(tuple(index), tuple(shape), mode="clip").reshape(-1)
@@ -60,9 +63,9 @@ def place_sums(sums: jax.Array, shape: Sequence[int], places: Sequence[Any]) -> 
 
 
 def sums_at(values: jax.Array, index: jax.Array, size: int) -> jax.Array:
-    """For each of `size` elements the sum of the values `[n, ...]` whose index `[n]` it is.
+    """Add up the values `[n, ...]` that have the same index `[n]`: `[size, ...]`.
 
-    Scattered additions are atomic on a GPU, in any order; sorted and scanned they have one.
+    Scattered additions are atomic on a GPU, so their order varies. Sorting and scanning keeps the order fixed.
     """
     if values.shape[0] == 0:
         return jnp.zeros((size, *values.shape[1:]), values.dtype)
@@ -75,7 +78,7 @@ def sums_at(values: jax.Array, index: jax.Array, size: int) -> jax.Array:
 
 
 def running_sums(values: jax.Array, of: jax.Array) -> jax.Array:
-    """Cumulative sums of `[n, ...]`, beginning anew where `of` `[n]` changes."""
+    """Cumulative sums of values `[n, ...]` that restart where `of` `[n]` changes."""
     begins = jnp.concatenate([jnp.ones(1, bool), of[1:] != of[:-1]])
     begins = jnp.broadcast_to(begins.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
 
@@ -95,9 +98,11 @@ def sequence_of_rows(cu_seqlens: Tensor | jax.Array, total: int) -> jax.Array:
 def packed_row(
     index: Any, cu_seqlens: Tensor | jax.Array, seqs: jax.Array, q_offset: int | Tensor | jax.Array | None = None
 ) -> jax.Array:
-    """Where along an axis of packed tokens the kernels read element `index` of each of `seqs`; of a query's axis with
-    its `q_offset`, by which positions and rows differ. A sequence without tokens reads the first of all: some element
-    that there is, to which nothing is added."""
+    """The packed row where the kernels read element `index` of each sequence of `seqs`.
+
+    For an axis of queries `index` is a position, and `q_offset` is what positions are ahead of row numbers. A sequence
+    without tokens reads row 0 of all: that row exists, and nothing is added to it.
+    """
     start, end = cu_seqlens[seqs], cu_seqlens[seqs + 1]
     if q_offset is not None:
         index = jnp.maximum(index, 0) - (q_offset if isinstance(q_offset, int) else q_offset[seqs])
@@ -106,9 +111,9 @@ def packed_row(
 
 
 def sums_by_sequence(sums: jax.Array, block_seqs: Tensor, num_seqs: int) -> jax.Array:
-    """The sums `[1, Hq, entries]` of packed blocks as `[n, Hq]`, in a fixed order; those of no sequence are zero.
+    """The sums `[1, Hq, entries]` of packed blocks, added up by sequence in a fixed order: `[n, Hq]`.
 
-    Each block may have more than one, side by side.
+    Each block may have several entries, side by side. The sums of blocks without a sequence are zero.
     """
     num_blocks = block_seqs.shape[0]
     sums = sums.reshape(*sums.shape[:2], num_blocks, sums.shape[2] // max(num_blocks, 1)).sum(3)
@@ -116,7 +121,7 @@ def sums_by_sequence(sums: jax.Array, block_seqs: Tensor, num_seqs: int) -> jax.
 
 
 def place_pairs(pairs: jax.Array, shape: Sequence[int], axes: str, q_offset: int | Tensor) -> jax.Array:
-    """`[B, Hq, Sq, Skv]` as the gradient of a tensor of these axes, `bhqs` in some order, at its query positions."""
+    """`[B, Hq, Sq, Skv]` as the gradient of a tensor with axes `bhqs` in some order, queries at their positions."""
     batch, rows, keys = (axes.index(axis) for axis in "bqs")
     pairs = pairs.transpose(["bhqs".index(axis) for axis in axes])
     if isinstance(q_offset, int) and q_offset == 0 and pairs.shape == tuple(shape):
@@ -130,7 +135,7 @@ def place_pairs(pairs: jax.Array, shape: Sequence[int], axes: str, q_offset: int
 
 
 def _at_positions(rows: jax.Array, shift: jax.Array, size: int) -> jax.Array:
-    """Rows `[Sq, ...]` at their positions, `shift` further; those that leave the axis add to its ends."""
+    """Rows `[Sq, ...]` moved by `shift` along an axis of `size`. Rows beyond an end are added to that end."""
     position = jnp.arange(rows.shape[0]) + shift
     wide = [1] * (rows.ndim - 1)
     before = jnp.where((position < 0).reshape(-1, *wide), rows, 0).sum(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches in Triton's interpreter, for tests without a GPU: as callbacks, on arrays of numpy."""
+"""Launches in Triton's interpreter, for tests without a GPU: callbacks that work on numpy arrays."""
 
 from collections.abc import Sequence
 from threading import Lock
@@ -15,7 +15,7 @@ _LOCK = Lock()
 
 
 class _Storage:
-    """What the interpreter asks of a tensor's memory, which here is on the host already."""
+    """The storage methods of a tensor that the interpreter calls. The memory is on the host already."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -31,7 +31,7 @@ class _Storage:
 
 
 class _Pointer:
-    """An array of numpy as the interpreter knows tensors."""
+    """A numpy array with the methods of a tensor that the interpreter calls."""
 
     def __init__(self, array: np.ndarray, element: str) -> None:
         self.array = array
@@ -70,7 +70,7 @@ def interpreted(
 ) -> Sequence[jax.Array]:
     """The arrays of `filled` and `changed` from a kernel that Triton's interpreter runs.
 
-    What it does not write of `filled` is NaN, or 77, and of `changed` what it was.
+    Elements that the kernel does not write are NaN (integers: 77) in `filled`, and unchanged in `changed`.
     """
     read = [x for x in args if isinstance(x, Tensor) and x not in filled]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Triton kernels as calls of XLA.
 
-A kernel is compiled once for what it is specialised on, into Triton's own cache on disk, and launched by the handler
-that jaxlib brings for kernels of Triton. What is launched travels in the program as a message of jaxlib's
-`triton.proto`; the handler finds it by its bytes, so that nothing of Python takes part in a run.
+A kernel is compiled once for each specialisation, into Triton's own cache on disk. jaxlib's handler for Triton kernels
+launches it. The compiled kernel and its launch parameters are part of the XLA program, as a message of jaxlib's
+`triton.proto`. The handler identifies a kernel by the bytes of the message, so that no Python runs with the program.
 """
 
 import os
@@ -28,7 +28,7 @@ from .interpreter import interpreted
 from .tensor import Tensor
 
 HANDLER = "triton_kernel_call_ffi"
-"""The handler's name: what `jax.export` is told to allow, as `DisabledSafetyCheck.custom_call(HANDLER)`."""
+"""The handler's name. `jax.export` must allow it by `DisabledSafetyCheck.custom_call(HANDLER)`."""
 
 ARCH_VARIABLE = "ATTENTION_ARCH"
 _arch: ContextVar[str] = ContextVar("arch")
@@ -59,7 +59,7 @@ def compiling_for(arch: str) -> Iterator[None]:
 
 
 def device_arch(op: str) -> str:
-    """The architecture of the GPUs of this process, or that of ATTENTION_ARCH, to compile for where there is none."""
+    """The architecture to compile for: ATTENTION_ARCH if it is set, else that of the GPUs of this process."""
     if named := os.environ.get(ARCH_VARIABLE):
         return named
     try:
@@ -81,7 +81,7 @@ def arch_of(_x: Tensor) -> str:
 
 @cache
 def _device_gpu(arch: str) -> str:
-    """The folder of the tuned tiles of this process's GPU; empty where there is none, or another chip is meant."""
+    """The folder with the tuned tiles of this process's GPU; "" if it has no GPU or `arch` is another chip."""
     try:
         device = jax.local_devices(backend="gpu")[0]
     except RuntimeError:
@@ -92,7 +92,7 @@ def _device_gpu(arch: str) -> str:
 def call_tiles(
     op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
 ) -> Tiles:
-    """The tiles of each pass of a call, of sequences of `length` keys, on average where they are packed."""
+    """The tiles of each pass of a call. `length`: keys of a sequence; the average if sequences are packed."""
     arch = arch_of(q)
     gpu = "" if arch == INTERPRETER else _device_gpu(arch)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
@@ -118,7 +118,7 @@ def _multiprocessors(arch: str) -> int:
 
 
 def multiprocessors(x: Tensor) -> int:
-    """How many programs that fill a multiprocessor run at once."""
+    """The number of multiprocessors, each of which runs one program if a program fills it."""
     return _multiprocessors(arch_of(x))
 
 
@@ -133,7 +133,7 @@ def has_tanh_instruction(x: Tensor) -> bool:
 
 
 def overlaps(_x: Tensor) -> bool:
-    """Whether a kernel can be launched before the one ahead of it ends: XLA launches each after the other."""
+    """Whether a kernel can be launched before its predecessor ends: never, as XLA launches one after the other."""
     return False
 
 
@@ -147,14 +147,14 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **options: A
 
     `args` are the arguments of all groups.
 
-    Of `args` those that are filled must come after those that are read: XLA hands buffers over in this order. One that
-    an earlier launch filled in part is both: it keeps its memory.
+    Among `args`, tensors that the kernel fills must come after those that it reads, because XLA passes buffers in this
+    order. A tensor that an earlier launch filled in part is both read and filled: it keeps its memory.
     """
     args = tuple([x for group in groups for x in group])
     tensors = [x for x in args if isinstance(x, Tensor)]
     num_read = max((i + 1 for i, x in enumerate(tensors) if x.array is not None), default=0)
     for x in tensors[:num_read]:
-        # What has no elements was filled by no kernel.
+        # A tensor without elements has no array: no kernel was launched to fill it.
         assert x.array is not None or x.numel() == 0, f"{kernel.__name__}: outputs must follow the inputs"
         x.array = x.value()
     filled, changed = tensors[num_read:], [x for x in tensors[:num_read] if x.in_parts]
@@ -198,15 +198,16 @@ def _compiled_call(
     found, scratch = _compile(kernel, tuple(signature), tuple(constants), tuple(divisible), compiling, _arch.get())
     results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
     if scratch:
-        # Memory that the kernel works in comes as one more result: the pointer behind the last parameter, which the
-        # handler of older jaxlibs gives none.
+        # The kernel takes a pointer to scratch memory after the last parameter. The handler of older jaxlibs passes
+        # none, so this memory is one more result.
         parameters.append(_array_parameter(0))
         results.append(jax.ShapeDtypeStruct((grid[0] * scratch,), "int8"))
     call = _field(1, found) + _field(2, grid[0]) + _field(3, 1) + _field(4, 1)
     call += b"".join(_field(5, parameter) for parameter in parameters)
     opaque = zlib.compress(_field(1, call) + _field(4, kernel.__name__.encode()))
     read = [x for x in args if isinstance(x, Tensor) and x.array is not None]
-    # The handler gives the kernel one buffer for each of its parameters: these results, the last, are the inputs.
+    # The handler passes one buffer for each parameter of the kernel. So changed tensors come last among the results, as
+    # aliases of inputs.
     aliases = {read.index(x): len(results) + i for i, x in enumerate(changed)}
     results += [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in changed]
     call_handler = jax.ffi.ffi_call(HANDLER, results, input_output_aliases=aliases)
@@ -232,9 +233,10 @@ def _compile(
     compiling: tuple[tuple[str, int], ...],
     arch: str,
 ) -> tuple[bytes, int]:
-    """A kernel compiled for one chip, without asking any device, as the part of a message that its calls share.
+    """Compile a kernel for one chip, without access to a device.
 
-    Arguments are multiples of 16 where `divisible`. Beside it how many bytes each program works in.
+    Returns the part of the message that all calls of the kernel share, and the bytes of scratch memory of a program.
+    `divisible`: the arguments that are multiples of 16.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -254,7 +256,7 @@ def _compile(
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     metadata = compiled.metadata
     name = metadata.name.encode()
-    # Newer jaxlibs load Triton's machine code as it is; older ones skip the field and assemble the PTX.
+    # Newer jaxlibs load Triton's machine code from this field. Older ones skip the field and assemble the PTX.
     image = _field(1, compiled.asm["cubin"]) + _field(2, name) + _field(3, metadata.shared)
     message = (
         _field(1, name)
@@ -269,7 +271,7 @@ def _compile(
 
 
 def _varint(value: int) -> bytes:
-    """A number as Protocol Buffers write it; negative ones as 64 bits."""
+    """A number as a varint of Protocol Buffers. Negative numbers take 64 bits."""
     value &= 2**64 - 1
     found = bytearray()
     while value >= 0x80:
@@ -279,7 +281,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A field of a message: a number, or text, bytes or a message."""
+    """A field of a message. Text and nested messages are given as bytes."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that the rows of each device may attend to, sent from device to device by `ppermute`."""
+"""Sends each device, by `ppermute`, the keys that its rows may attend to."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -15,13 +15,14 @@ from ..core.work import Array
 from .wide_keys import widened
 
 Shift = tuple[list[tuple[int, int]], Array, Array]
-"""Pairs (from, to) of devices; for each device the rows that it sends, of its own, and the rows of the sequence that it
-receives, `[ranks, n]`. Rows beyond those of a pair have the number that follows the last row."""
+"""One `ppermute`: its pairs (from, to) of devices, then two tables `[ranks, n]`. The first has the rows that each
+device sends, numbered among its own rows. The second has the rows that it receives, numbered in the sequence. A device
+with fewer than n rows has the number that follows the last row in the remaining elements."""
 
 
 @lru_cache(maxsize=64)
 def _shifts(layout: Layout, needs: KeyNeeds) -> list[Shift]:
-    """What is sent to the next device, to the one behind it, and so on, where anything is."""
+    """A shift for each distance between devices, from 1 on, at which any device sends rows."""
     ranks, found = layout.ranks, []
     of_ranks = [routes(layout, needs, rank) for rank in range(ranks)]
     for distance in range(1, ranks):
@@ -39,7 +40,7 @@ def _shifts(layout: Layout, needs: KeyNeeds) -> list[Shift]:
 
 
 def _own(layout: Layout, name: str) -> jax.Array:
-    """The rows of the sequence that this device has, `[local]`; padding has the number that follows the last row."""
+    """The rows of the sequence on this device, `[local]`. Padding has the number that follows the last row."""
     order = np.minimum(layout.order, layout.seq).reshape(layout.ranks, -1)
     return jnp.asarray(order, jnp.int32)[jax.lax.axis_index(name)]
 
@@ -48,9 +49,10 @@ def _own(layout: Layout, name: str) -> jax.Array:
 def needed_rows(
     layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, wire: Any, x: jax.Array
 ) -> Sequence[jax.Array]:
-    """Keys or values in order, once for each use: `axis` has `seq` rows, 0 where this device needs none of them.
+    """Keys or values in the order of the sequence, one array for each use. Rows that this device does not need are 0.
 
-    They are sent in the dtype `wire`, and `widened`. Their gradients are added up in float32 and sent back.
+    `axis` has `seq` rows. Rows are sent in the dtype `wire`, then `widened`. The gradients of all uses are added up in
+    float32 and sent back.
     """
     x = x.astype(wire)
     at, rows = jax.lax.axis_index(name), jnp.moveaxis(x, axis, 0)

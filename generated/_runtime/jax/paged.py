@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on paged caches of JAX arrays: their checks, and the primitive that computes them."""
+"""Calls on paged caches in JAX: the checks of their arguments, and the primitive that computes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ def check_page_layout(op: str, page_layout: object, *, has_table: bool) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PageArguments:
-    """What a call says of its pages and sequences: the arguments of the op by their names, unchecked."""
+    """The arguments of the op that describe pages and sequences, by their names, unchecked."""
 
     q_offset: Any
     page_table: Any
@@ -79,9 +79,9 @@ class PageArguments:
 
 @dataclass(kw_only=True)
 class CacheArguments:
-    """What a call on paged caches gives: its arrays by name, `q`, `k` and `v` first, and its numbers.
+    """The arguments of a call on paged caches: arrays by name, `q`, `k` and `v` first, and numbers.
 
-    A variant adds its own `tensors` and `scalars`. `dtype` is that of the result.
+    A variant adds its own `tensors` and `scalars`. `dtype` is the dtype of o.
     """
 
     op: str
@@ -105,7 +105,7 @@ class CacheArguments:
         scale: float | None = None,
         values_in_keys: int | None = None,
     ) -> "CacheArguments":
-        """Check the arguments that every op takes. Beside `values_in_keys` v is None."""
+        """Check the arguments that every op takes. With `values_in_keys` v must be None."""
         check_layout(op, layout)
         check_page_layout(op, pages.page_layout, has_table=True)
         q, k, v = canonical(q), canonical(k), canonical(v)
@@ -156,9 +156,9 @@ class CacheArguments:
         return cls(op=op, layout=PACKED if packed else layout, dtype=dtype, operands=operands, numbers=numbers)
 
     def with_scales(self, k_scale: Any, v_scale: Any) -> None:
-        """Say what the values of the caches are times: a number, floats `[Hkv]` or `[pages, page size, Hkv]`, or None.
+        """Set the scales of the caches: numbers, floats `[Hkv]` or `[pages, page size, Hkv]`, or None.
 
-        A number that keys are times becomes a factor of the call's scale.
+        A number for the keys becomes a factor of the call's scale.
         """
         found = {}
         for name, scale in (("k", k_scale), ("v", v_scale)):
@@ -175,29 +175,29 @@ class CacheArguments:
         self.numbers = {**self.numbers, **own}
 
     def own(self, name: str, x: Any, dims: tuple[str | int, ...], dtypes: tuple[str, ...]) -> jax.Array:
-        """One of the variant's own tensors, of these dims in a dense call, checked."""
+        """One of the variant's own tensors, checked. `dims` are its dims in a dense call."""
         return check_tensor(self.op, name, x, own_shape(self.cache_call, dims).sizes, dtypes)
 
     @property
     def cache_call(self) -> CacheCall:
-        """The call as the kernels of this process would take it."""
+        """The call in the form that launches take, with the tiles for the kernels of this process."""
         with compiling_for(launches_on() or INTERPRETER):
             return cache_call_of(self.op, self.call, self.operands)
 
     @property
     def call(self) -> Call:
-        """What is static of it, without the variant's own."""
+        """The static part of the call, without the variant's own tensors and scalars."""
         return Call(operands=tuple(self.operands), layout=self.layout, numbers=tuple(self.numbers.items()))
 
 
 def _cache_shape(x: Any, page_layout: str) -> tuple[int, ...]:
-    """`[pages, page size, Hkv, D]` of a cache; of an array that is none its own shape."""
+    """The shape of a cache as `[pages, page size, Hkv, D]`. Without four axes it is left as it is, to be refused."""
     shape: tuple[int, ...] = x.shape
     return tuple(shape[axis] for axis in PAGE_LAYOUTS[page_layout]) if len(shape) == 4 else shape
 
 
 def _tables(op: str, pages: PageArguments, kv_lengths: jax.Array, page_size: int) -> dict[str, jax.Array]:
-    """The table and where each sequence's pages begin in it, checked, as the lengths are against both."""
+    """The page table and, if given, `page_starts`. Both are checked, and the lengths are checked against both."""
     if pages.page_starts is None:
         found = {"page_table": _integers(op, "page_table", pages.page_table, 2, "[B, most pages]")}
     else:
@@ -221,7 +221,7 @@ def _integers(op: str, name: str, x: Any, rank: int, shape: str) -> jax.Array:
 
 
 def _offset(op: str, q_offset: Any, num_seqs: int) -> tuple[int | None, jax.Array | None]:
-    """The position of the first query, of all sequences or of each; None and None where it follows from lengths."""
+    """The first query's position: (number, None), (0, one for each sequence), or for None and "end" (None, None)."""
     if is_array(q_offset):
         return 0, offset_array(op, q_offset, num_seqs)
     if q_offset is None or isinstance(q_offset, str):
@@ -242,21 +242,21 @@ def _primitive_of(kernels: PagedKernels) -> Primitive:
 
 
 def refuse_derivative(op: str, _primals: Any, tangents: Sequence[Any], *, call: Call) -> NoReturn:
-    """The rule for derivatives of a primitive of paged calls."""
+    """The rule for derivatives of paged calls: an error."""
     name = next(name for name, x in zip(call.operands, tangents, strict=True) if not isinstance(x, ad.Zero))
     expected = "an array without gradient in a paged call; packed calls have one"
     fail(op, name, expected, "one that is differentiated; jax.lax.stop_gradient detaches it")
 
 
 def refuse_map(op: str, _arrays: Any, axes: Sequence[Any], *, call: Call) -> NoReturn:
-    """The rule of `jax.vmap` for a primitive of paged calls."""
+    """The rule of `jax.vmap` for paged calls: an error."""
     name = next(name for name, axis in zip(call.operands, axes, strict=True) if axis is not None)
     expected = "an array that jax.vmap does not map: a paged call has an axis of sequences already"
     fail(op, name, expected, "one that it maps")
 
 
 def _call(arguments: CacheArguments) -> tuple[Call, list[jax.Array]]:
-    """What is static of a call, and its arrays."""
+    """The static part of a call, and its arrays."""
     tensors = dict(arguments.tensors)
     if "sink" in tensors:
         tensors["sink"] = tensors["sink"].astype(jnp.float32)
@@ -269,7 +269,7 @@ def _call(arguments: CacheArguments) -> tuple[Call, list[jax.Array]]:
 def paged_attention(
     kernels: PagedKernels, arguments: CacheArguments, schedule: Schedule | None
 ) -> tuple[jax.Array, jax.Array]:
-    """o and lse of a call on paged caches, in the layout and dtype of q."""
+    """o and lse of a call on paged caches. o has the layout and dtype of q."""
     tables = [] if schedule is None else plan_tables(arguments.op, schedule, arguments.cache_call)
     arguments.operands = {**arguments.operands, **{f"table_{i}": x for i, x in enumerate(tables)}}
     call, arrays = _call(arguments)
@@ -281,7 +281,7 @@ def paged_attention(
 
 
 def plan_of(kernels: PagedKernels, arguments: CacheArguments) -> Schedule:
-    """The plan of a step. It holds nothing where the reference is computed."""
+    """The plan of a step. It is empty if the reference is computed instead of the kernels."""
     arch = launches_on()
     made = arguments.cache_call
     if arch is None or is_empty(made):

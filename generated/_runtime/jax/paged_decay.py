@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The caches of a log-decay's running sum in JAX: their checks, and how they are filled.
 
-What they hold `runtime/torch/paged_decay.py` says. On a GPU one kernel fills them, elsewhere float64 of XLA.
+`runtime/torch/paged_decay.py` describes their contents. On a GPU one kernel fills them, elsewhere XLA in float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def decay_caches(arguments: CacheArguments, g: Any, g_base: Any) -> dict[str, ja
 
 
 def check_without_base(op: str, g_base: Any) -> None:
-    """Refuse bases in a call that is not paged."""
+    """Refuse `g_base` in a call that is not paged."""
     if g_base is not None:
         fail(op, BASE, "None without page_table", type(g_base).__name__)
 
@@ -69,7 +69,7 @@ def append_decay(
     page_starts: Any,
     cu_seqlens: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """The caches with the running sums of new tokens. The caller has checked that the first three are arrays."""
+    """The caches with the running sums of new tokens added. The first three arguments are known to be arrays."""
     is_float = bool(jnp.issubdtype(g.dtype, jnp.floating))
     check_new_decays(g.shape, packed=cu_seqlens is not None, is_float=is_float, got=f"{g.dtype.name} {list(g.shape)}")
     given = {"g_cache": g_cache, "g_base": g_base}
@@ -112,12 +112,12 @@ def _primitive() -> Primitive:
 
 
 class _Sums(Kernels):
-    """What the primitive knows of the kernel. Heads may be cut, sequences not: they share pages."""
+    """The kernel as its primitive sees it. Heads may be cut, sequences may not, because they share pages."""
 
     def axes(self, name: str, call: Call) -> str:
         if name == "page_table":
             return "." if "page_starts" in call.operands else ".."
-        # A group of heads has one: both letters name the same axis.
+        # Caches have as many heads as g, so the letters h and k name the same axis.
         return {"g": ".h", "g_cache": "..k", "g_base": ".k"}.get(name, ".")
 
     def result_axes(self, call: Call, *, backward: bool) -> list[str]:
@@ -139,7 +139,7 @@ class _Append(Forward):
 
         given = {name: Tensor.of(x) for name, x in call.named(arrays).items()}
         g_cache, g_base = given["g_cache"], given["g_base"]
-        # The kernel writes where they lie.
+        # The kernel changes the caches in place.
         g_cache.in_parts = g_base.in_parts = True
         launch_sums(
             backend, append_sums, given["g"], g_cache, g_base, given["page_table"], given.get("page_starts"),
@@ -156,7 +156,7 @@ class _Append(Forward):
 
 
 def _continued(call: Call, given: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """What the kernel does, of all tokens at once, where JAX has float64."""
+    """Computes what the kernel does, for all tokens at once, with float64 enabled."""
     g, g_cache, g_base, lengths = (given[name] for name in ("g", "g_cache", "g_base", "kv_lengths"))
     (num_pages, size, _), num_seqs, total = g_cache.shape, lengths.shape[0], g.shape[0]
     begins = given.get("cu_seqlens", jnp.arange(num_seqs + 1, dtype=jnp.int32) * call.number("new_rows"))
@@ -172,7 +172,7 @@ def _continued(call: Call, given: Mapping[str, jax.Array]) -> tuple[jax.Array, j
             return table.take(given["page_starts"][seqs] + place, mode="clip")
         return table[seqs, jnp.minimum(place, table.shape[1] - 1)]
 
-    # What each sequence's last token has; nothing where it has none.
+    # The running sum at each sequence's last old token; 0 if it has none.
     last = jnp.maximum(start - 1, 0)
     page = page_of(jnp.arange(num_seqs), last)
     before = g_base[page].astype(jnp.float64) + g_cache[page, last % size].astype(jnp.float64)
@@ -181,7 +181,7 @@ def _continued(call: Call, given: Mapping[str, jax.Array]) -> tuple[jax.Array, j
     added = jnp.where(is_new[:, None], g.astype(jnp.float64), 0.0)
     sums = before[own] + running_sums(added, own)
     page = page_of(own, position)
-    # A page behind the last is dropped; one below zero would count from the end.
+    # mode="drop" skips a page number beyond the last page. A negative one would count from the end.
     page = jnp.where(is_new & (page >= 0), page, num_pages)
     slot = position % size
     bases = (sums - added).astype(FP32)

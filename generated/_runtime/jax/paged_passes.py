@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of a variant on paged caches in JAX: what their primitive knows of them, as launches and as reference."""
+"""The paged kernels of a variant in JAX: their description for the primitive, their launches and their reference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class PagedKernels(Kernels):
 
     @property
     def has_decay(self) -> bool:
-        """False: the sums of a log-decay are a tensor as any other."""
+        """False: in a paged call the running sums of a log-decay are a tensor like any other."""
         return False
 
     def axes(self, name: str, call: Call) -> str:
@@ -56,9 +56,9 @@ class PagedKernels(Kernels):
         return "".join(letters.get(str(dim), ".") for dim in dims)
 
     def split_keys_of(self, call: Call, operands: Mapping[str, jax.Array]) -> list[jax.Array] | None:
-        """o and lse of a dense call, launched with its keys split, as those on caches are: a page is a batch row.
+        """o and lse of a dense call from the paged kernels, which split its keys. Each batch row is one page.
 
-        None where it has many queries, or few keys, or asks for what only the kernels of dense calls can do.
+        None if the call has many queries or few keys, or needs something that only the kernels of dense calls can do.
         """
         made = _dense_call(self, call, operands)
         if made is None:
@@ -69,11 +69,11 @@ class PagedKernels(Kernels):
         return [x.value() for x in self.launched(self.launches.forward, given)]
 
     def scalar_arguments(self, call: Call, operands: Mapping[str, jax.Array]) -> dict[str, Any]:
-        """The variant's own numbers as launches take them."""
+        """The variant's own scalars as launches take them: tensors or numbers."""
         return {n: Tensor.of(operands[n]) if n in operands else call.number(n) for n in self.scalars}
 
     def may_split(self, call: Call) -> tuple[bool, bool]:
-        """Whether batch rows, and heads, may be cut: a flat table and a plan are those of a whole call."""
+        """Whether batch rows, and heads, may be cut. A plan is for a whole call, a flat table for all sequences."""
         if "table_0" in call.operands:
             return False, False
         return self.splits_batch and "page_starts" not in call.operands, self.splits_heads
@@ -87,7 +87,7 @@ def _kept_dims(dims: Sequence[str | int], *, packed: bool) -> list[str | int]:
 
 
 class _JaxCacheCall(CacheCall):
-    """A call whose o and lse several launches fill: one for each class of rows, and the merge."""
+    """A call whose o and lse are filled by several launches: one for each class of rows, and the merge."""
 
     def results(self, backend: Any) -> tuple[Tensor, Tensor]:
         o, lse = super().results(backend)
@@ -96,7 +96,7 @@ class _JaxCacheCall(CacheCall):
 
 
 def cache_call_of(op: str, call: Call, operands: Mapping[str, jax.Array]) -> CacheCall:
-    """A call as launches take it."""
+    """A call in the form that launches take."""
     cache_axes = PAGE_LAYOUTS[call.number("page_layout")]
     q = Tensor.of(operands["q"], None if call.packed else LOGICAL[call.layout])
     k = Tensor.of(operands["k"], cache_axes)
@@ -117,12 +117,12 @@ def cache_call_of(op: str, call: Call, operands: Mapping[str, jax.Array]) -> Cac
 
 
 def _columns(x: Tensor, count: int) -> Tensor:
-    """The first columns of a cache, where they lie."""
+    """The first columns of a cache, as a view of its memory."""
     return Tensor(x.array, (*x.shape[:-1], count), x.strides, x.dtype, memory=x.memory)
 
 
 def _launched(op: str, call: CacheCall) -> CacheCall:
-    """A call with the classes of its sequences, as launches take it."""
+    """The same call with the classes of its sequences and their tiles."""
     tiles = paged_call_tiles(op, call.q, call.k, call.group, call.config)
     return _JaxCacheCall(*with_classes(call, multiprocessors(call.q), tiles))
 
@@ -153,7 +153,7 @@ class PagedForward(Forward):
         return _chosen(made, found)
 
     def plan(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The tables of the splits."""
+        """The tables that describe the splits of a call."""
         given = self.arguments(call, call.named(arrays))
         return [x.value() for x in self.kernels.launched(self.kernels.launches.plan, given)]
 
@@ -175,10 +175,10 @@ class PagedForward(Forward):
 
 
 def _chosen(call: CacheCall, found: Sequence[tuple[RowClass, jax.Array, jax.Array]]) -> list[jax.Array]:
-    """o and lse of each sequence from those that its class has made.
+    """Select o and lse of each sequence from the results of its class.
 
-    Each class has results of its own: in the body of a loop, XLA of JAX 0.11 lost what launches of several classes
-    wrote to one buffer (seen on an H200).
+    Each class has results of its own, because XLA of JAX 0.11, in the body of a loop, lost values that launches of
+    several classes had written to one buffer (seen on an H200).
     """
     (_, o, lse), *others = found
     if others:
@@ -209,7 +209,7 @@ def _own_tensor(call: CacheCall, dims: Sequence[str | int], x: jax.Array) -> Ten
 
 
 def _dense_call(kernels: PagedKernels, call: Call, operands: Mapping[str, jax.Array]) -> CacheCall | None:
-    """A dense call with few queries as one on caches."""
+    """A dense call with few queries as a call on caches; None if `split_keys_of` does not serve it."""
     options = call.number("options")
     given = {"table_0", "q_positions", "kv_positions"} & operands.keys()
     by_length = call.number("by_length") is not None
@@ -222,7 +222,8 @@ def _dense_call(kernels: PagedKernels, call: Call, operands: Mapping[str, jax.Ar
     if heads // k.shape[2] * q_len > FEW_ROWS or kv_len < LEAST_DENSE_KEYS or q.numel() == 0:
         return None
     for name, dims in kernels.dims.items():
-        # Split calls read what has an element for each query by row, and indices end where the sequence does.
+        # Split calls read a tensor with an element for each query by row number, and end indices of keys where the
+        # sequence ends.
         if "q_idx" in dims or (
             "kv_idx" in dims and (by_length or operands[name].shape[list(dims).index("kv_idx")] != kv_len)
         ):
@@ -237,7 +238,7 @@ def _dense_call(kernels: PagedKernels, call: Call, operands: Mapping[str, jax.Ar
 
 
 def _in_rows(call: CacheCall, dims: Sequence[str | int], x: jax.Array) -> Tensor:
-    """One of a variant's own tensors as kernels read it: where it lies in pages, these are batch rows."""
+    """One of a variant's own tensors as kernels read it. If it lies in pages, each batch row is a page."""
     found = Tensor.of(x)
     if "kv_idx" not in dims:
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of calls on paged caches: each sequence's keys are gathered, up to the most that it may have."""
+"""The reference of calls on paged caches. It gathers each sequence's keys, up to the capacity of its page table."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from .tensor import FP32
 
 
 class _Gathered(NamedTuple):
-    """Where the queries and keys of one sequence lie: rows of all queries, pages and slots of keys."""
+    """Where one sequence lies: the rows of its queries among all rows, and the page and slot of each key."""
 
     number: jax.Array
     rows: jax.Array
@@ -25,7 +25,7 @@ class _Gathered(NamedTuple):
     packed: bool
 
     def own(self, x: jax.Array, dims: Sequence[str | int]) -> jax.Array:
-        """One of the variant's own tensors, of these dims in a dense call, as a packed reference takes it."""
+        """One of the variant's own tensors as a packed reference takes it. `dims` are its dims in a dense call."""
         kept = [dim for dim in dims if dim != "b"]
         if lies_in_pages(dims):
             axis = kept.index("kv_idx")
@@ -48,7 +48,7 @@ def paged_reference(
     if BASE not in operands:
         return _results(kernels, call, operands, cache_axes)
     dtype = operands["q"].dtype
-    # Sums of many tokens have more digits than float32.
+    # Running sums over many tokens have more digits than float32 holds.
     with jax.enable_x64(True):
         wide = {name: operands[name].astype(jnp.float64) for name in ("q", "k", "v") if name in operands}
         o, lse = _results(kernels, call, {**operands, **wide}, cache_axes)
@@ -58,10 +58,10 @@ def paged_reference(
 def _results(
     kernels: Kernels, call: Call, operands: Mapping[str, jax.Array], cache_axes: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """o and lse of a call in which all are of one dtype.
+    """o and lse of a call, computed in the dtypes of its operands.
 
-    Shapes are those of the capacity, so that lengths may be traced. What lies in pages behind a sequence's last key, or
-    where no query looks, may be anything.
+    Shapes follow from the capacity of the page table, so that lengths may be traced. Caches may hold any values, NaN
+    included, after a sequence's last key and at keys that no query attends to.
     """
     q = operands["q"]
     k = _filled(operands["k"].transpose(cache_axes))
@@ -88,7 +88,7 @@ def _results(
     offset = lengths - jnp.diff(begins) if offset is None else offset
 
     def of_sequence(number: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The call of one sequence, as a packed one in which all others are empty."""
+        """o and lse of one sequence, from a packed call in which all other sequences are empty."""
         is_flat = "page_starts" in operands
         entries = table if is_flat else table[number]
         first = operands["page_starts"][number] if is_flat else 0
@@ -99,8 +99,8 @@ def _results(
         seen = (places < lengths[number])[:, None, None]
         keys = jnp.where(seen, dequantised(k, k_scale, 1.0, page, slot), 0)
         values = jnp.where(seen, dequantised(v, v_scale, call.number("v_factor"), page, slot), 0)
-        # A page that no query sees may hold NaN, and zero times NaN is NaN: one more column says of each value whether
-        # it is a number, and so of each result whether it is made of such.
+        # A key that no query attends to may have a value of NaN, and zero times NaN is NaN. So 0 replaces values that
+        # are not finite, and one more column is 1 for their keys: a result with weight in this column becomes NaN.
         numeric = jnp.isfinite(values)
         values = jnp.where(numeric, values, 0)
         values = jnp.concatenate([values, ~numeric.all(-1, keepdims=True)], -1).astype(values.dtype)
@@ -132,15 +132,15 @@ def _results(
 
 
 def _log_decays(local: jax.Array, base: jax.Array, seen: jax.Array) -> jax.Array:
-    """The log-decays of a sequence's keys, `[keys, Hq]`: their running sums are what the caches hold."""
+    """The log-decays of a sequence's keys, `[keys, Hq]`. The caches hold the running sums of them."""
     total = base.astype(jnp.float64) + local.astype(jnp.float64)
-    # A page that no query sees may hold anything, and a running sum carries what is no number on.
+    # A key that no query attends to may hold NaN, which the running sum would carry on to all later keys.
     total = jnp.where(seen & jnp.isfinite(total), total, 0.0)
     return jnp.diff(total, axis=0, prepend=0.0)
 
 
 def _filled(x: jax.Array) -> jax.Array:
-    """A cache or its scale, of one page where it has none: some page there must be to gather from."""
+    """A cache or its scale. Without any page it gets a page of zeros, because gathering needs one."""
     return x if x.shape[0] else jnp.zeros((1, *x.shape[1:]), x.dtype)
 
 

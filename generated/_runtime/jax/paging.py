@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`append` of `generated.paging` for JAX: a scatter, which XLA does in place where the caches are donated."""
+"""`append` of `generated.paging` for JAX: a scatter, which XLA does in place if the caches are donated."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ _OP = "append"
 def append(
     k: Array, v: Array, k_cache: Array, v_cache: Array, slots: Array, k_scale: Any, v_scale: Any, page_layout: str
 ) -> tuple[Array, ...]:
-    """The caches with k and v, checked, in their slots, and the scales of tokens where these are given."""
+    """The caches with k and v in their slots, then the token scales, if given. k and v are checked already."""
     axes = PAGE_LAYOUTS[page_layout]
     size = k_cache.shape[axes[1]]
-    # A page behind the last is dropped; one below zero would count from the end.
+    # mode="drop" skips a page number beyond the last page. A negative one would count from the end.
     page, place = jnp.where(slots < 0, k_cache.shape[0], slots // size), slots % size
     found, written = [], []
     for name, x, cache, scale in (("k_scale", k, k_cache, k_scale), ("v_scale", v, v_cache, v_scale)):
@@ -44,7 +44,7 @@ def append(
 
 
 def _by_head(name: str, scale: Any, heads: int) -> Any:
-    """What the values of a cache are times: a number, or an array that broadcasts to its tokens."""
+    """The scale of a cache: a number, or an array that broadcasts to its tokens."""
     if not isinstance(scale, Array):
         return check_float(_OP, name, scale)
     if scale.shape not in ((), (heads,)) or not jnp.issubdtype(scale.dtype, jnp.floating):

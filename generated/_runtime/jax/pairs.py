@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays with an element per pair of a query and a key, as `jax.nn` takes them: checked, and laid out for an op."""
+"""Arrays with an element for each pair of query and key, as `jax.nn` takes them: checks, and four axes for an op."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from ..core.checks import fail
 
 
 def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
-    """A boolean mask of four axes, each 1 or that of `sizes`, which are [B, N, T, S]."""
+    """A boolean mask with four axes. Each has size 1 or that of `sizes`, which are [B, N, T, S]."""
     mask: Array = jnp.asarray(x)
     if mask.dtype != jnp.bool_:
         fail(title, "mask", "a bool array, with True where a query sees a key", f"{mask.dtype.name} {list(mask.shape)}")
@@ -19,7 +19,7 @@ def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
 
 
 def checked_bias(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
-    """A bias of four axes, each 1 or that of `sizes`, in a floating-point dtype of at most 32 bits."""
+    """A bias with four axes, as `checked_mask`, in a floating-point dtype of at most 32 bits."""
     bias: Array = jnp.asarray(x)
     if jnp.issubdtype(bias.dtype, jnp.complexfloating):
         fail(title, "bias", "an array of real numbers", f"{bias.dtype.name} {list(bias.shape)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism inside `jax.shard_map`: an op over rows that several devices have."""
+"""Context parallelism inside `jax.shard_map`: an op over rows that are spread over several devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -25,17 +25,17 @@ from .ring_documents import DocumentRing
 from .wide_keys import heads_of_all_rows, wide_call, widened
 
 LAYOUT = "bshd"
-"""How q, k and v lie by default."""
+"""The default layout of q, k and v."""
 
 _MOST_AHEAD = 16
-"""More rows than a call with dropout may begin ahead of a chunk."""
+"""An upper bound of the rows by which a call with dropout begins ahead of its chunk."""
 
 Axis = str | tuple[str, str]
-"""The axis of a mesh that rows are cut along, or that of nodes and that of the devices of a node."""
+"""The axis of a mesh that rows are cut along, or a pair: the axis of nodes and that of the devices of a node."""
 
 
 def local_call(op: Callable[..., Any], work: VariantWork, layout: Layout, axis: Axis, given: Mapping[str, Any]) -> Any:
-    """The rows of this device: `given` are its q, k, v and the keywords of the op, checked."""
+    """The result for the rows of this device. `given`: its q, k, v and the keywords of the op, checked."""
     call = _Call(op, work, layout, axis, given)
     if layout.nodes is not None:
         return call.by_nodes()
@@ -66,7 +66,7 @@ class _Call:
         self.keywords = keywords
 
     def _gathered(self, x: jax.Array, axis: int) -> jax.Array:
-        """The rows of all devices in order."""
+        """The rows of all devices in the order of the sequence."""
         (found,) = _rows_of_all(self.layout, self.axis, axis, 1, None, x)
         return found
 
@@ -76,12 +76,12 @@ class _Call:
         return x
 
     def _rows_here(self) -> jax.Array:
-        """Booleans `[local]`: which rows of this device are no padding."""
+        """Booleans `[local]`: True for the rows of this device that are not padding."""
         order = jnp.asarray(self.layout.order.reshape(self.layout.ranks, -1), jnp.int32)
         return order[jax.lax.axis_index(self.axis)] < self.layout.seq
 
     def _finished(self, o: jax.Array, lse: jax.Array | None) -> Any:
-        """o and lse, padding rows 0 and -inf."""
+        """o and lse with their padding rows set to 0 and -inf."""
         here = self._rows_here() if self.layout.padded > self.layout.seq else None
         if here is not None:
             o = jnp.where(jnp.expand_dims(here, [x for x in range(o.ndim) if x != self.rows]), o, 0)
@@ -101,7 +101,7 @@ class _Call:
         return self.op(q, k, v, **keywords), None
 
     def _to_heads(self, repeats: int, axis_name: Axis) -> tuple[jax.Array, ...]:
-        """q, k and v of this device's heads, and of all rows of those that share these."""
+        """q, k and v of this device's heads, with the rows of all devices along `axis_name`."""
         whole = partial(
             jax.lax.all_to_all, axis_name=axis_name, split_axis=self.heads, concat_axis=self.rows, tiled=True
         )
@@ -112,7 +112,7 @@ class _Call:
         )
 
     def _origin(self, ranks: int, axis_name: Axis) -> dict[str, Any]:
-        """Where this device's heads are in the whole call, one of those that share rows, if it drops probabilities."""
+        """The `dropout_origin` of this device, one of `ranks` that split the heads; nothing without dropout."""
         if not self.keywords.get("dropout_p"):
             return {}
         query_heads = self.q.shape[self.heads]
@@ -123,7 +123,7 @@ class _Call:
     # ---------------------------------------------------------------------------------------------------------- heads
 
     def by_heads(self) -> Any:
-        """Rows of all heads become heads of all rows, and back."""
+        """Exchange rows for heads: each device computes some heads for all rows, then the result is exchanged back."""
         layout, rows, heads = self.layout, self.rows, self.heads
         repeats = repeats_of_keys((self.q.shape[heads], self.k.shape[heads]), layout.ranks)
         whole = self._to_heads(repeats, self.axis)
@@ -140,7 +140,7 @@ class _Call:
         return self._finished(o, lse)
 
     def _own_heads(self, repeats: int, ranks: int, axis_name: Axis) -> dict[str, Any]:
-        """The variant's own tensors for the heads of this device, one of those that share rows."""
+        """The variant's own tensors for the heads of this device, one of `ranks` that split the heads."""
         rank = jax.lax.axis_index(axis_name)
         query_heads, key_heads = self.q.shape[self.heads], self.k.shape[self.heads]
         found = {}
@@ -158,7 +158,7 @@ class _Call:
     # ---------------------------------------------------------------------------------------------------------- nodes
 
     def by_nodes(self) -> Any:
-        """Inside a node rows of all heads become heads of all its rows, which gather keys from the other nodes."""
+        """Exchange rows for heads inside a node. Then all rows of the node gather the keys of other nodes."""
         assert self.layout.nodes is not None
         assert isinstance(self.axis, tuple)
         outer, inner = self.axis
@@ -179,7 +179,7 @@ class _Call:
     # ----------------------------------------------------------------------------------------------------------- ring
 
     def by_ring(self) -> Any:
-        """The rows of this device against the keys of one device after the other."""
+        """The rows of this device attend to the keys of one device after the other."""
         assert isinstance(self.axis, str)
         is_apart = self.packed and takes_apart(self.work, drops=bool(self.keywords.get("dropout_p")))
         ring = (DocumentRing if is_apart else ChunkRing).of(
@@ -191,11 +191,11 @@ class _Call:
     # --------------------------------------------------------------------------------------------------------- gather
 
     def by_gathering(self) -> Any:
-        """The rows of this device against the keys of all, in as few calls as there can be."""
+        """The rows of this device attend to the keys of all devices, in as few calls as possible."""
         return self._packed_rows() if self.packed else self._dense_rows()
 
     def _keys_of_all(self, uses: int) -> list[Sequence[jax.Array]]:
-        """Keys and values of all rows, or of those that this device needs, once for each use."""
+        """Keys and values of all rows, or of the rows that this device needs; one array for each use."""
         layout = self.layout
         given = {**self.keywords, **self.own, **dict.fromkeys(self.given_tokens, True)}
         needs = planned_needs(layout, self.work, given, knows_values=False)
@@ -204,7 +204,7 @@ class _Call:
         return [needed_rows(layout, needs, self.axis, self.rows, uses, self.q.dtype, x) for x in (self.k, self.v)]
 
     def _packed_rows(self) -> Any:
-        """Packed rows, in calls that have at most one run of each document; which, only the device knows."""
+        """Packed rows, in calls with at most one run of each document. Runs differ by device, so they are arrays."""
         tables, at = packed_tables(self.layout, bool(self.keywords.get("dropout_p"))), jax.lax.axis_index(self.axis)
         ks, vs = self._keys_of_all(len(tables.calls))
         outputs, sums = [], []
@@ -221,8 +221,10 @@ class _Call:
         return self._finished(o, lse)
 
     def _of_documents(self, call: DeviceCalls, at: jax.Array) -> dict[str, Any]:
-        """The keywords of such a call. The last sequence is padding: it has no keys, so that its rows and their
-        gradients are 0."""
+        """The keywords of a packed call of device `at`.
+
+        The last sequence is padding. It has no keys, so that o and the gradients of its rows are 0.
+        """
         layout = self.layout
         ends = jnp.asarray((*(layout.cu_seqlens or ()), layout.seq), jnp.int32)
         found: dict[str, Any] = {"cu_seqlens_q": jnp.asarray(call.begins)[at], "cu_seqlens_k": ends}
@@ -237,7 +239,7 @@ class _Call:
         return found
 
     def _dense_rows(self) -> Any:
-        """Dense rows, a call for each chunk."""
+        """Dense rows, with one call for each chunk."""
         layout = self.layout
         begins = np.array([[begin for begin, _ in own] for own in layout.chunks], np.int32)
         lengths = [length for _, length in layout.chunks[0]]
@@ -253,8 +255,11 @@ class _Call:
         return self._finished(jnp.concatenate(outputs, self.rows), jnp.concatenate(sums, -1) if sums else None)
 
     def _chunk(self, i: int, q: jax.Array, k: jax.Array, v: jax.Array, begin: jax.Array) -> Any:
-        """One chunk of rows, `begin` on. Dropout counts rows from multiples of 16 on: where a device's chunk begins
-        elsewhere, rows of zeros are computed ahead of it and behind it, and nothing comes of them."""
+        """o and lse of one chunk of rows, which begins at row `begin`.
+
+        Dropout counts rows from a multiple of 16. If the chunk of any device begins elsewhere, rows of zeros are
+        computed before and after the chunk, and their results are not used.
+        """
         length = q.shape[self.rows]
         aheads = [rows_ahead(self.layout, own[i][0]) for own in self.layout.chunks]
         if not self.keywords.get("dropout_p") or not any(aheads):
@@ -268,8 +273,10 @@ class _Call:
         return o, None if lse is None else jax.lax.dynamic_slice_in_dim(lse, ahead, length, lse.ndim - 1)
 
     def _of_chunk(self, begin: jax.Array, length: int, room: int = 0) -> dict[str, Any]:
-        """The keywords of a call for rows from `begin` on, a number that only the device knows. They end up to `room`
-        rows behind the last one."""
+        """The keywords of a call for `length` rows from `begin` on.
+
+        `begin` differs by device, so it is an array. The call may end up to `room` rows after the last row.
+        """
         found: dict[str, Any] = dict(self.own)
         for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
             if of_queries in self.tokens:
@@ -282,7 +289,7 @@ class _Call:
 
 
 def _padded(x: jax.Array, layout: Layout, axis: int, room: int = 0) -> jax.Array:
-    """Rows up to the padding of all ranks, and of `room`, which is 0."""
+    """Pad `x` with zeros along `axis`: up to the padded rows of all ranks, and `room` rows more."""
     missing = layout.padded - layout.seq + room
     return x if missing == 0 else jnp.pad(x, [(0, missing) if i == axis else (0, 0) for i in range(x.ndim)])
 
@@ -293,9 +300,10 @@ def _rows_from(x: jax.Array, axis: int, begin: jax.Array, length: int, layout: L
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
 def _rows_of_all(layout: Layout, name: Axis, axis: int, uses: int, wire: Any, x: jax.Array) -> Sequence[jax.Array]:
-    """The rows of all devices of an axis, in order, once for each use. Their gradients are added up in float32.
+    """The rows of all devices of an axis in order, one array for each use. Gradients are added up in float32.
 
-    Keys and values are sent in the dtype `wire`, and `widened`; other tensors, whose `wire` is None, stay as they are.
+    Keys and values are sent in the dtype `wire`, then `widened`. Other tensors have a `wire` of None and keep their
+    dtype.
     """
     x = x if wire is None else x.astype(wire)
     found = jax.lax.all_gather(x, name, axis=axis, tiled=True)

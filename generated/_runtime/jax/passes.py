@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward and the backward of an op in JAX: as launches of its kernels, and as its reference.
 
-A call's arrays are named operands, everything else is one hashable `Call`.
+A call's arrays are named operands. Everything else about the call is one hashable `Call`.
 """
 
 import inspect
@@ -41,7 +41,7 @@ BEGINS = ("cu_seqlens_q", "cu_seqlens_k")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """All of a call but its arrays: names of these, in order, its layout, and its numbers by parameter."""
+    """The static part of a call: the names of its arrays in order, its layout, and its numbers by parameter."""
 
     operands: tuple[str, ...]
     layout: str
@@ -61,21 +61,22 @@ class Call:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Kernels:
-    """The kernels of a variant in one mode of calls, and what else its primitives need.
+    """The kernels of a variant in one mode of calls, and all else that its primitives need.
 
     Attributes:
-        op: the variant, with which error messages begin. mode: dense, packed or segmented.
+        op: the name of the variant, with which error messages begin. mode: dense, packed or segmented.
         modules: the package of the mode, whose `launch` is imported when it is first read.
-        reference: the plain reference. parameters: those of the forward's launch that a call may give.
-        dims: of the variant's own tensors, as the mode has them. scalars: its own numbers.
-        mask_only: the tensors that only the mask reads. gradients: those that have one.
+        reference: the plain reference. parameters: the parameters of the forward's launch that a call may give.
+        dims: the dims of the variant's own tensors in this mode. scalars: the names of its own numbers.
+        mask_only: the tensors that only the mask reads. gradients: the tensors that have a gradient.
         flags: tensor -> the parameter that asks for its gradient, if any.
-        sums: what the launch of the backward returns behind dq, dk and dv. own_gradients: makes the gradients of these,
-            in the order of `gradients`; by default they are the gradients.
+        sums: names of the results of the backward's launch after dq, dk and dv. own_gradients: computes gradients, in
+            the order of `gradients`, from these results. If it is None, the results are the gradients.
         splits_batch: whether batch rows may be folded into one call, or cut into several: they differ by nothing but
-            the elements they read. splits_heads: the same of heads.
-        by_row: what positions must be.
-        split_keys: o and lse of a call with few queries of many keys, which are split; None of any other call.
+            the elements that they read. splits_heads: the same for heads.
+        by_row: the rule for positions, if the op reads a tensor by row.
+        split_keys: a function that computes o and lse of a call with few queries and many keys by splitting the keys.
+            It returns None for any other call.
     """
 
     op: str
@@ -110,7 +111,7 @@ class Kernels:
         return "g" in self.dims
 
     def axes(self, name: str, call: Call) -> str:
-        """A letter for each axis of an operand; a point for one that nothing else shares."""
+        """A letter for each axis of an operand; a point for an axis that no other operand has."""
         own = _AXES[call.layout] | _OF_SCALES
         if name in own:
             return own[name]
@@ -122,7 +123,7 @@ class Kernels:
         return "".join(letters.get(str(dim), ".") for dim in self.dims.get(name, ()))
 
     def tables(self, call: Call, arrays: Sequence[jax.Array], backward: bool) -> tuple[jax.Array, ...]:
-        """The tables of a schedule; those of passes with the same blocks are the same arrays."""
+        """The tables of a schedule. Passes with the same blocks share their arrays."""
         if "block_tables" not in self.parameters:
             return ()
         given = keywords(self, call, call.named(arrays))
@@ -136,7 +137,7 @@ class Kernels:
         return tiles_of(backend, self.op, self.mode, given["q"], given["v"], given["options"], tokens)
 
     def launched(self, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-        """A function of the launches with those of a call's arguments that it takes; None for what no call gives."""
+        """Call a function of the launches with the arguments in `given` that it takes; None for missing ones."""
         names = [name for name in inspect.signature(function).parameters if name != "backend"]
         return function(backend, **{name: given.get(name) for name in names})
 
@@ -146,7 +147,7 @@ class Kernels:
         return [self.axes(name, call) for name in ("o", "lse", *(["decay"] if self.has_decay else []))]
 
     def may_split(self, call: Call) -> tuple[bool, bool]:
-        """Whether batch rows, and heads, may be regrouped: what dropout drops goes by their numbers."""
+        """Whether batch rows, and heads, may be regrouped: not with dropout, which depends on their numbers."""
         drops = bool(call.number("dropout_p"))
         return self.splits_batch and not drops, self.splits_heads and not drops
 
@@ -178,12 +179,12 @@ class Forward:
         return [x.value() for x in results]
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        # What kernels on the CPU would refuse, such as another chip's family, the reference in their place does too.
+        # This raises the errors that kernels on the CPU would raise, such as for the family of another chip.
         self.kernels.tiles(call, arrays)
         return self.plain(call, arrays)
 
     def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """What the reference computes, on any platform."""
+        """The results of the reference, on any platform."""
         operands = call.named(arrays)
         o, lse = _reference(self.kernels, call, operands)
         shapes = self.shapes(call, operands)
@@ -191,7 +192,7 @@ class Forward:
 
 
 class Decay(Forward):
-    """The forward of a log-decay's running sum alone: o and lse are zeros."""
+    """A forward that computes only the running sum of a log-decay. o and lse are zeros."""
 
     def launch(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         given, shapes = keywords(self.kernels, call, call.named(arrays)), self.shapes(call, call.named(arrays))
@@ -202,12 +203,12 @@ class Decay(Forward):
         return [*(jnp.zeros(*shape) for shape in shapes[:2]), decay.value()]
 
     def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Zeros: the reference computes its own."""
+        """Zeros, because the reference computes the running sum itself."""
         return [jnp.zeros(*shape) for shape in self.shapes(call, call.named(arrays))]
 
 
 class Backward:
-    """The backward as launches and as derivative of the reference: dq, dk, dv and the gradients that are wanted."""
+    """The backward as launches, or as the derivative of the reference: dq, dk, dv and the wanted own gradients."""
 
     backward = True
 
@@ -236,7 +237,7 @@ class Backward:
         do, dlse = operands.pop("do"), operands.pop("dlse", None)
         wide = _wide_names(call)
         dtypes = {name: operands[name].dtype for name in names if name not in wide}
-        # o has the dtype of q: neither that of some keys nor its gradient is rounded to 16 bits.
+        # o has the dtype of q. A wide q keeps o of some of the keys, and its gradient, from being rounded to 16 bits.
         widened = {"q", *wide} if wide else ()
         operands |= {name: operands[name].astype(_wide(operands[name])) for name in widened}
 
@@ -252,22 +253,22 @@ class Backward:
 
 
 def _wide_names(call: Call) -> tuple[str, ...]:
-    """Which gradients are float32 whatever they are the gradients of."""
+    """The operands whose gradients are float32 whatever the dtype of the operand."""
     options = call.number("options")
     return (*(["q"] if options.wide_queries else []), *(["k", "v"] if options.wide_keys else []))
 
 
 def _wide(x: Any) -> Any:
-    """The dtype of sums of parts of a gradient."""
+    """The dtype of a gradient that is a part of a sum."""
     return jnp.promote_types(x.dtype, FP32)
 
 
 def _of_part(
     do: jax.Array, dlse: jax.Array | None, whole: tuple[jax.Array, jax.Array], o: jax.Array, lse: jax.Array, call: Call
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of o and lse of some keys, from those of all keys, whose o and lse are `whole`.
+    """The gradients of o and lse of some of the keys, from do and dlse of all keys, whose o and lse are `whole`.
 
-    As `of_part` of `runtime/torch/plain.py`.
+    `of_part` in `runtime/torch/plain.py` computes the same.
     """
     rows, heads = (call.layout.find(letter) for letter in "sh") if not call.packed else (0, 1)
     whole_o, whole_lse = whole
@@ -289,7 +290,7 @@ def _batch_heads_rows(q: Any, call: Call) -> tuple[int, int, int]:
 
 
 def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> dict[str, Any]:
-    """The arguments of the launches: tensors for a call's arrays, None for what it does not give, and numbers."""
+    """The arguments of the launches: tensors for a call's arrays, numbers, and None for all that it does not give."""
     b, _, q_len = _batch_heads_rows(operands["q"], call)
     kv_len = operands["k"].shape[call.layout.find("s") if not call.packed else 0]
     sizes = {"b": b, "s": q_len, "t": kv_len}
@@ -311,7 +312,7 @@ def keywords(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> di
 
 
 def _reference(kernels: Kernels, call: Call, operands: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The reference on a call's arrays, which is called by other names."""
+    """Call the reference, whose parameters have other names, with a call's arrays and numbers."""
     numbers: dict[str, Any] = dict(call.numbers)
     given = {n: x for n, x in {**numbers, **operands}.items() if n in kernels.dims or n in kernels.scalars}
     tokens: dict[str, Any] = {

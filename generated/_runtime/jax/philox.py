@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random words of dropout in plain JAX, the same as the kernels draw, and as `philox.py` draws in torch."""
+"""The random words of dropout in plain JAX. They equal those of the kernels and those of `philox.py` for torch."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
 def _product(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
-    """The upper and lower word of the product of two words, from products of halves."""
+    """The upper and the lower 32-bit word of the product of two words, from products of 16-bit halves."""
     low, high = np.uint32(factor & 0xFFFF), np.uint32(factor >> 16)
     x_low, x_high = x & 0xFFFF, x >> 16
     middle = x_low * high + (x_low * low >> 16)
@@ -39,10 +39,10 @@ def philox4x32(seed: Any, c0: Any, c1: Any, c2: Any, c3: Any) -> tuple[jax.Array
 
 
 def dropout_words(seed: Any, head: Any, row: Any, key: Any) -> jax.Array:
-    """The word that decides about each probability; `head` is its number over all batch rows. All broadcast.
+    """The random word that decides whether a probability is dropped. All arguments broadcast.
 
-    Its upper byte is one of 16 of a counter, and the others those of the exclusive or of its words: see `philox.py` of
-    torch.
+    `head` counts over all batch rows. The upper byte of the word is one of the 16 bytes of a counter's four words. The
+    lower three bytes are the upper three of the exclusive or of these four words: see `philox.py` for torch.
     """
     four = philox4x32(seed, key >> 5 << 2 | key >> 1 & 3, row >> 4 << 3 | row & 7, head, 0)
     of_row = [jnp.where((row & 8) > 0, four[2 * bit + 1], four[2 * bit]) for bit in (0, 1)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX knows of an attention op: primitives for its forward and its backward, and the rules of its transformations.
+"""The primitives of an attention op in JAX, for its forward and its backward, and their transformation rules.
 
 On a GPU a primitive lowers to launches of the kernels, elsewhere to the reference, so that one program can be exported
-for both. `jax.vmap` folds its axis into batch rows or, packed, into sequences; under `jax.jit` with sharded arrays
-batch rows and heads stay where they are.
+for both. `jax.vmap` folds the mapped axis into batch rows or, in a packed call, into sequences. Under `jax.jit` with
+sharded arrays batch rows and heads stay on their devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from .passes import Backward, Call, Decay, Forward, Kernels
 from .sharding import partitioned
 
 RESIDUALS = "attention_outputs"
-"""The name of o and lse for the policies of `jax.checkpoint`: with them saved, a backward runs no forward again."""
+"""The name of o and lse for policies of `jax.checkpoint`. If they are saved, a backward does not repeat the forward."""
 
 
 @cache
@@ -48,7 +48,7 @@ def _decay_of(kernels: Kernels) -> Primitive:
 
 
 def attention_primitive(name: str, direction: Forward | Backward) -> Primitive:
-    """A primitive that maps and is partitioned, around one that lowers for each platform."""
+    """A primitive with rules for vmap and partitioning, around an inner one with a lowering for each platform."""
     outer, inner = Primitive(name), Primitive(f"{name}_local")
     for primitive in (outer, inner):
         primitive.multiple_results = True
@@ -59,7 +59,7 @@ def attention_primitive(name: str, direction: Forward | Backward) -> Primitive:
     mlir.register_lowering(inner, partial(_lower_elsewhere, direction))
     mlir.register_lowering(inner, partial(_lower_cuda, direction), platform="cuda")
     mlir.register_lowering(inner, partial(_refuse, direction.kernels.op), platform="rocm")
-    # Lowered without devices, as jit else does where none are given, it could not be cut.
+    # Partitioning needs the devices while lowering. By default jit lowers without devices if it is given none.
     dispatch.prim_requires_devices_during_lowering.add(outer)
     batching.primitive_batchers[outer] = partial(batched, outer, direction)
     ad.primitive_jvps[outer] = partial(_refuse_derivative, direction.kernels.op)
@@ -72,14 +72,14 @@ def _jitted(primitive: Primitive, call: Call) -> Callable[..., Any]:
 
 
 def _applied(primitive: Primitive, *arrays: jax.Array, call: Call) -> Any:
-    """A call outside of any trace."""
-    # Without jit this would be called again for ever: a primitive has no other way to run than its lowering.
+    """Compute a call outside of any trace."""
+    # With jit disabled this function would call itself without end: a primitive can only run by its lowering.
     with jax.disable_jit(False):
         return _jitted(primitive, call)(*arrays)
 
 
 def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[Any]:
-    # Made from an operand's type, a result's knows over which axes of a mesh it varies.
+    # A result's type is made from an operand's type, which says over which axes of a mesh values vary.
     like, found = avals[0], []
     for shape, dtype in direction.shapes(call, call.named(avals)):
         placed = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
@@ -88,7 +88,7 @@ def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[An
 
 
 def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:
-    """On one device the call as it is, on more as XLA cuts it."""
+    """Lower the whole call on one device, and a function that XLA partitions on several."""
     one_device = getattr(ctx.module_context.axis_context, "num_devices", 0) == 1
     function = partial(inner.bind, call=call) if one_device else _partitioned(inner, direction, call)
     return mlir.lower_fun(function, multiple_results=True)(ctx, *values)
@@ -136,21 +136,21 @@ def _partitioned(inner: Primitive, direction: Forward | Backward, call: Call) ->
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Wanted:
-    """Own tensors whose gradient is wanted, as part of what a forward leaves for its backward."""
+    """The own tensors whose gradients are wanted, as a static part of the residuals of a forward."""
 
     names: tuple[str, ...]
 
 
 def attend(kernels: Kernels, call: Call, arrays: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """o and lse of a call, differentiable."""
-    # Inside shard_map JAX cannot say which gradients are wanted: there all are.
+    # Inside shard_map JAX cannot say which gradients are wanted, so all are computed.
     asked = _attend_all if jax.sharding.get_abstract_mesh().manual_axes else _attend
     found: tuple[jax.Array, jax.Array] = asked(kernels, call, tuple(varying_alike(arrays)))
     return found
 
 
 def varying_alike(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Inside shard_map, arrays that all vary over the axes that any of them does; gradients are summed outside."""
+    """Inside shard_map: let all arrays vary over every mesh axis that any varies over. Gradients are summed outside."""
     axes = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in arrays]
     every = frozenset().union(*axes)
     return [
@@ -179,7 +179,7 @@ def _forward_for_all(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...]
 
 
 def _saved(kernels: Kernels, call: Call, arrays: tuple[jax.Array, ...], wanted: tuple[str, ...]) -> Any:
-    """o and lse, and what the backward needs."""
+    """o and lse, and the residuals for the backward."""
     o, lse, *decay = _forward_of(kernels).bind(*arrays, call=call)
     o, lse = checkpoint_name(o, RESIDUALS), checkpoint_name(lse, RESIDUALS)
     return (o, lse), (arrays, o, lse, decay, _Wanted(wanted))
@@ -203,7 +203,7 @@ def _gradients(
     dlse: jax.Array | None,
     wanted: tuple[str, ...],
 ) -> dict[str, jax.Array]:
-    """The gradients of q, k, v and the wanted operands by name. `results` are those of the forward."""
+    """The gradients of q, k, v and the wanted operands by name. `results` are the results of the forward."""
     o, lse, *decay = results
     further = {**({"decay": decay[0]} if decay else {}), "o": o, "lse": lse, "do": do}
     if dlse is not None:
@@ -223,7 +223,7 @@ def gradients_of(
     dlse: jax.Array | None,
     wanted: tuple[str, ...],
 ) -> dict[str, jax.Array]:
-    """The same of a call whose o and lse are known."""
+    """The same gradients for a call whose o and lse are given."""
     results = [o, lse]
     if kernels.has_decay:
         results.append(_decay_of(kernels).bind(*varying_alike(arrays), call=call)[2])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first keys of pruned calls of JAX, as `core/pruning.py` derives them, in float32.
+"""The first keys of pruned calls in JAX, as `core/pruning.py` derives them, in float32.
 
-What float32 rounds is a part of the bound: of the running sum, and of its exponentials', `SUM_ERROR` of the largest.
+The bound includes the rounding errors of float32, in the running sum and in the sums of its exponentials: `SUM_ERROR`
+times the largest sum.
 """
 
 import math
@@ -19,7 +20,7 @@ from .sequences import SequenceArguments
 from .support import check_tensor
 
 SUM_ERROR = 2.0**-13
-"""The rounding of sums of up to 2**19 numbers, in two steps, relative to the largest sum, and more."""
+"""An upper bound of the rounding error of sums of up to 2**19 numbers, in two steps, relative to the largest sum."""
 
 
 def first_keys(
@@ -36,7 +37,8 @@ def first_keys(
     """The position of the first key that each query attends to: int32 `[B, Hq, P]`, as `q_idx` counts; packed
     `[Hq, total_q]`.
 
-    The arguments are the op's. The keys before have together at most `prune` of the row's denominator.
+    The arguments are those of the op. The keys before the first key have together at most `prune` of the row's
+    denominator.
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype or value.
@@ -77,7 +79,7 @@ def _dense(call: Arguments, q: jax.Array, k: jax.Array, g: jax.Array, log_share:
         kv_ids = jnp.broadcast_to(call.tokens.kv_segment_ids, (q.shape[0], kv_len))
         same = jnp.take_along_axis(kv_ids, at, 1) == q_ids
         limit = jnp.where(same[:, None], limit, -jnp.inf)
-        # Rows of padding attend to nothing.
+        # Rows of padding attend to no key.
         limit = jnp.where((q_ids == call.padding_id)[:, None], jnp.inf, limit)
     groups = jnp.pad(limit, ((0, 0), (0, 0), (0, -q_len % GROUP)), constant_values=jnp.inf)
     groups = groups.reshape(*q.shape[:2], -1, GROUP).min(-1)
@@ -99,7 +101,7 @@ def _packed(call: Arguments, q: jax.Array, k: jax.Array, g: jax.Array, log_share
         return jnp.zeros((heads, max(total_q, 1)), jnp.int32)
     begins, kv_begins = call.cu_seqlens_q, call.cu_seqlens_k
     rows = jnp.arange(total_q, dtype=jnp.int32)
-    # Of an empty sequence no row is; rows behind the last are nobody's.
+    # An empty sequence has no row. Rows after the last sequence belong to none, and are counted to the last.
     sequence = (jnp.searchsorted(begins, rows, side="right") - 1).clip(0, max(begins.shape[0] - 2, 0))
     row = rows - begins[sequence]
     start, end = kv_begins[sequence], kv_begins[sequence + 1]
@@ -119,19 +121,19 @@ def _packed(call: Arguments, q: jax.Array, k: jax.Array, g: jax.Array, log_share
 
 
 def _running_sum(g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The running sum of g along its last axis, in two steps, and a bound of what rounding adds: `[..., 1]`."""
+    """The running sum of g along its last axis, in two steps, and a bound of its rounding error `[..., 1]`."""
     length = g.shape[-1]
     padded = jnp.pad(g.astype(jnp.float32), [(0, 0)] * (g.ndim - 1) + [(0, -length % GROUP)])
     parts = padded.reshape(*g.shape[:-1], -1, GROUP).cumsum(-1)
     ends = parts[..., -1].cumsum(-1)
     ahead = jnp.pad(ends, [(0, 0)] * (g.ndim - 1) + [(1, 0)])[..., :-1]
     total = (parts + ahead[..., None]).reshape(*g.shape[:-1], -1)[..., :length]
-    # Of numbers of both signs the sum may be less than what was rounded on the way.
+    # If g has both signs, a sum may be less than the rounding errors of its terms, so the bound takes absolute values.
     return total, SUM_ERROR * jnp.abs(g.astype(jnp.float32)).sum(-1, keepdims=True)
 
 
 def _limits(q: jax.Array, own_keys: jax.Array, k: jax.Array, scale: float | None) -> jax.Array:
-    """How much less than 0 the score of each row's own key is than the bound of all: `[..., Hq, Sq]`, float32.
+    """The score of each row's own key minus the bound of all scores of the row: `[..., Hq, Sq]`, float32, at most 0.
 
     q is `[..., Hq, Sq, D]`, k `[..., Hkv, Skv, D]`, `own_keys` `[..., Hkv, Sq, D]`.
     """
@@ -146,11 +148,11 @@ def _limits(q: jax.Array, own_keys: jax.Array, k: jax.Array, scale: float | None
 
 
 def _search(total: jax.Array, limits: jax.Array) -> jax.Array:
-    """How many keys, a multiple of GROUP, may be left out within limits; `total` is the running sum along the keys."""
+    """How many first keys, a multiple of GROUP, may be left out within `limits`. `total`: running sums along keys."""
     whole = total.shape[-1] // GROUP
     if whole == 0:
         return jnp.zeros(limits.shape, jnp.int32)
     parts = -total[..., : whole * GROUP].reshape(*total.shape[:-1], whole, GROUP)
     sums = jax.lax.cumlogsumexp(jax.nn.logsumexp(parts, axis=-1), axis=parts.ndim - 2)
-    # What is not a number bounds nothing: no comparison with it holds.
+    # NaN leaves out no key, because no comparison with NaN is true.
     return (sums[..., None, :] <= limits[..., None]).sum(-1, dtype=jnp.int32) * GROUP

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring of devices: keys go from device to device by `ppermute`, and each computes with those it has.
+"""A ring of devices: keys go from device to device by `ppermute`, and each device computes with the keys it has.
 
-o and lse of the steps are merged in float32. The backward computes each step from the merged o and lse, and the
-gradients of keys travel with them in float32.
+o and lse of the steps are merged in float32. The backward computes each step from the merged o and lse. The gradients
+of keys travel with the keys, in float32.
 """
 
 from abc import ABC, abstractmethod
@@ -27,16 +27,18 @@ Arrays = Mapping[str, jax.Array]
 
 @dataclass(frozen=True, kw_only=True)
 class RingPair:
-    """A call of some rows and some keys in a step. Numbers are those of the call, or of each of its batch rows `[B]`.
+    """A call of some rows with some keys in a step. Arrays have one value for the call, or one for each batch row.
 
     Attributes:
-        begin, first: positions of its first row and of its first key. rows, keys: how many it has.
-        ahead, length: so many of the keys are none, then come so many that are. Others may stand behind them.
-        is_ahead: some device has keys ahead. is_cut: some device has keys behind, or `ends` ahead of the last one.
-        ends: the position that no row attends to keys from. lengths: keys of the whole call, or of the document.
-        is_own: the keys are those of the rows themselves.
+        begin, first: positions of the first row and of the first key. rows, keys: their numbers.
+        ahead, length: the first `ahead` keys are padding, the next `length` are keys. Padding may follow them.
+        is_ahead: some device has padding ahead of its keys. is_cut: some device has padding after its keys, or an
+            `ends` before its last key.
+        ends: rows attend only to keys at positions before this one.
+        lengths: the numbers of keys of the whole call, or of the document.
+        is_own: the keys are those of the same rows.
         tokens: ids and positions of rows and keys.
-        document: the packed document of both, among those that dropout counts as batch rows.
+        document: the packed document of the rows and keys. Dropout counts documents as batch rows.
     """
 
     begin: jax.Array
@@ -59,10 +61,10 @@ class Ring(ABC):
     """A call by a ring on one device of an axis.
 
     Attributes:
-        form: how q, k and v lie. numbers: keywords of the op that are no arrays, but for `dropout_origin`.
-        packed: rows are packed, which are one batch row here.
-        drops: probabilities are dropped. steps: what devices visit.
-        by_offset: where keys are is said by an offset, else by positions.
+        form: the layout of q, k and v. numbers: the op's keywords that are not arrays, without `dropout_origin`.
+        packed: rows are packed. They are one batch row here.
+        drops: the call has dropout. steps: which devices visit the keys of which others.
+        by_offset: calls get the place of their keys as an offset between queries and keys, else as positions.
     """
 
     op: Callable[..., Any]
@@ -88,7 +90,7 @@ class Ring(ABC):
         own: Arrays,
         given_tokens: tuple[str, ...],
     ) -> Self:
-        """The ring of a call. keywords, own, given_tokens: what it was given beside q, k and v."""
+        """The ring of a call. keywords, own, given_tokens: its arguments besides q, k and v."""
         packed = form == PACKED
         drops = bool(keywords.get("dropout_p"))
         needs = planned_needs(
@@ -114,7 +116,7 @@ class Ring(ABC):
     def computed(
         self, q: jax.Array, k: jax.Array, v: jax.Array, own: Arrays, tokens: Arrays, keywords: Mapping[str, Any]
     ) -> tuple[jax.Array, jax.Array]:
-        """o and lse of this device's rows. own: whole. tokens: of all rows. keywords: of the op, arrays among them."""
+        """o and lse of this device's rows. own: whole tensors. tokens: of all rows. keywords: of the op, arrays too."""
         q, k, v = (x[None] if self.packed else x for x in (q, k, v))
         fixed = self._all_tokens(tokens, q.shape[0])
         fixed |= {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
@@ -144,12 +146,12 @@ class Ring(ABC):
         return (o[0], lse[0]) if self.packed else (o, lse)
 
     def _all_tokens(self, tokens: Arrays, _batch: int) -> dict[str, Any]:
-        """Ids and positions of all rows, of queries and of keys, that calls read a part of."""
+        """Ids and positions of all rows, as queries and as keys. Each call reads a part of them."""
         return dict(tokens)
 
     @abstractmethod
     def _forward(self, trained: Arrays, fixed: Arrays) -> tuple[jax.Array, jax.Array]:
-        """o and lse. trained: q, k, v and what else has a gradient. fixed: other arrays."""
+        """o and lse. trained: q, k, v and all other arrays with a gradient. fixed: arrays without."""
 
     @abstractmethod
     def _backward(
@@ -159,19 +161,19 @@ class Ring(ABC):
 
     @abstractmethod
     def _moved_own(self, name: str, x: jax.Array, pair: Any) -> jax.Array:
-        """One of the variant's own tensors, the axes of rows beginning where the call's rows do."""
+        """One of the variant's own tensors. Its axes of rows and keys begin where those of the pair begin."""
 
     # -------------------------------------------------------------------------------------------------------- one call
 
     def _compute(
         self, pair: RingPair, q: jax.Array, k: jax.Array, v: jax.Array, trained: Arrays, fixed: Arrays
     ) -> tuple[jax.Array, jax.Array]:
-        """o in float32, and lse, of a call."""
+        """o, in float32, and lse of the call of a pair."""
         o, lse = self.op(q, k, v, **self._keywords(pair, len(q), trained, fixed), return_lse=True)
         return o.astype(jnp.float32), lse
 
     def _derive(self, pair: RingPair, own: Arrays, fixed: Arrays, operands: tuple[jax.Array, ...]) -> Any:
-        """Its gradients, of q, k, v and of the variant's own tensors, in float32.
+        """The gradients of that call, of q, k, v and of the variant's own tensors, in float32.
 
         Args:
             operands: q, k, v, o, do, lse and dlse.
@@ -185,7 +187,7 @@ class Ring(ABC):
         _, pull = jax.vjp(read, reads)
         keywords = self._keywords(pair, len(q), own, fixed)
         if "g" in own:
-            # The kernels of a log-decay rely on rows whose keys are all there.
+            # The kernels of a log-decay need o and lse of exactly the keys of the call, so they are computed again.
             part = self.op(q, k, v, **keywords, return_lse=True)
             do, dlse = self._of_part(part, (o, lse), (do, dlse))
             o, lse = part
@@ -197,7 +199,7 @@ class Ring(ABC):
         return found.dq, found.dk, found.dv, {name: x.astype(jnp.float32) for name, x in wide.items()}
 
     def _keywords(self, pair: RingPair, batch: int, own: Arrays, fixed: Arrays) -> dict[str, Any]:
-        """The keywords of a call."""
+        """The keywords of the call of a pair."""
         whole = {name: x for name, x in {**own, **fixed}.items() if name in self.work.tensors}
         keywords = {**self.numbers, "layout": self.form}
         keywords |= {name: x for name, x in fixed.items() if name not in whole and name not in TOKENS}
@@ -222,7 +224,7 @@ class Ring(ABC):
         return keywords
 
     def _hide_keys(self, keywords: dict[str, Any], pair: RingPair, batch: int) -> None:
-        """Let no query attend to what is no key, by segment ids."""
+        """Give padding keys, and keys from `ends` on, the segment id of padding, so that no query attends to them."""
         places, first, ahead, length, ends = (
             jnp.atleast_1d(x)[:, None] for x in (jnp.arange(pair.keys), pair.first, pair.ahead, pair.length, pair.ends)
         )
@@ -239,7 +241,7 @@ class Ring(ABC):
     def _where(
         self, visited: jax.Array | None, compute: Callable[..., Any], operands: tuple[jax.Array, ...], lse: float = 0.0
     ) -> Any:
-        """What `compute` returns, and on a device that visits no key zeros, the second result filled with `lse`."""
+        """The results of `compute`. A device that visits no key returns zeros, and `lse` in the second result."""
         if visited is None:
             return compute(*operands)
         shapes = jax.eval_shape(compute, *operands)
@@ -256,7 +258,7 @@ class Ring(ABC):
         return jax.lax.cond(visited, computed, nothing, *operands)
 
     def _of_part(self, part: Any, whole: Any, given: Any) -> tuple[jax.Array, jax.Array]:
-        """The gradients of a part's o and lse from those of the whole."""
+        """The gradients of o and lse of a part of the keys, from those of the whole."""
         (o, lse), (do, dlse) = part, given
         share = jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(lse - whole[1]))
         change = ((o.astype(jnp.float32) - whole[0].astype(jnp.float32)) * do.astype(jnp.float32)).sum(-1)
@@ -264,11 +266,11 @@ class Ring(ABC):
         return (do * self._per_row(share)).astype(do.dtype), share * (change + dlse)
 
     def _per_row(self, x: jax.Array) -> jax.Array:
-        """`[B, H, rows]` as a factor of o."""
+        """`[B, H, rows]` in a shape that broadcasts to o."""
         return (x if self.form == "bhsd" else x.swapaxes(1, 2))[..., None]
 
     def _merged(self, o: jax.Array, lse: jax.Array, part: jax.Array, part_lse: jax.Array) -> Any:
-        """o and lse, float32, with a part's. A row without keys has an lse of -inf."""
+        """Merge o and lse, float32, with those of a part. A row without keys has an lse of -inf."""
         total = jnp.logaddexp(lse, part_lse)
         finite = jnp.where(jnp.isneginf(total), 0.0, total)
         shares = (self._per_row(jnp.exp(x - finite)) for x in (lse, part_lse))
@@ -279,7 +281,7 @@ class Ring(ABC):
         return jnp.full((batch, heads, rows), -jnp.inf, jnp.float32)
 
     def _sent(self, x: jax.Array, distance: int) -> jax.Array:
-        """The rows of the device so far behind."""
+        """Send `x` to the device `distance` ahead in the ring; returns the array of the device `distance` behind."""
         ranks = self.layout.ranks
         if distance % ranks == 0:
             return x

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring over dense rows, a call for each run of rows and of keys; packed rows are one batch row with segment ids."""
+"""A ring over dense rows: a call for each pair of chunks of rows and of keys.
+
+Packed rows are one batch row with segment ids.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +21,10 @@ from .ring import Arrays, Ring, RingPair
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChunkRing(Ring):
-    """A call by a ring, the rows of every device in chunks of the same lengths."""
+    """A call by a ring in which the rows of every device are chunks of the same lengths."""
 
     def _all_tokens(self, tokens: Arrays, batch: int) -> dict[str, jax.Array]:
-        """Ids and positions of all rows, of queries and of keys, padding included: `[B, padded]`."""
+        """Ids and positions of all rows, as queries and as keys, with padding: `[B, padded]`, and more with dropout."""
         layout, found = self.layout, dict(tokens)
         if layout.cu_seqlens is not None:
             found["q_segment_ids"] = jnp.asarray(layout.sequence_numbers, jnp.int32)[None]
@@ -55,7 +58,7 @@ class ChunkRing(Ring):
     def _backward(
         self, trained: Arrays, fixed: Arrays, o: jax.Array, lse: jax.Array, do: jax.Array, dlse: jax.Array
     ) -> dict[str, jax.Array]:
-        # Without a barrier XLA would keep the keys of every step of the forward, in place of sending them again.
+        # Without a barrier XLA would keep the keys of every step of the forward, instead of sending them again.
         q, k, v, do = jax.lax.optimization_barrier((*(trained[name] for name in ("q", "k", "v")), do))
         own = {name: x for name, x in trained.items() if name not in ("q", "k", "v")}
         rows = [self._cut(x) for x in (q, o, do)]
@@ -81,7 +84,7 @@ class ChunkRing(Ring):
         return {name: x.astype(trained[name].dtype) for name, x in found.items()}
 
     def _computing(self, step: int, i: int, j: int, trained: Arrays, fixed: Arrays) -> Callable[..., Any]:
-        """The call of a pair of chunks in a step: o in float32, and lse."""
+        """A function for the call of a pair of chunks in a step. It returns o, in float32, and lse."""
 
         def compute(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
             of_rows, of_keys, rows = *self._aheads(step, i, j), row_axis(self.form)
@@ -92,7 +95,7 @@ class ChunkRing(Ring):
         return compute
 
     def _deriving(self, step: int, i: int, j: int, own: Arrays, fixed: Arrays) -> Callable[..., Any]:
-        """Its gradients, of q, k, v and of the variant's own tensors, in float32."""
+        """A function for the gradients of that call, of q, k, v and of the variant's own tensors, in float32."""
 
         def derive(
             q: jax.Array,
@@ -117,7 +120,7 @@ class ChunkRing(Ring):
 
     @property
     def lengths(self) -> list[int]:
-        """Rows of each chunk, the same on every device."""
+        """The numbers of rows of the chunks. They are the same on every device."""
         return [length for _, length in self.layout.chunks[0]]
 
     def _cut(self, x: jax.Array, axis: int | None = None) -> list[jax.Array]:
@@ -128,11 +131,11 @@ class ChunkRing(Ring):
         return (jax.lax.axis_index(self.axis) - step) % self.layout.ranks
 
     def _begin(self, of: jax.Array, chunk: int) -> jax.Array:
-        """Where a chunk of a device begins."""
+        """The row where a chunk of the device `of` begins."""
         return jnp.asarray([own[chunk][0] for own in self.layout.chunks], jnp.int32)[of]
 
     def _aheads(self, step: int, i: int, j: int) -> tuple[Ahead, Ahead]:
-        """The zeros ahead of a chunk of rows and of one of keys."""
+        """The padding ahead of a chunk of rows and ahead of a chunk of keys."""
         ranks = jax.lax.axis_index(self.axis), self._owner(step)
         found = [
             Ahead.of([own[chunk][0] % unit for own in self.layout.chunks] if self.drops else [], rank, unit)
@@ -141,13 +144,13 @@ class ChunkRing(Ring):
         return found[0], found[1]
 
     def _begins(self, step: int, i: int, j: int) -> tuple[jax.Array, jax.Array]:
-        """Where the rows and the keys of a call begin."""
+        """The rows where the queries and the keys of a call begin, padding included."""
         ranks = jax.lax.axis_index(self.axis), self._owner(step)
         of_rows, of_keys = self._aheads(step, i, j)
         return self._begin(ranks[0], i) - of_rows.count, self._begin(ranks[1], j) - of_keys.count
 
     def _pairs(self, step: int) -> list[tuple[int, int, jax.Array | None]]:
-        """Pairs of a chunk of rows and one of keys that some device visits in a step, and whether this one does."""
+        """The pairs (chunk of rows, chunk of keys) that any device computes in a step, and whether this device does."""
         ranks, found = range(self.layout.ranks), []
         for i in range(len(self.lengths)):
             for j in range(len(self.lengths)):
@@ -162,7 +165,7 @@ class ChunkRing(Ring):
         return keys[0] < self.layout.seq and self.steps.visited(rank, owner, run, keys)
 
     def _pair(self, step: int, i: int, j: int, batch: int, fixed: Arrays) -> RingPair:
-        """The call of a pair of chunks."""
+        """The sizes and positions of the call of a pair of chunks."""
         begin, first = self._begins(step, i, j)
         of_rows, of_keys = self._aheads(step, i, j)
         length, count = self.lengths[i] + of_rows.room, self.lengths[j] + of_keys.room
@@ -195,7 +198,7 @@ class ChunkRing(Ring):
             size = x.shape[axis]
             begins, length = (pair.first, size) if self.by_offset or dim == "kv_idx" else (pair.begin, pair.rows)
             length = pair.keys if dim == "kv_idx" and not self.by_offset else length
-            # What lies behind the last row is read by no pair that the mask keeps.
+            # No pair that the mask keeps reads the padding after the last row.
             x = jnp.pad(
                 x, [(0, max(length, self.layout.padded - size)) if n == axis else (0, 0) for n in range(x.ndim)]
             )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ring over packed documents that are computed apart: each call has some of them as its batch rows.
+"""A ring over packed documents that are computed separately: the batch rows of a call are documents.
 
-Calls of like sizes are one call, whose batch rows are documents. Dropout counts rows and keys of a call from one place:
-there documents take a call each, one after the other.
+Documents with runs of similar sizes share a call. With dropout each document takes its own call, one after the other,
+because dropout counts the rows and keys of a call from one place.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from .primitive import varying_alike
 from .ring import Arrays, Ring, RingPair
 
 State = Any
-"""Arrays that calls add to."""
+"""The arrays that calls update one after the other: o and lse, or gradients."""
 
 
 class Runs(NamedTuple):
-    """The runs of rows of some calls, or of keys, int32 `[calls]`: as `RunTable` has them for every rank."""
+    """The runs of rows, or of keys, of some calls on this device, int32 `[calls]`: a rank's part of a `RunTable`."""
 
     at: jax.Array
     position: jax.Array
@@ -42,7 +42,7 @@ class Runs(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Some calls of a device: their documents, runs of rows and runs of keys."""
+    """Some calls of a device: the document, the run of rows and the run of keys of each."""
 
     documents: jax.Array
     rows: Runs
@@ -54,8 +54,8 @@ class DocumentsPair(RingPair):
     """A call whose batch rows are documents.
 
     Attributes:
-        documents: their numbers `[B]`. starts: their first rows in the whole call `[B]`. reach: so many rows from a
-            call's first key on hold all of its rows and keys.
+        documents: their numbers `[B]`. starts: their first rows in the whole call `[B]`.
+        reach: this many rows of a document, from the call's first key on, include all rows and keys of the call.
     """
 
     documents: jax.Array
@@ -65,7 +65,7 @@ class DocumentsPair(RingPair):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DocumentRing(Ring):
-    """A call by a ring of packed documents, each of which is computed apart."""
+    """A call by a ring over packed documents that are computed separately."""
 
     # -------------------------------------------------------------------------------------------------- the two passes
 
@@ -91,7 +91,7 @@ class DocumentRing(Ring):
         state: State,
         slots: Slots,
     ) -> State:
-        """o and lse of all rows, those of some calls merged. tensors: q, and k and v of a step."""
+        """o and lse of all rows, after merging the results of some calls. tensors: q, and k and v of the step."""
         (o, lse), (q, k, v) = state, tensors
         rows, keys = self._places(calls, slots)
         part = self._compute(
@@ -104,7 +104,7 @@ class DocumentRing(Ring):
     def _backward(
         self, trained: Arrays, fixed: Arrays, o: jax.Array, lse: jax.Array, do: jax.Array, dlse: jax.Array
     ) -> dict[str, jax.Array]:
-        # Without a barrier XLA would keep the keys of every step of the forward, in place of sending them again.
+        # Without a barrier XLA would keep the keys of every step of the forward, instead of sending them again.
         q, k, v, do = jax.lax.optimization_barrier((*(trained[name] for name in ("q", "k", "v")), do))
         own = {name: x for name, x in trained.items() if name not in ("q", "k", "v")}
         state: State = {name: varying_alike((q, jnp.zeros(x.shape, jnp.float32)))[1] for name, x in trained.items()}
@@ -129,7 +129,7 @@ class DocumentRing(Ring):
         state: State,
         slots: Slots,
     ) -> State:
-        """The gradients so far with those of some calls. of_keys: k and v of a step. of_rows: q, o, do, lse, dlse."""
+        """The gradients so far plus those of some calls. of_keys: k and v of the step. of_rows: q, o, do, lse, dlse."""
         rows, keys = self._places(calls, slots)
         k, v = (_taken(x, keys) for x in of_keys)
         q, o, do = (_taken(x, rows) for x in of_rows[:3])
@@ -150,14 +150,16 @@ class DocumentRing(Ring):
 
     @cached_property
     def _apart(self) -> bool:
-        """Each document takes a call: dropout counts from one place, or a tensor has rows, the same for batch rows."""
+        """Whether each document takes its own call: with dropout, or if batch rows share a tensor with rows or keys."""
         return self.drops or any(
             self.work.axes(name, "q_idx", "kv_idx") and not self.work.axes(name, "b") for name in self.work.tensors
         )
 
     def _each(self, calls: DocumentCalls, add: Callable[[State, Slots], State], state: State) -> State:
-        """What `add` makes of a state: by all calls at once, or by each after the other. A device skips what it has
-        none of."""
+        """The state after `add` for all calls at once, or for one call after the other.
+
+        A device skips calls that it does not have.
+        """
         rank = jax.lax.axis_index(self.axis)
         slots = Slots(jnp.asarray(calls.documents)[rank], Runs.of(calls.rows, rank), Runs.of(calls.keys, rank))
         there = calls.rows.length > 0
@@ -168,7 +170,7 @@ class DocumentRing(Ring):
         def one(state: State, slot: Slots) -> tuple[State, None]:
             return _where(None if there.all() else slot.rows.length[0] > 0, add, state, slot), None
 
-        # Of one call a scan is that call.
+        # A scan over a single call amounts to that call.
         found, _ = jax.lax.scan(one, state, jax.tree.map(lambda x: x[:, None], slots))
         return found
 
@@ -180,7 +182,7 @@ class DocumentRing(Ring):
         return {name: x for name, x in found.items() if name not in LENGTHS}
 
     def _pair(self, calls: DocumentCalls, slots: Slots) -> DocumentsPair:
-        """A call of some of the slots."""
+        """The sizes and positions of the call of some slots."""
         bounds = jnp.asarray(self.layout.cu_seqlens, jnp.int32)
         starts, ends = bounds[slots.documents], bounds[slots.documents + 1]
         begin, first = slots.rows.begin, slots.keys.begin
@@ -208,7 +210,7 @@ class DocumentRing(Ring):
         )
 
     def _places(self, calls: DocumentCalls, slots: Slots) -> tuple[jax.Array, jax.Array]:
-        """Where the rows of calls, and their keys, are among those of a device, `[calls, rows]`."""
+        """The device's row for each query of the calls, and for each key: `[calls, rows]` each."""
         return (
             _places(slots.rows, calls.rows.count, self.layout.local),
             _places(slots.keys, calls.keys.count, self.layout.local),
@@ -226,7 +228,7 @@ class DocumentRing(Ring):
                     of_keys = self.by_offset or dim == "kv_idx"
                     count = pair.reach if self.by_offset else pair.keys if of_keys else pair.rows
                     rows = start + (first if of_keys else begin) + jnp.arange(count, dtype=jnp.int32)
-                    # What lies behind the last row is read by no pair that the mask keeps.
+                    # No pair that the mask keeps reads the zeros after the last row.
                     found = jnp.take(found, rows, axis, mode="fill", fill_value=0)
             if "b" not in dims:
                 return found
@@ -243,18 +245,20 @@ def _where(is_here: jax.Array | None, add: Callable[[State, Slots], State], stat
 
 
 def _places(runs: Runs, count: int, local: int) -> jax.Array:
-    """Where so many rows of each call are among those of a device, `[calls, count]`; behind the last where there is
-    none, each at a place of its own."""
+    """The device's row for each of `count` rows of the calls, `[calls, count]`.
+
+    Padding rows get distinct numbers after the device's last row, so that the indices of a scatter stay unique.
+    """
     own = jnp.arange(count, dtype=jnp.int32)[None] - runs.ahead[:, None]
     behind = local + jnp.arange(own.size, dtype=jnp.int32).reshape(own.shape)
     return jnp.where((own >= 0) & (own < runs.length[:, None]), runs.at[:, None] + own, behind)
 
 
 def _taken(x: jax.Array, places: jax.Array) -> jax.Array:
-    """Rows of `[1, local, ...]`, 0 where there is none: `[calls, count, ...]`."""
+    """Rows of `[1, local, ...]` at these places, 0 for padding: `[calls, count, ...]`."""
     return jnp.take(x[0], places, 0, mode="fill", fill_value=0)
 
 
 def _taken_sums(x: jax.Array, places: jax.Array, value: float) -> jax.Array:
-    """The same of `[1, H, local]`: `[calls, H, count]`."""
+    """Columns of `[1, H, local]` at these places, `value` for padding: `[calls, H, count]`."""
     return jnp.take(x[0], places, 1, mode="fill", fill_value=value).swapaxes(0, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of JAX ops, and the tables that their launches make."""
+"""Schedules of JAX ops, and the functions by which launches make their tables."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +30,12 @@ def _unflatten(static: tuple[Any, ...], children: Any) -> Schedule:
     return Schedule(op=op, call=dict(call), sequences=sequences, tiles=dict(tiles), tables=tables)
 
 
-# A schedule goes where arrays go: into jit, scan and checkpoint.
+# As a pytree, a schedule can be passed through jit, scan and checkpoint as arrays can.
 jax.tree_util.register_pytree_node(Schedule, _flatten, _unflatten)
 
 
 def launches_on() -> str | None:
-    """The architecture that kernels launched now would be compiled for; None where the reference is computed."""
+    """The architecture that kernels launched now would be compiled for; None if the reference is computed instead."""
     if jax.default_backend() == "gpu":
         return device_arch("schedule")
     return INTERPRETER if INTERPRET else None
@@ -53,14 +53,14 @@ def call_sizes(
 def packed_sizes(
     sequences: int, heads: int, q_len: int, kv_len: int, row_offset: int, row_offsets: Any
 ) -> dict[str, Any]:
-    """The same of a packed call."""
+    """The same sizes for a packed call."""
     offset = row_offset if row_offsets is None else "one per sequence"
     sizes = {"query heads": heads, "q rows": q_len, "kv rows": kv_len}
     return {"calls": "of packed sequences", "sequences": sequences, **sizes, "q_offset": offset}
 
 
 def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: jax.Array, cu_seqlens_k: jax.Array) -> None:
-    """Check that a schedule is of these sequences, where their values are known on the host."""
+    """Check that a schedule was made for these sequences, if their values are known on the host."""
     names = ("cu_seqlens_q", "cu_seqlens_k")
     for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
         if made_for is given or not (values_are_checked(given) and values_are_checked(made_for)):
@@ -70,9 +70,9 @@ def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: jax.Array, cu_seq
 
 
 def list_blocks(launch_lists: ListLaunch, shape: tuple[int, ...], others: int, like: Tensor) -> list[Tensor]:
-    """Spans `[*shape, 4]` and entries of as many lists, each with room for `others` entries.
+    """The spans `[*shape, 4]` of block lists, one for each list, and their entries, with room for `others` in a list.
 
-    That is the most it could need: sizes are settled before the device counts anything.
+    No list can need more room. Sizes must be fixed before the device counts the entries.
     """
     spans = like.new_empty((*shape, 4), dtype=INT32)
     count = spans.numel() // 4
@@ -88,9 +88,9 @@ def block_sequences(
 ) -> Tensor:
     """The sequence of each block of packed queries, or `by_keys` of packed keys: int32 `[entries, 8]`.
 
-    There are as many entries as there could be blocks.
+    There are as many entries as there can be blocks at most.
     """
-    # A kernel: imported by the first packed call.
+    # The module defines a kernel, so only packed calls import it.
     from ..core.packed_blocks import packed_blocks
 
     num_seqs = cu_seqlens_q.shape[0] - 1
@@ -109,5 +109,5 @@ def block_sequences(
 
 
 def work_counter(like: Tensor) -> Tensor:
-    """How many pieces of work the programs of a kernel took beside the first of each: 0."""
+    """A counter at 0: the pieces of work that the programs of a kernel take in addition to the first of each."""
     return like.new_zeros((1,), dtype=INT32)

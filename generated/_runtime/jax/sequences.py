@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences, and batches with segment ids, positions and lengths, of JAX arrays: the checks."""
+"""Checks of packed sequences, and of segment ids, positions and lengths of a batch, in JAX."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from .support import (
 
 @dataclass(frozen=True, eq=False)
 class SequenceArguments:
-    """What a call says of its sequences and tokens: the arguments of the op by their names, unchecked."""
+    """The arguments of the op that describe sequences and tokens, by their names, unchecked."""
 
     q_offset: Any
     cu_seqlens_q: Any
@@ -40,7 +40,7 @@ class SequenceArguments:
 
     @property
     def of_tokens(self) -> tuple[Any, ...]:
-        """Those of TOKEN_ARGUMENTS, in that order."""
+        """The arguments that TOKEN_ARGUMENTS names, in that order."""
         return tuple(getattr(self, name) for name in TOKEN_ARGUMENTS)
 
     @property
@@ -50,10 +50,10 @@ class SequenceArguments:
 
 
 class Tokens(NamedTuple):
-    """What a call says of its queries and keys, int32 `[B, Sq]` and `[B, Skv]`.
+    """The segment ids and positions of queries and keys, int32 `[B, Sq]` and `[B, Skv]`, and lengths.
 
-    Ids are always there; where none were given they are one for all, `[1, 1]`. Keys behind a row's length have
-    `padding_id`. Positions are None where rows are positions. Lengths are int32 `[B]`, or one for all rows.
+    Ids are always arrays: if the call gave none, one id for all tokens, `[1, 1]`. Keys after a row's length have
+    `padding_id`. Positions are None if they equal row numbers. Lengths are int32 `[B]`, or `[1]` for all rows.
     """
 
     q_segment_ids: jax.Array
@@ -71,9 +71,9 @@ class Tokens(NamedTuple):
 def check_packed(
     op: str, q: Any, k: Any, v: Any, scale: object, cu_seqlens_q: Any, cu_seqlens_k: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Check the arguments of a packed call, q, k and v `[total, H, D]`; where the sequences of q and of k begin.
+    """Check the arguments of a packed call, q, k and v `[total, H, D]`. Returns cu_seqlens_q and cu_seqlens_k.
 
-    The values are read only where they are known and on the host, and in debug mode.
+    Their values are read only if they are known, and are on the host or in debug mode.
     """
     check_qkv(op, q, k, v, scale, PACKED)
     if cu_seqlens_k is None:
@@ -91,7 +91,7 @@ def check_packed(
 
 
 def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: jax.Array) -> jax.Array:
-    """Where the sequences of `x` begin, and its length at the end: checked."""
+    """The cu_seqlens of `x`, checked: where its sequences begin, and its length at the end."""
     if not is_array(cu_seqlens):
         fail(op, name, "an integer array [n + 1]", type(cu_seqlens).__name__)
     if not is_integer(cu_seqlens.dtype) or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
@@ -116,7 +116,7 @@ def packed_offset(
 def check_tokens(
     op: str, batch: int, q_len: int, kv_len: int, given: SequenceArguments, kv_lengths: jax.Array | None
 ) -> Tokens | None:
-    """Check what a call says of its queries and keys, if anything; `kv_lengths` is int32 `[B]` already."""
+    """Check the token arguments of a call; None if it has none. `kv_lengths` is int32 `[B]` already."""
     if all(x is None for x in given.of_tokens):
         return None
     padding_id = check_padding_id(op, host_number(op, "padding_id", given.padding_id))
@@ -138,8 +138,11 @@ def check_tokens(
 def check_order(
     op: str, tokens: Tokens | None, batch: int, q_len: int, kv_len: int, padding_id: int, by_row: ByRow | None
 ) -> jax.Array | None:
-    """Check the rule for positions. If their values are not known, or on a device, the result is 1 for each batch row
-    that keeps the rule and NaN for each that breaks it; None if there is nothing more to check."""
+    """Check the rule for positions; None if there is nothing more to check.
+
+    If the values are not known, or are on a device, the result is 1 for each batch row that keeps the rule, and NaN for
+    each batch row that breaks it.
+    """
     if tokens is None or tokens.q_positions is None or tokens.kv_positions is None or by_row is None:
         return None
     q_ids, q_positions = (jnp.broadcast_to(x, (batch, q_len)) for x in (tokens.q_segment_ids, tokens.q_positions))
@@ -161,7 +164,7 @@ def _pair(
     q_shape: tuple[int, int],
     kv_shape: tuple[int, int],
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """What a call says of its queries and of its keys, checked; the first serves both where it is alone."""
+    """An argument for queries and its counterpart for keys, checked. If only the first is given, it serves both."""
     if of_queries is None:
         if of_keys is not None:
             fail(op, q_name, f"an integer array {list(q_shape)} beside {kv_name}", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a primitive is cut where its arrays are sharded: along batch rows and heads, without moving any."""
+"""The partitioning of a primitive whose arrays are sharded: along batch rows and heads, without moving data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +19,8 @@ def partitioned(
     """`local` as a function that XLA cuts along batch rows and heads.
 
     `operands` and `results` have a letter for each axis: b for batch rows, h for query heads, k for key heads, any
-    other for what every device needs whole. The first operand is q, the second k. A result without the axis that is
-    cut is a sum over it, such as the gradient of a tensor that all batch rows read.
+    other letter for an axis that every device needs whole. The first operand is q, the second k. A result without the
+    axis that is cut is a sum over it, such as the gradient of a tensor that all batch rows read.
     """
 
     def call(*arrays: jax.Array) -> Sequence[jax.Array]:
@@ -80,7 +80,7 @@ def _flat(axes: Sequence[Any]) -> list[str]:
 
 
 class _Names:
-    """The factors of a sharding rule, as they are met: b, k and g for the batch, the key heads and a head's group."""
+    """The factors of a sharding rule, in order of occurrence: b, k and g for batch rows, key heads and their groups."""
 
     def __init__(self, batch: int, heads: int, kv_heads: int) -> None:
         self.batch, self.kv_heads, self.group = batch, kv_heads, heads // kv_heads
@@ -98,7 +98,7 @@ class _Names:
         if letter == "h" and size == self.kv_heads * self.group:
             if self.group == 1 or self.kv_heads == 1:
                 return self._factor("k" if self.group == 1 else "g")
-            # Key heads have an axis of their own, a group has none: only its size must be said.
+            # Key heads are an axis of k, so their number is known. The group is no axis: the rule must give its size.
             self.sizes = {"g": self.group}
             return f"({self._factor('k')} {self._factor('g')})"
         return self._factor(f"x{len(self.order)}")
@@ -109,6 +109,6 @@ class _Names:
         return name
 
     def cut(self, by_batch: bool, by_heads: bool) -> set[str]:
-        """The factors that arrays may be sharded by: a group of heads only where it has the one key head."""
+        """The factors that arrays may be sharded by: the group of heads only if there is a single key head."""
         heads = {"g"} if self.kv_heads == 1 < self.group else {"k"}
         return ({"b"} if by_batch else set()) | (heads if by_heads else set())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the JAX ops check of their arguments: shapes and types, known while a function is traced."""
+"""Checks of the arguments of the JAX ops: shapes and types, which are known while a function is traced."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -17,17 +17,17 @@ _INPUT_DTYPES = ("float16", "bfloat16", "float32")
 
 
 def is_array(x: object) -> bool:
-    """Whether an argument is an array: of JAX, traced or not, or of numpy."""
+    """Whether an argument is a JAX array, traced or not, or a numpy array."""
     return isinstance(x, (jax.Array, np.ndarray))
 
 
 def is_known(x: object) -> bool:
-    """Whether an array has values, outside of any trace."""
+    """Whether the values of an array are known: it is not traced."""
     return not isinstance(x, jax.core.Tracer)
 
 
 def canonical(x: Any) -> Any:
-    """An array of numpy as one of JAX, in the dtype that JAX has for it; anything else as it is."""
+    """A numpy array as a JAX array, in the dtype that JAX uses for it; anything else as it is."""
     return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
@@ -75,10 +75,10 @@ def check_known_scale(op: str, scale: object) -> None:
 def check_tensor(
     op: str, name: str, x: Any, shape: tuple[Size, ...], dtypes: tuple[str, ...], tile_axes: tuple[int, ...] = ()
 ) -> jax.Array:
-    """One of a variant's own tensors, checked, in one of `dtypes`: any float is cast for a float, any integer for one.
+    """One of a variant's own tensors, checked and cast to one of `dtypes`: floats to a float, integers to an integer.
 
-    A gradient comes back in the dtype that was given. Offsets along `tile_axes` are 32-bit in the kernels. Of a tensor
-    without elements, of a call without keys or queries, it is one that reads as 0 everywhere.
+    A gradient has the dtype that was given. Offsets along `tile_axes` are 32-bit in the kernels. A tensor without
+    elements, in a call without keys or queries, is replaced by a tensor that reads as 0 everywhere.
     """
     if not is_array(x):
         fail(op, name, f"a jax.Array of shape {sizes_text(shape)}", "nothing" if x is None else type(x).__name__)
@@ -92,7 +92,7 @@ def check_tensor(
 
 
 def readable(x: jax.Array) -> jax.Array:
-    """An array with an element for every index to be clamped to: 0 where an axis has none, which has no nearest end."""
+    """An array in which every clamped index finds an element: an axis of size 0 becomes one element, which is 0."""
     empty = tuple(axis for axis, size in enumerate(x.shape) if size == 0)
     return x.sum(empty, keepdims=True, dtype=x.dtype) if empty else x
 
@@ -110,19 +110,19 @@ def _in_dtype(op: str, name: str, x: Any, dtypes: tuple[str, ...]) -> jax.Array:
         return jnp.asarray(x).astype(dtype)
     if not is_integer(x.dtype):
         fail(op, name, f"dtype {dtype} or another of integers", x.dtype.name)
-    # Where int64 is declared int32 will do: JAX has no other unless told so.
+    # int32 is accepted where int64 is declared, because JAX has no int64 by default.
     return as_integers(op, name, x, "int32" if x.dtype.name == "int32" else dtype)
 
 
 def is_integer(dtype: Any) -> bool:
-    """Whether the values of a dtype are whole numbers; those of bool are none."""
+    """Whether a dtype is an integer type. bool is not."""
     return bool(jnp.issubdtype(dtype, jnp.integer))
 
 
 def as_integers(op: str, name: str, x: Any, dtype: str = "int32") -> jax.Array:
-    """An array of integers of any dtype as `dtype`, or as the widest that JAX has. What is lost is an error.
+    """An array of integers as `dtype`, or as the widest that JAX has. A value that does not fit is an error.
 
-    Values are read where they are known and on the host: elsewhere the call would wait for the device.
+    Values are checked only if they are known and on the host. Otherwise the call would wait for the device.
     """
     kept = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     limits = np.iinfo(kept)
@@ -149,7 +149,7 @@ def query_offset(
 ) -> tuple[int, jax.Array | None]:
     """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
 
-    `kv_len` is an int32 array where each batch row has a length of its own.
+    `kv_len` is an int32 array if each batch row has its own length.
     """
     if is_array(q_offset):
         return 0, offset_array(op, q_offset, count)
@@ -160,7 +160,7 @@ def query_offset(
 
 
 def offset_array(op: str, q_offset: Any, count: int) -> jax.Array:
-    """Offsets of so many batch rows or sequences, checked; one for all may be traced."""
+    """The offsets of `count` batch rows or sequences, checked. One offset for all, `[]`, may be traced."""
     if not is_integer(q_offset.dtype) or q_offset.shape not in ((), (count,)):
         got = f"{q_offset.dtype.name} {list(q_offset.shape)}"
         fail(op, "q_offset", f"an int, 'end' or an integer array [{count}]", got)
@@ -173,7 +173,7 @@ def check_offset_word(op: str, q_offset: str) -> None:
 
 
 def host_number(op: str, argument: str, value: Any) -> Any:
-    """The number that a scalar of numpy, or an array `[]` in the host's memory, holds; else `value` as it is."""
+    """The number in a numpy scalar, or in an array `[]` in host memory; any other `value` as it is."""
     if isinstance(value, np.generic):
         return value.item()
     if not is_array(value) or value.shape != () or not is_known(value):
@@ -185,7 +185,7 @@ def host_number(op: str, argument: str, value: Any) -> Any:
 
 
 def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> Any:
-    """An integer scalar of a variant: a number, checked, or an array of none of whose values anything is known."""
+    """An integer scalar of a variant: a number, or an array `[]`, whose value is checked if it is known on the host."""
     if not is_array(value):
         return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum)
     if value.shape != () or not is_integer(value.dtype):
@@ -196,7 +196,7 @@ def check_int(op: str, argument: str, value: Any, minimum: int | None = None, ma
 
 
 def check_float(op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None) -> Any:
-    """A floating-point scalar of a variant: a number, checked, or an array."""
+    """A floating-point scalar of a variant: a number or an array `[]`, checked as in `check_int`."""
     if not is_array(value):
         return float(checks.check_float(op, argument, host_number(op, argument, value), minimum, maximum))
     if value.shape != () or not (is_integer(value.dtype) or jnp.issubdtype(value.dtype, jnp.floating)):
@@ -212,7 +212,7 @@ def _is_cheap(x: Any) -> bool:
 
 
 def values_are_checked(x: Any) -> bool:
-    """Whether a call reads what an array holds, to check it."""
+    """Whether a call reads the values of an array to check them."""
     return is_known(x) and _is_cheap(x)
 
 
@@ -236,7 +236,7 @@ def dropout_seed(op: str, dropout_p: float, seed: Any) -> Any:
 
 
 def as_arrays(scalars: dict[str, Any]) -> tuple[dict[str, jax.Array], dict[str, Hashable]]:
-    """A call's scalars as arrays, or as numbers: one array makes arrays of all, as kernels load all of them or none."""
+    """A call's scalars, all as arrays if any is an array, else all as numbers: kernels load all of them or none."""
     if not any(is_array(value) for value in scalars.values()):
         return {}, dict(scalars)
     return {name: _as_array(name, value) for name, value in scalars.items()}, {}
@@ -249,7 +249,7 @@ def _as_array(name: str, value: Any) -> jax.Array:
 
 
 def positive_scale(q: jax.Array, scale: float | None) -> tuple[jax.Array, float]:
-    """The kernels take the maximum before they scale, so the sign of a scale, or a zero, moves into q: no rounding."""
+    """q and a positive scale. Kernels take the maximum before they scale, so q takes the sign, or a 0: exactly."""
     if scale is None:
         return q, 1.0 / float(np.sqrt(q.shape[-1]))
     scale = float(scale)

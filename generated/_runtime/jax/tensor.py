@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays as launches see them: with the axes that the kernels know, and strides."""
+"""Arrays as launches see them: with the order of axes that the kernels expect, and strides."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,16 @@ _STRIDE_LIMIT = 2**31 // 256
 
 
 def int64() -> np.dtype:
-    """int64 where JAX has it. Where it has not, neither have the tensors that kernels read."""
+    """int64 if JAX has it enabled, else int32; then no tensor that kernels read is int64 either."""
     return np.dtype(jax.dtypes.canonicalize_dtype(np.int64))
 
 
 class Tensor:
-    """A dense array of shape `memory`, seen as `shape` by `strides`; what a kernel will fill has no `array` yet.
+    """A dense array of shape `memory`, viewed with `shape` and `strides`. An output of a kernel has no `array` yet.
 
-    Arrays of JAX have no strides, but q of `[B, S, H, D]` is read where it lies: here it is `[B, H, S, D]`. `element`
-    is the type that kernels read, where it is not that of the array. `in_parts`: several launches fill it, each a part.
+    JAX arrays have no strides, but kernels read q of `[B, S, H, D]` without a copy: here it is viewed as
+    `[B, H, S, D]`. `element` is the type that kernels read, if it is not the dtype of the array. `in_parts`: several
+    launches fill the tensor, each a part.
     """
 
     __slots__ = ("array", "dtype", "element", "in_parts", "memory", "shape", "strides", "zeroed")
@@ -67,7 +68,7 @@ class Tensor:
 
     @classmethod
     def repeated(cls, array: jax.Array, shape: Sequence[int]) -> "Tensor":
-        """A dense array whose axes of one element may stand for any size."""
+        """A dense array viewed with `shape`: an axis of one element may be repeated to any size."""
         own = dense_strides(array.shape)
         strides = [0 if have == 1 < want else step for have, want, step in zip(array.shape, shape, own, strict=True)]
         return cls(array, shape, strides, array.dtype, memory=array.shape)
@@ -85,22 +86,22 @@ class Tensor:
         return int(self.dtype.itemsize)
 
     def new_empty(self, shape: int | Sequence[int], dtype: Any = None) -> "Tensor":
-        """What a kernel fills, of this dtype unless another is given."""
+        """An output of a kernel, of this dtype unless another is given."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         return Tensor(None, shape, dense_strides(shape), dtype or self.dtype, memory=shape)
 
     def new_zeros(self, shape: int | Sequence[int], dtype: Any = None) -> "Tensor":
-        """The same, set to zero before the kernel runs."""
+        """An output that is set to zero before the kernel runs."""
         made = self.new_empty(shape, dtype)
         made.zeroed = True
         return made
 
     def value(self) -> jax.Array:
-        """The array in memory; zeros where no kernel was launched to fill it, as of no elements."""
+        """The array in memory; zeros if no kernel was launched to fill it, as for a tensor without elements."""
         return jnp.zeros(self.memory, self.dtype) if self.array is None else self.array
 
     def __getitem__(self, index: Any) -> jax.Array:
-        """Elements of a tensor whose axes lie in order."""
+        """Elements of a tensor whose axes have the order of the memory."""
         return self.value()[index]
 
 
@@ -132,7 +133,7 @@ def begin_alike(x: Tensor, y: Tensor) -> bool:
 
 
 def fill_in_parts(*tensors: Tensor) -> None:
-    """Several launches fill the tensors: each keeps what the one before has written."""
+    """Mark tensors that several launches fill: each launch keeps what earlier launches have written."""
     for x in tensors:
         x.in_parts = True
 
@@ -143,6 +144,6 @@ def has_even_rows(x: Tensor) -> bool:
 
 
 def empty_like_layout(x: Tensor, last: int, dtype: Any = None) -> Tensor:
-    """An empty `[B, H, S, last]` tensor, dense, its axes in the memory order of `x`, of its dtype or another."""
+    """An empty, dense `[B, H, S, last]` tensor with the memory order of `x`, in the dtype of `x` or another."""
     strides = [stride // x.memory[-1] * last for stride in x.strides[:-1]]
     return Tensor(None, (*x.shape[:3], last), (*strides, 1), dtype or x.dtype, memory=(*x.memory[:-1], last))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what is missing before anything else fails for want of it."""
+"""Checks that JAX is installed, and new enough, before any other import fails because of it."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ if importlib.util.find_spec("jax") is None:
 
 import jax
 
-# Since then jaxlib brings the handler that launches the kernels.
+# The first version whose jaxlib has the handler that launches the kernels.
 LEAST = (0, 10, 1)
 
 if jax.__version_info__[:3] < LEAST:

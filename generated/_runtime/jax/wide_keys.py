@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of an op whose dk and dv are parts of sums, and so float32 whatever k and v are."""
+"""Calls of an op whose dk and dv are parts of sums. So they are float32 whatever the dtype of k and v."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -19,27 +19,27 @@ Arrays = Mapping[str, jax.Array]
 
 
 def trained_names(op: Callable[..., Any]) -> set[str]:
-    """A variant's own tensors that have a gradient, by keyword."""
+    """The keywords of a variant's own tensors that have a gradient."""
     gradients = importlib.import_module(op.__module__).DENSE.gradients
     return {name for name, own in keyword_names(op).items() if own in gradients}
 
 
 def guarded(op: Callable[..., Any], name: str, x: jax.Array, layout: str) -> jax.Array:
-    """`x`, an argument without a gradient, which raises an error where it is differentiated."""
+    """`x`, an argument without a gradient: differentiation by it raises an error."""
     kernels, own = importlib.import_module(op.__module__).DENSE, keyword_names(op)[name]
     (found,) = without_gradients(kernels, Call(operands=(own,), layout=layout, numbers=()), [x])
     return found
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """Keys or values as `wide_call` takes them: XLA leaves out a cast to float32 and back."""
+    """Keys or values in float32, as `wide_call` takes them. XLA removes a cast to float32 and back."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def wide_call(
     op: Callable[..., Any], q: jax.Array, k: jax.Array, v: jax.Array, keywords: Mapping[str, Any], layout: str
 ) -> tuple[jax.Array, jax.Array]:
-    """o and lse of `op(q, k, v, **keywords)`, of `widened` k and v, which it casts to the dtype of q."""
+    """o and lse of `op(q, k, v, **keywords)`. k and v are `widened`; they are cast to the dtype of q here."""
     names = trained_names(op)
     arrays = {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
     numbers = {name: x for name, x in keywords.items() if name not in arrays}
@@ -80,9 +80,9 @@ def wide_call(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def heads_of_all_rows(axis: Any, heads: int, rows: int, repeats: int, x: jax.Array) -> jax.Array:
-    """Keys of all heads of a device's rows, each repeated so often, to all rows of its heads, `widened`.
+    """Exchange all key heads of a device's rows for all rows of the device's heads, `widened`.
 
-    The gradients of a repeated head are added up in float32.
+    Each key head is repeated `repeats` times first. The gradients of a repeated head are added up in float32.
     """
     x = jnp.repeat(x, repeats, heads)
     return widened(jax.lax.all_to_all(x, axis, split_axis=heads, concat_axis=rows, tiled=True))
