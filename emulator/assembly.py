@@ -42,7 +42,7 @@ def _words(x: Value) -> tuple[Value, Value]:
 
 
 def _number(words: Tensor) -> Tensor:
-    """Words as the numbers that they are without a sign."""
+    """Words as unsigned numbers."""
     return words.long() & 0xFFFFFFFF
 
 
@@ -55,13 +55,13 @@ def _product_with(factor: int) -> Callable[[Value], tuple[Value, Value]]:
 
 
 def _choice(word: Value, limit: Operand, if_below: Operand, otherwise: Operand) -> Value:
-    """One of two numbers, by whether a word without a sign is below a limit."""
+    """`if_below` if a word, as an unsigned number, is below a limit, else `otherwise`."""
     word, limit, if_below, otherwise = broadcast(*map(scalar, (word, limit, if_below, otherwise)))
     return Value(torch.where(_number(word.data) < _number(limit.data), if_below.data, otherwise.data), word.layout)
 
 
 def _kept_pair(first: int) -> Callable[[Value, Value], Value]:
-    """A mask of two halves: whether byte `first` and the second one after it are no less than the halves of a limit."""
+    """A mask of two halves: whether bytes `first` and `first + 2` are at least the halves of a limit."""
 
     def compare(words: Value, limit: Value) -> Value:
         words, limit = broadcast(words, limit)
@@ -75,7 +75,7 @@ def _kept_pair(first: int) -> Callable[[Value, Value], Value]:
 
 
 def _transposed(words: Value) -> Value:
-    """Each 8 lines of 4 words as 8 by 8 halves, and those transposed; the lines are the first axis."""
+    """Each 8 lines of 4 words, as a matrix of 8 by 8 halves, transposed; the lines are the first axis."""
     threads = words.data.movedim(0, -2)
     halves = threads.contiguous().view(torch.int16)
     halves = halves.view(*halves.shape[:-2], halves.shape[-2] // 8, 8, 8).mT.contiguous()

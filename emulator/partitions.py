@@ -104,7 +104,7 @@ class Scheduler:
     """Takes turns among partitions."""
 
     def __init__(self, land_copy: Callable[[], bool]) -> None:
-        """`land_copy` completes what the device does by itself, if there is anything, once no partition can go on."""
+        """`land_copy` completes a pending copy, or returns False. It is called when no partition can go on."""
         self._land_copy = land_copy
         self._partitions: list[Partition] = []
         self._failure: BaseException | None = None
