@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: fed573da592e93a2
+# hash: 1a40c2727feef241
 """Triton kernels of `band_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -119,7 +119,7 @@ def band_bias_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -141,7 +141,7 @@ def band_bias_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+    # In a narrow band it visits all blocks: a second loop would take longer to fill its pipeline than masks take.
     gap = 0 if NARROW else full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
@@ -161,7 +161,7 @@ def band_bias_fwd(
         if RAGGED:
             logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -185,7 +185,7 @@ def band_bias_fwd(
             )
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
             max_new = tl.maximum(row_max, tl.max(logit, 1))
-            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
             p = tl.exp2(logit - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)
@@ -196,7 +196,7 @@ def band_bias_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    # One division a row, not one an element: a band has few blocks beside it.
+    # One division per row instead of one per element: beside the few blocks of a band, divisions take noticeable time.
     o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
@@ -279,9 +279,9 @@ def band_bias_bwd_dq(
     after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q and bias.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -293,7 +293,7 @@ def band_bias_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -310,7 +310,7 @@ def band_bias_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = rows + q_shift
 
@@ -450,8 +450,8 @@ def band_bias_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -460,7 +460,7 @@ def band_bias_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -486,22 +486,22 @@ def band_bias_bwd_dkdv(
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
         # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-        # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+        # In a narrow band it visits all blocks: a second loop would take longer to fill its pipeline than masks take.
         gap = 0 if NARROW else full_end - full_begin
         for step in range(row_begin, row_end - gap, BLOCK_M):
             start_m = tl.where(step < full_begin, step, step + gap)
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            # Counted from the block's first row, a thread's places are constants.
+            # Rows are counted from the block's first row, so that the offsets of each thread are constants.
             row_offs = tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, RAGGED)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -526,13 +526,13 @@ def band_bias_bwd_dkdv(
                 q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
                 do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
                 rows = start_m + tl.arange(0, BLOCK_M)
-                # Counted from the block's first row, a thread's places are constants.
+                # Rows are counted from the block's first row, so that the offsets of each thread are constants.
                 row_offs = tl.arange(0, BLOCK_M)
                 lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
                 delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
-                # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+                # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
                 lse = tl.where(lse == float("-inf"), 0.0, lse)
-                # Both products that need no probability come first: the second runs while the first is exponentiated.
+                # Both products without probabilities come first: the second runs during the exponentials of the first.
                 qk = dot_rows(k_tile, q_tile)  # [N, M]
                 dp = dot_rows(v_tile, do_tile)
                 q_idx = rows + q_shift
@@ -580,7 +580,7 @@ def band_bias_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
@@ -603,7 +603,7 @@ def band_bias_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, lse)
     tl.store(row_delta_ptr + padded_offs, -delta)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: a0c499cef55bf95a
+# hash: d5abcf677b41a836
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -21,21 +21,21 @@
     dv        [B, Hkv, Skv, Dv]
 
 lse and delta come from `band_mask_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
-`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and without its
-factor.
+`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
+factor `scale`.
 
-A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
-inputs may give other last bits. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
+bits may differ between equal calls. `templates/hopper/README.md` has a picture.
 
-Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
-heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
-exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
+over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
+also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `band_mask_hopper_bwd_wide`: the accumulator of dk or of dv then fills half of
-a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of each
-block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with
-WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+a warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes probabilities and ds of
+each block of queries, and sums dk. It hands probabilities and ds through shared memory to `accumulate`, which
+sums dv, and with WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
 """
 
 from triton.experimental import gluon
@@ -82,7 +82,7 @@ from .._runtime.device.gl_math import clamp_index, load_pairs
 
 @gluon.jit
 def visited_rows(after, before, kv_len, q_len, q_shift, start_n, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of query rows the keys from `start_n` on visit with a mask, and without, and where they begin."""
+    """How many blocks of query rows see the keys from `start_n` on, with a mask and without, and where they begin."""
     kv_first = start_n
     kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = gl.maximum(kv_first - after - q_shift, 0) // BLOCK_M * BLOCK_M
@@ -147,7 +147,7 @@ def consume(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
+    """Compute dk and dv of half of the keys of each work item, and half of its contribution to each block of dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     pointers, strides, numbers = arguments
     own_keep_ptr, q_offset, dk_ptr, dv_ptr = pointers
@@ -173,7 +173,7 @@ def consume(
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
+    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
@@ -198,7 +198,7 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
@@ -232,7 +232,7 @@ def consume(
             end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
-        # Through the shared memory of v, whose last reader this was.
+        # Layouts are converted through the shared memory of v, which is not read any more.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
         store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
@@ -431,7 +431,7 @@ def score(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Probabilities and ds of each work item, and its dk."""
+    """Compute probabilities, ds and dk of each work item."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     p_ring = hand_over[0]
     pointers, strides, numbers = arguments
@@ -465,7 +465,7 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
@@ -516,7 +516,7 @@ def accumulate(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dv of each work item, and what it adds to dq."""
+    """Compute dv of each work item, and its contribution to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     pointers, strides, numbers = arguments
     q_offset, dv_ptr = pointers

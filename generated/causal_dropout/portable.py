@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 8a1b23e9ebd46dac
+# hash: 45f8c07283a2aec6
 """Triton kernels of `causal_dropout`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx
@@ -117,7 +117,7 @@ def causal_dropout_fwd(
     start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -145,7 +145,7 @@ def causal_dropout_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -190,7 +190,7 @@ def causal_dropout_fwd(
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
     o_tile = [part / row_sum[:, None] for part in acc]
-    # What is not dropped is scaled here, once for all keys.
+    # The factor of weights that are not dropped is applied here, once for all keys.
     if DROPOUT:
         o_tile = [part * keep_scale for part in o_tile]
     lse = (row_max + tl.log2(row_sum)) * LN2
@@ -275,9 +275,9 @@ def causal_dropout_bwd_dq(
     key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -290,7 +290,7 @@ def causal_dropout_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -441,8 +441,8 @@ def causal_dropout_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -451,7 +451,7 @@ def causal_dropout_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -487,7 +487,7 @@ def causal_dropout_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             q_idx = rows + q_shift
@@ -520,7 +520,7 @@ def causal_dropout_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             p = tl.exp2(qk * qk_scale - lse[None, :])
@@ -542,7 +542,7 @@ def causal_dropout_bwd_dkdv(
             ds = p * (dp - delta[None, :])
             dk = add_dot(dk, ds, q_tile)
 
-    # What is not dropped is scaled here, once for all rows.
+    # The factor of weights that are not dropped is applied here, once for all rows.
     if DROPOUT:
         dv = [part * keep_scale for part in dv]
 
@@ -579,13 +579,13 @@ def causal_dropout_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 
-    `p_scale` is what dropout multiplies by, or 1 without one: for the kernel that reads them lse is less by its
-    logarithm, and delta divided by it.
+    `p_scale` is the factor by which dropout multiplies the weights that it keeps, or 1 without dropout. The logarithm
+    of `p_scale` is subtracted from the lse that is stored here, and delta is divided by `p_scale`.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     head, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
@@ -605,9 +605,9 @@ def causal_dropout_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
-    # Probabilities then come out times `p_scale`, and ds with all that dropout multiplies it by.
+    # Probabilities are then computed times `p_scale`, and ds with dropout's factor.
     lse -= tl.log2(p_scale)
     delta /= p_scale
     tl.store(row_lse_ptr + padded_offs, -lse / (scale * LOG2E))
@@ -628,9 +628,9 @@ def causal_dropout_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 0ace15e37066e8cc
+# hash: a24d98aa814a924b
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -13,9 +13,10 @@
     doc_kv_max  [B, H, parts]  int32, largest
     ranges      [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton
@@ -53,7 +54,7 @@ def document_extremes(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
         doc_q = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(q_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_q + part_idx
@@ -64,7 +65,7 @@ def document_extremes(
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         doc_kv = tl.load(doc_ptr + b * stride_doc_0 + clamp_index(kv_idx, doc_size_1).to(tl.int64) * stride_doc_1)
         part_offs = head * num_kv + part_idx
@@ -98,7 +99,8 @@ def document_query_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     doc_q_min = tl.min(tl.load(doc_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -157,7 +159,8 @@ def document_key_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
     doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + part_offs), 1).to(tl.int64)

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/decay.py.jinja
-# hash: 1a06ab7ada0da9b0
+# hash: 3fd7c03f105f48d2
 """Log-decay of `forgetting`: the cumulative sum of g, and its gradient.
 
     g, dg  [B, P, Hq]  natural log; P positions
     decay  [B, Hq, P]  fp32, cumulative sum of g times log2(e)
-    drows  [B, Hq, Sq]  fp32, gradient that reaches the decay as a query's
-    dcols  [B, Hq, Skv]  fp32, gradient that reaches the decay as a key's
+    drows  [B, Hq, Sq]  fp32, gradient of the decay through the queries that read it
+    dcols  [B, Hq, Skv]  fp32, gradient of the decay through the keys that read it
 
 One program serves one query head of one batch row.
 """
@@ -64,11 +64,11 @@ def forgetting_decay_grad(
     dcols_base = dcols_ptr + head * kv_len
     dg_base = dg_ptr + b * stride_dgb + head % num_heads * stride_dgh
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Queries before the first position read the decay of the first, those behind the last that of the last.
+    # Queries before the first position read the decay of the first position, queries behind the last that of the last.
     first_row = tl.minimum(tl.maximum(-q_shift, 0), q_len)
     end_row = tl.minimum(tl.maximum(length - q_shift, 0), q_len)
     before = row_sum(drows_base, 0, first_row, BLOCK)
-    # g[i] is part of every sum from i on, so its gradient is the sum of theirs: a scan from the end.
+    # g[i] is a term of each cumulative sum from i on, so its gradient is the sum of theirs: a scan from the end.
     after = row_sum(drows_base, end_row, q_len, BLOCK)
     num_blocks = tl.cdiv(length, BLOCK)
     for step in range(num_blocks):

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/block_ranges.py.jinja
-# hash: a2b9f5ee84602d76
+# hash: b09eefb0e9c06fa3
 """Which blocks of keys a block of queries visits under `forgetting_pruned`, and the other way round.
 
     keep             q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -11,9 +11,10 @@
     first_key_q_max  [B, H, parts]  int32, largest
     ranges           [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton
@@ -48,7 +49,7 @@ def forgetting_pruned_extremes(
     h = (head % num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
-    # Beyond the end the last position stands in for itself once more.
+    # Elements beyond the end repeat the last position.
     q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
     first_key_q = tl.load(
         first_key_ptr
@@ -85,7 +86,8 @@ def forgetting_pruned_query_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     first_key_q_min = tl.min(tl.load(first_key_q_min_ptr + part_offs), 1).to(tl.int64)

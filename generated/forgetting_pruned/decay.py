@@ -3,13 +3,13 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/decay.py.jinja
-# hash: e7c58980d4eb2d46
+# hash: 4095b824bfcddb9f
 """Log-decay of `forgetting_pruned`: the cumulative sum of g, and its gradient.
 
     g, dg  [B, P, Hq]  natural log; P positions
     decay  [B, Hq, P]  fp32, cumulative sum of g times log2(e)
-    drows  [B, Hq, Sq]  fp32, gradient that reaches the decay as a query's
-    dcols  [B, Hq, Skv]  fp32, gradient that reaches the decay as a key's
+    drows  [B, Hq, Sq]  fp32, gradient of the decay through the queries that read it
+    dcols  [B, Hq, Skv]  fp32, gradient of the decay through the keys that read it
 
 One program serves one query head of one batch row.
 """
@@ -65,11 +65,11 @@ def forgetting_pruned_decay_grad(
     dcols_base = dcols_ptr + head * kv_len
     dg_base = dg_ptr + b * stride_dgb + head % num_heads * stride_dgh
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Queries before the first position read the decay of the first, those behind the last that of the last.
+    # Queries before the first position read the decay of the first position, queries behind the last that of the last.
     first_row = tl.minimum(tl.maximum(-q_shift, 0), q_len)
     end_row = tl.minimum(tl.maximum(length - q_shift, 0), q_len)
     before = row_sum(drows_base, 0, first_row, BLOCK)
-    # g[i] is part of every sum from i on, so its gradient is the sum of theirs: a scan from the end.
+    # g[i] is a term of each cumulative sum from i on, so its gradient is the sum of theirs: a scan from the end.
     after = row_sum(drows_base, end_row, q_len, BLOCK)
     num_blocks = tl.cdiv(length, BLOCK)
     for step in range(num_blocks):

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/portable.py.jinja
-# hash: 12d3b192f1f1c5a4
+# hash: 12aa5d2855c5a377
 """Triton kernels of `forgetting_pruned`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -116,7 +116,7 @@ def forgetting_pruned_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -153,7 +153,7 @@ def forgetting_pruned_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -169,7 +169,7 @@ def forgetting_pruned_fwd(
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
         logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -260,9 +260,9 @@ def forgetting_pruned_bwd_dq(
 ):
     """Gradient with respect to q and g.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -274,7 +274,7 @@ def forgetting_pruned_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -291,7 +291,7 @@ def forgetting_pruned_bwd_dq(
     dlse = tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0) if HAS_DLSE else 0.0
     delta -= dlse
     has_key = lse > float("-inf")
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = rows + q_shift
     decay_q = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
@@ -342,8 +342,8 @@ def forgetting_pruned_bwd_dq(
 
     dq_base = dq_ptr + b * stride_dqb + h * stride_dqh
     store_tile(dq_base, [part * scale for part in dq], start_m, q_len, stride_dqs, BLOCK_M, HEAD_DIM, BLOCK_D)
-    # The ds of a row sum to dlse; what they sum to besides is the rounding of o in delta. The keys' sums would
-    # gather that over the whole sequence, so dkdv, which runs next, gets the delta of the unrounded o.
+    # In exact arithmetic the ds of a row sum to dlse. The difference is the rounding of o in delta. Sums over keys
+    # would accumulate it along the whole sequence, so dkdv, which runs next, gets the delta of the unrounded o.
     unrounded = ddecay_rows + delta - dlse
     ddecay_rows = tl.where(has_key, dlse, 0.0)
     tl.store(delta_ptr + row_offs, tl.where(has_key, unrounded, delta), mask=in_rows)
@@ -421,8 +421,8 @@ def forgetting_pruned_bwd_dkdv(
     """Gradients with respect to k and v and g.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -431,7 +431,7 @@ def forgetting_pruned_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -462,11 +462,11 @@ def forgetting_pruned_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -493,9 +493,9 @@ def forgetting_pruned_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             q_idx = rows + q_shift
@@ -547,12 +547,12 @@ def forgetting_pruned_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, (row_term - lse) / scale, -inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
 
-    `row_term` is what the logits of a row share: all of its keys have it, and so it is found here.
+    `row_term` is the term that the logits of all keys of a row share, so it is added here, once for each row.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     head, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
@@ -576,7 +576,7 @@ def forgetting_pruned_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, (row_term - lse) / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -596,9 +596,9 @@ def forgetting_pruned_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 60700bef7cfb85e1
+# hash: 65da7ecfa4348469
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -17,21 +17,21 @@
     dv     [B, Hkv, Skv, Dv]
 
 lse and delta come from `full_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
-`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and without its
-factor.
+`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
+factor `scale`.
 
-A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
-inputs may give other last bits. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
+bits may differ between equal calls. `templates/hopper/README.md` has a picture.
 
-Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
-heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
-exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
+over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
+also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `full_hopper_bwd_wide`: the accumulator of dk or of dv then fills half of a
-warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of each block
-of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with WITH_DQ
-multiplies ds by the keys and adds the product to `dq_sums`.
+warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes probabilities and ds of
+each block of queries, and sums dk. It hands probabilities and ds through shared memory to `accumulate`, which
+sums dv, and with WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
 """
 
 from triton.experimental import gluon
@@ -112,7 +112,7 @@ def consume(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
+    """Compute dk and dv of half of the keys of each work item, and half of its contribution to each block of dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     pointers, strides, numbers = arguments
     dk_ptr, dv_ptr = pointers
@@ -128,7 +128,7 @@ def consume(
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
+    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
@@ -166,7 +166,7 @@ def consume(
             end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
-        # Through the shared memory of v, whose last reader this was.
+        # Layouts are converted through the shared memory of v, which is not read any more.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
         store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
@@ -322,7 +322,7 @@ def score(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Probabilities and ds of each work item, and its dk."""
+    """Compute probabilities, ds and dk of each work item."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     p_ring = hand_over[0]
     dk_ptr, stride_dkb, stride_dkh, q_len, kv_len, num_heads, group_size, scale, batch = arguments
@@ -381,7 +381,7 @@ def accumulate(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dv of each work item, and what it adds to dq."""
+    """Compute dv of each work item, and its contribution to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
     KEYS: gl.constexpr = BLOCK_N

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 6621ecf6afea6058
+# hash: 0a47b8e87f5e723e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full` on Hopper: `o = softmax(score) v`.
@@ -13,13 +13,13 @@
     o    [B, Hq, Sq, Dv]
     lse  [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
+A program computes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
 work and copies queries to shared memory (TMA), `produce_keys` copies the keys and values of each visited block, and
 each warpgroup of `consume` computes 64 of the rows. While the tensor cores add up the values of one block, a
-warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values of a block of rows are added beside
-its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
-so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
-so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+warpgroup takes the exponentials of the next (arXiv:2407.08608). The last values of a block of rows are added while the
+first scores of the next block of rows are computed. This is the online softmax of arXiv:2205.14135: `row_max` is the
+largest score so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times
+log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
 """
 
 from triton.experimental import gluon
@@ -48,7 +48,7 @@ from .._runtime.device.gl_versions import aggregate
 
 @aggregate
 class Work:
-    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
+    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last block."""
 
     h: gl.tensor
     b: gl.tensor
@@ -59,7 +59,7 @@ class Work:
 
 @gluon.jit
 def visited_keys(kv_len, BLOCK_N: gl.constexpr):
-    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    """How many blocks of keys the rows from `start_m` on visit, with a mask and without, and where they begin."""
     # Blocks before full_end need no mask.
     full_end = kv_len // BLOCK_N * BLOCK_N
     num_partial = gl.maximum(gl.cdiv(kv_len - full_end, BLOCK_N), 0)
@@ -97,7 +97,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Copy the keys and values of each block that the rows of a work item visit."""
     k_desc, v_desc, kv_ring, q_len, kv_len, num_heads, group_size, batch = arguments
     kv_turn = 0
-    # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
     v_rows, v_start = HeadRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), kv_len
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     for item in range(gl.program_id(0), num_blocks * num_heads * batch, gl.num_programs(0)):
@@ -133,7 +133,7 @@ def consume(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
 ):
-    """The rows of warpgroup PART, of each work item."""
+    """Compute the rows of warpgroup PART of each work item."""
     q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale = arguments
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
@@ -157,7 +157,7 @@ def consume(
     while work.h >= 0:
         h = work.h.to(gl.int64)
         b = work.b.to(gl.int64)
-        # Computed here, so that the compiler knows what it is a multiple of.
+        # Computed here, so that the compiler knows that it is a multiple of BLOCK_M.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
 
@@ -182,7 +182,7 @@ def consume(
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
-                # Epilogue of the rows before: these were their last values.
+                # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
                 acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
             else:
@@ -206,7 +206,7 @@ def consume(
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
         gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
-        # The epilogue of these rows runs beside the first block of the next.
+        # The epilogue of these rows runs beside the first block of the next rows.
         inv_sum = gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = b * stride_ob + h * stride_oh, start_m + PART * ROWS
         q_turn += 1

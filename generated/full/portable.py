@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/portable.py.jinja
-# hash: bb545e9f5d6a9dcc
+# hash: b448085c1f89b6c5
 """Triton kernels of `full`: forward and gradients, and what runs before and after Hopper's backward.
 
 q      [B, Hq, Sq, D]
@@ -81,7 +81,7 @@ def full_fwd(
     hkv = h // group_size
     start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -96,7 +96,7 @@ def full_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     if RAGGED:
-        # One step at most; as a loop it shares the other's buffers.
+        # At most one step. It is a loop so that it shares the buffers of the loop over full blocks.
         for start_n in range(full_end, kv_len, BLOCK_N):
             k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
             qk = dot_rows(q_tile, k_tile)  # [M, N]
@@ -104,7 +104,7 @@ def full_fwd(
             keep = (kv_idx < kv_len)[None, :]
             qk = tl.where(keep, qk, float("-inf"))
             max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
             p = tl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)
@@ -179,9 +179,9 @@ def full_bwd_dq(
 ):
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -192,7 +192,7 @@ def full_bwd_dq(
     start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -216,7 +216,7 @@ def full_bwd_dq(
 
     dq = zero_tile(BLOCK_M, HEAD_DIM, BLOCK_D)
     if RAGGED:
-        # One step at most; as a loop it shares the other's buffers.
+        # At most one step. It is a loop so that it shares the buffers of the loop over full blocks.
         for start_n in range(full_end, kv_len, BLOCK_N):
             k_tile = load_tile(k_base, start_n, kv_len, stride_ks, BLOCK_N, HEAD_DIM, BLOCK_D, RAGGED)
             v_tile = load_tile(v_base, start_n, kv_len, stride_vs, BLOCK_N, HEAD_DIM_V, BLOCK_DV, RAGGED)
@@ -286,8 +286,8 @@ def full_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -295,7 +295,7 @@ def full_bwd_dkdv(
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -314,16 +314,16 @@ def full_bwd_dkdv(
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
         if RAGGED:
-            # One step at most; as a loop it shares the other's buffers.
+            # At most one step. It is a loop so that it shares the buffers of the loop over full blocks.
             for start_m in range(full_end, q_len, BLOCK_M):
                 q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
                 do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
                 rows = start_m + tl.arange(0, BLOCK_M)
                 lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
                 delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-                # Both products that need no probability come first: the second runs while the first is exponentiated.
+                # Both products without probabilities come first: the second runs during the exponentials of the first.
                 qk = dot_rows(k_tile, q_tile)  # [N, M]
-                # Starting at -delta leaves one vector less to keep beside the masks.
+                # The product starts at -delta, so that registers need not hold delta beside the masks.
                 dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
                 dp = dot_rows(v_tile, do_tile, dp)
                 p = tl.exp2(qk * qk_scale - lse[None, :])
@@ -339,7 +339,7 @@ def full_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             p = tl.exp2(qk * qk_scale - lse[None, :])
@@ -379,7 +379,7 @@ def full_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
@@ -402,7 +402,7 @@ def full_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, -lse / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -422,9 +422,9 @@ def full_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128

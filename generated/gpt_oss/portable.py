@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: 396944284b37db2c
+# hash: 9c3146e28dec0c80
 """Triton kernels of `gpt_oss`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -90,7 +90,7 @@ def gpt_oss_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -104,7 +104,7 @@ def gpt_oss_fwd(
     kv_begin = tl.maximum(-(-q_first + 127), 0) // BLOCK_N * BLOCK_N
     kv_end = tl.minimum(q_last + 1, kv_len)
 
-    # The sink is a key of its own, met first: a logit in the denominator without a value.
+    # The sink acts as a first key without a value: its logit adds only to the denominator.
     sink = tl.load(sink_ptr + h) * LOG2E
     row_max = tl.zeros([BLOCK_M], tl.float32) + sink
     row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
@@ -117,7 +117,7 @@ def gpt_oss_fwd(
         if RAGGED:
             qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -128,7 +128,7 @@ def gpt_oss_fwd(
 
     # A row without any key gives o = 0 and lse = sink.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    # One division a row, not one an element: a band has few blocks beside it.
+    # One division per row instead of one per element: beside the few blocks of a band, divisions take noticeable time.
     o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
@@ -187,9 +187,9 @@ def gpt_oss_bwd_dq(
 ):
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -201,7 +201,7 @@ def gpt_oss_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -218,7 +218,7 @@ def gpt_oss_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # The sink's own probability times its ds: it has no value, so ds is -delta. One partial sum per program.
+    # The sink's gradient is p_sink * (dp - delta). A sink has no value, so dp is 0. One partial sum per program.
     p_sink = tl.where(lse == float("-inf"), 0.0, tl.exp2(tl.load(sink_ptr + h) * LOG2E - lse))
     tl.store(
         dsink_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M,
@@ -297,8 +297,8 @@ def gpt_oss_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -307,7 +307,7 @@ def gpt_oss_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -332,13 +332,13 @@ def gpt_oss_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            # Counted from the block's first row, a thread's places are constants.
+            # Rows are counted from the block's first row, so that the offsets of each thread are constants.
             row_offs = tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, RAGGED)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -384,7 +384,7 @@ def gpt_oss_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
@@ -404,14 +404,14 @@ def gpt_oss_hopper_delta(
         delta = row_delta(
             o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
         )
-        # The sink's own probability times its ds: it has no value, so ds is -delta. One partial sum per program.
+        # The sink's gradient is p_sink * (dp - delta). A sink has no value, so dp is 0. One partial sum per program.
         p_sink = tl.where(lse == float("-inf"), 0.0, tl.exp2(tl.load(sink_ptr + h) * LOG2E - lse))
         dsink = -tl.sum(tl.where(in_rows, p_sink * delta, 0.0), 0)
         tl.store(dsink_ptr + (b * num_heads + h) * num_blocks + block, dsink)
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, -lse / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -431,9 +431,9 @@ def gpt_oss_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: a76c2ea101e61b93
+# hash: 04a558f6c8aa483b
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -10,9 +10,9 @@
     spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
-partial ones from the left, ascending, the full ones from the right.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program lists one row of blocks in its own part of
+`block_list`: partial blocks from the left in ascending order, full blocks from the right.
 """
 
 import triton
@@ -124,7 +124,7 @@ def natten_query_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)
 
 
@@ -231,5 +231,5 @@ def natten_key_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)

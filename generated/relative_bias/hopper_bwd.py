@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 850ce2d16e13ef9b
+# hash: 79f8fb324d8ddef3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -21,21 +21,21 @@
     dv     [B, Hkv, Skv, Dv]
 
 lse and delta come from `relative_bias_hopper_delta`, padded to whole blocks of rows. The gradient of q is added
-to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and without its
-factor.
+to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
+factor `scale`.
 
-A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
-inputs may give other last bits. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
+bits may differ between equal calls. `templates/hopper/README.md` has a picture.
 
-Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
-heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
-exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
+over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
+also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `relative_bias_hopper_bwd_wide`: the accumulator of dk or of dv then fills
-half of a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of
-each block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with
-WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+half of a warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes probabilities
+and ds of each block of queries, and sums dk. It hands probabilities and ds through shared memory to `accumulate`,
+which sums dv, and with WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
 
 Beyond 128 columns the blocks of earlier keys, which more rows see, are scheduled first, dynamically: a producer warp
 takes the next work item from a counter in memory.
@@ -89,7 +89,7 @@ from .._runtime.device.gl_math import clamp_index, load_pairs
 
 @gluon.jit
 def visited_rows(kv_len, q_len, q_shift, start_n, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of query rows the keys from `start_n` on visit with a mask, and without, and where they begin."""
+    """How many blocks of query rows see the keys from `start_n` on, with a mask and without, and where they begin."""
     kv_first = start_n
     kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = gl.maximum(kv_first - q_shift, 0) // BLOCK_M * BLOCK_M
@@ -115,7 +115,7 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     num_pairs = gl.cdiv(num_key_blocks, 2)
     for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
         head, block_pair = item // num_pairs, item % num_pairs
-        # The middle block of an odd number is alone.
+        # If the number of blocks is odd, the middle block is alone.
         for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
             start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
@@ -166,7 +166,7 @@ def consume(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
+    """Compute dk and dv of half of the keys of each work item, and half of its contribution to each block of dq."""
     k_ring, v_ring, q_ring, _do_ring = rings
     pointers, strides, numbers = arguments
     bias_ptr, q_offset, dk_ptr, dv_ptr, ds_far_ptr = pointers
@@ -183,7 +183,7 @@ def consume(
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
+    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
@@ -193,7 +193,7 @@ def consume(
     num_pairs = gl.cdiv(num_key_blocks, 2)
     for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
         head, block_pair = item // num_pairs, item % num_pairs
-        # The middle block of an odd number is alone.
+        # If the number of blocks is odd, the middle block is alone.
         for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
             start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
@@ -220,7 +220,7 @@ def consume(
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                     qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                     logit = qk
-                    # Always true: otherwise this is computed ahead of the products and kept in registers.
+                    # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
                         apart = (
                             gl.arange(0, BLOCK_M, layout=ROW)[None, :]
@@ -263,7 +263,7 @@ def consume(
                     start_m = full_begin + nth * BLOCK_M
                     qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                     logit = qk
-                    # Always true: otherwise this is computed ahead of the products and kept in registers.
+                    # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
                         apart = (
                             gl.arange(0, BLOCK_M, layout=ROW)[None, :]
@@ -304,7 +304,7 @@ def consume(
                         )
                         q_turn += 1
                 if SUMS_FAR:
-                    # A sum for each key: one of all keys would take shared memory, and registers spill ahead of it.
+                    # One sum per key: a sum over all keys takes shared memory, and registers spill ahead of it.
                     far_parts = gl.cdiv(kv_len, BLOCK_N) * BLOCK_N
                     far_ptrs = (
                         ds_far_ptr
@@ -319,7 +319,7 @@ def consume(
                 end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
             mbarrier.arrive(k_ring.empty.index(0), count=1)
             own_start = start_n + PART * KEYS
-            # Through the shared memory of v, whose last reader this was.
+            # Layouts are converted through the shared memory of v, which is not read any more.
             dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
             store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
             dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
@@ -339,7 +339,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_pairs = gl.cdiv(num_key_blocks, 2)
     for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
         head, block_pair = item // num_pairs, item % num_pairs
-        # The middle block of an odd number is alone.
+        # If the number of blocks is odd, the middle block is alone.
         for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
             start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
@@ -506,7 +506,7 @@ def produce_wide(
     work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = num_key_blocks * num_kv_heads * batch
     near_heads = heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D, BLOCK_DV)
     item, work_turn = longest_first(gl.program_id(0), num_items, num_key_blocks, near_heads), 0
@@ -533,7 +533,7 @@ def produce_wide(
                 send_rows(rings, head_row, batch_row, h, start_m, q_turn)
                 q_turn += 1
             for nth in range(num_full):
-                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 head_row = (b * num_heads + h) * num_blocks
@@ -561,7 +561,7 @@ def score(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Probabilities and ds of each work item, and its dk."""
+    """Compute probabilities, ds and dk of each work item."""
     k_ring, v_ring, q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
@@ -578,7 +578,7 @@ def score(
     v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = num_key_blocks * num_kv_heads * batch
     near_heads = heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D, BLOCK_DV)
     item, work_turn = longest_first(gl.program_id(0), num_items, num_key_blocks, near_heads), 0
@@ -604,7 +604,7 @@ def score(
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                 logit = qk
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     apart = (
                         gl.arange(0, BLOCK_M, layout=ROW)[None, :]
@@ -637,12 +637,12 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
-                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
                 logit = qk
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     apart = (
                         gl.arange(0, BLOCK_M, layout=ROW)[None, :]
@@ -667,7 +667,7 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             if SUMS_FAR:
-                # A sum for each key: one of all keys would take shared memory, and registers spill ahead of it.
+                # One sum per key: a sum over all keys takes shared memory, and registers spill ahead of it.
                 far_parts = gl.cdiv(kv_len, BLOCK_N) * BLOCK_N
                 far_ptrs = ds_far_ptr + (b * num_heads + h) * 2 * far_parts + start_n + gl.arange(0, KEYS, layout=KEY)
                 gl.store(far_ptrs + far_parts, gl.convert_layout(gl.sum(far_behind, 1), KEY))
@@ -697,7 +697,7 @@ def accumulate(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dv of each work item, and what it adds to dq."""
+    """Compute dv of each work item, and its contribution to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, q_offset, dv_ptr, stride_dvb, stride_dvh, q_len, kv_len, num_heads, group_size, batch = arguments
     KEYS: gl.constexpr = BLOCK_N
@@ -705,7 +705,7 @@ def accumulate(
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = num_key_blocks * num_kv_heads * batch
     near_heads = heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D, BLOCK_DV)
     item, work_turn = longest_first(gl.program_id(0), num_items, num_key_blocks, near_heads), 0
@@ -732,7 +732,7 @@ def accumulate(
                 dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
-                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M

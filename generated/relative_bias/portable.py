@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 5b683ed07fb5ca52
+# hash: 9ffe15b7e47b7e04
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -99,7 +99,7 @@ def relative_bias_fwd(
     start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -133,7 +133,7 @@ def relative_bias_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -154,7 +154,7 @@ def relative_bias_fwd(
         )
         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -225,9 +225,9 @@ def relative_bias_bwd_dq(
 ):
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -240,7 +240,7 @@ def relative_bias_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -257,7 +257,7 @@ def relative_bias_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = rows + q_shift
 
@@ -360,8 +360,8 @@ def relative_bias_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -370,7 +370,7 @@ def relative_bias_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -405,11 +405,11 @@ def relative_bias_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -434,9 +434,9 @@ def relative_bias_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             q_idx = rows + q_shift
@@ -471,7 +471,7 @@ def added_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """What the score adds to the product in a block, times log2(e), and the pairs that the mask keeps."""
+    """The terms that the score adds to the product in a block, times log2(e), and the pairs that the mask keeps."""
     rows = start_m + tl.arange(0, BLOCK_M)
     q_idx = rows + q_shift
     kv_idx = start_n + tl.arange(0, BLOCK_N)
@@ -553,13 +553,13 @@ def relative_bias_bwd_distances(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Sums of ds by distance, for the gradient of what is read by q_idx - kv_idx.
+    """Sums of ds by distance, for the gradient of the tensor that the score reads at q_idx - kv_idx.
 
     One program serves a part of one block diagonal: the blocks whose first row is `own_band * BLOCK_N` more than their
-    first key. All of them have the same distances in the same places: their ds are added up in one tile, whose
-    diagonals are summed once, at the end. The score adds the same tile, `added`, to the product of each block:
-    `exp2(added - common)` is a factor of the whole sum, where all pairs are kept and its range is small. Each program
-    stores sums of its own: no atomics, one order.
+    first key. Elements at the same place of these blocks have the same distance. So their ds are added up in one tile,
+    whose diagonals are summed once, at the end. The score adds the same tile, `added`, to the product of each block. If
+    all pairs are kept and the range of `added` is small, `exp2(added - common)` is taken out of the sum as a factor.
+    Each program stores its own sums, in a fixed order and without atomics.
     """
     RATIO: tl.constexpr = BLOCK_M // BLOCK_N
     own_band = first_band + tl.program_id(0) % num_bands
@@ -568,18 +568,18 @@ def relative_bias_bwd_distances(
     b = (head // num_heads).to(tl.int64)
     h = (head % num_heads).to(tl.int64)
     hkv = h // group_size
-    # Blocks whose keys begin at the first one or behind it, and before the end.
+    # Only blocks that begin inside the sequence: rows before q_len, and keys from 0 on and before kv_len.
     first_block = tl.maximum(part * part_blocks, tl.cdiv(tl.maximum(own_band, 0), RATIO))
     end_block = tl.cdiv(tl.minimum(q_len, tl.maximum(kv_len + own_band * BLOCK_N, 0)), BLOCK_M)
     end_block = tl.minimum(end_block, (part + 1) * part_blocks)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # The distance of the square of BLOCK_M rows and keys that the blocks are parts of.
+    # First row minus first key, as positions, of the aligned square of BLOCK_M rows and keys that contains each block.
     square = ((own_band * BLOCK_N + BLOCK_M - 1) & -BLOCK_M) + q_shift
     is_behind = square - (BLOCK_M - 1) >= near_last
     is_far = is_behind
     if first_block >= end_block or (is_far and not SUMS_FAR):
         return
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -602,7 +602,7 @@ def relative_bias_bwd_distances(
     )
     most, least = tl.max(tl.max(added, 1), 0), tl.min(tl.min(added, 1), 0)
     is_kept = tl.min(tl.min(keep.to(tl.int32), 1), 0) > 0
-    # A kept pair's probability is at most 1, so without this factor it is at most 2**64; others could overflow.
+    # A kept pair's probability is at most 1, so at most 2**64 without this factor. A masked pair's could overflow.
     is_factor = (most - least < 64.0) & is_kept
     common = tl.where(is_factor, most, 0.0)
 
@@ -617,7 +617,7 @@ def relative_bias_bwd_distances(
         rows = start_m + tl.arange(0, BLOCK_M)
         lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
         delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-        # A row without any key has no probability either.
+        # A row without any key has probabilities of 0.
         lse = tl.where(lse == float("-inf"), float("inf"), lse)
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         dp = dot_rows(do_tile, v_tile)
@@ -642,7 +642,7 @@ def relative_bias_bwd_distances(
             p = tl.where((start_n + tl.arange(0, BLOCK_N) < kv_len)[None, :], p, 0.0)
         sums += p * (dp - delta[:, None])
 
-    # Evaluated again, as the loop has no registers left to keep it in.
+    # `added` is evaluated again, because the loop has no registers left to keep it.
     added, _ = added_tile(
         bias_ptr,
         stride_bias_0,
@@ -658,7 +658,7 @@ def relative_bias_bwd_distances(
     )
     sums *= tl.exp2(tl.where(is_factor, added - common, 0.0))
     if is_far:
-        # All of these go to one element.
+        # All pairs of a far block read one element, so their ds have one sum.
         side = head.to(tl.int64) * 2 + 1
         own_part = part * num_bands + own_band - first_band
         tl.store(ds_far_ptr + side * far_parts + own_part, tl.sum(tl.sum(sums, 1), 0))
@@ -694,7 +694,7 @@ def relative_bias_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
@@ -714,12 +714,12 @@ def relative_bias_hopper_delta(
         delta = row_delta(
             o_base, do_base, dlse_ptr, row_offs, rows, q_len, stride_os, stride_dos, HAS_DLSE, HEAD_DIM_V, BLOCK_DV
         )
-        # For the sums of ds by distance.
+        # The kernel that sums ds by distance reads delta.
         tl.store(delta_ptr + row_offs, delta, mask=in_rows)
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, lse)
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -739,9 +739,9 @@ def relative_bias_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128

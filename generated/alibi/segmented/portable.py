@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: fc7ddd4728b2c078
+# hash: 69ecaec677db85d6
 """Triton kernels of `alibi`, with segment ids: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -126,7 +126,7 @@ def alibi_segmented_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -181,7 +181,7 @@ def alibi_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -203,7 +203,7 @@ def alibi_segmented_fwd(
             kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
         )
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -301,9 +301,9 @@ def alibi_segmented_bwd_dq(
 ):
     """Gradient with respect to q and slope.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -315,7 +315,7 @@ def alibi_segmented_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -332,7 +332,7 @@ def alibi_segmented_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = (
         tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
@@ -490,8 +490,8 @@ def alibi_segmented_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -500,7 +500,7 @@ def alibi_segmented_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -538,11 +538,11 @@ def alibi_segmented_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = (
@@ -578,9 +578,9 @@ def alibi_segmented_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             q_idx = (
@@ -628,7 +628,7 @@ def alibi_segmented_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
         row_lse    [B, Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
         row_delta  [B, Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
@@ -651,7 +651,7 @@ def alibi_segmented_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = ((b * num_heads + h) * num_blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, lse)
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -671,9 +671,9 @@ def alibi_segmented_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [B, Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 6b4dc85d4b30f0e8
+# hash: a99f7e9f8a843e85
 """Triton kernels of `band_bias`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -109,7 +109,7 @@ def band_bias_packed_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
@@ -131,7 +131,7 @@ def band_bias_packed_fwd(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = zero_tile(BLOCK_M, HEAD_DIM_V, BLOCK_DV)
     # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-    # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+    # In a narrow band it visits all blocks: a second loop would take longer to fill its pipeline than masks take.
     gap = 0 if NARROW else full_end - full_begin
     for step in range(kv_begin, kv_end - gap, BLOCK_N):
         start_n = tl.where(step < full_begin, step, step + gap)
@@ -151,7 +151,7 @@ def band_bias_packed_fwd(
         logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -176,7 +176,7 @@ def band_bias_packed_fwd(
             )
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
             max_new = tl.maximum(row_max, tl.max(logit, 1))
-            # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
             max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
             p = tl.exp2(logit - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)
@@ -187,7 +187,7 @@ def band_bias_packed_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    # One division a row, not one an element: a band has few blocks beside it.
+    # One division per row instead of one per element: beside the few blocks of a band, divisions take noticeable time.
     o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + q_start * stride_os + h * stride_oh
@@ -251,12 +251,12 @@ def band_bias_packed_bwd_dq(
     after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q and bias.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
 
-    Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that equal inputs may
-    give other last bits.
+    Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that its last bits may
+    differ between equal calls.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
@@ -275,7 +275,7 @@ def band_bias_packed_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
@@ -292,7 +292,7 @@ def band_bias_packed_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = rows + q_shift
 
@@ -425,8 +425,8 @@ def band_bias_packed_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
@@ -442,7 +442,7 @@ def band_bias_packed_bwd_dkdv(
     hkv = (program // num_blocks).to(tl.int64)
     start_n = (program % num_blocks) * BLOCK_N
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
@@ -468,22 +468,22 @@ def band_bias_packed_bwd_dkdv(
         do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
         row_base = h * q_total + q_start
         # Partial blocks lie on both sides of the full ones; the loop steps over the gap.
-        # Of a narrow band it visits all blocks: a second loop takes longer to fill its pipeline than masks take.
+        # In a narrow band it visits all blocks: a second loop would take longer to fill its pipeline than masks take.
         gap = 0 if NARROW else full_end - full_begin
         for step in range(row_begin, row_end - gap, BLOCK_M):
             start_m = tl.where(step < full_begin, step, step + gap)
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
             rows = start_m + tl.arange(0, BLOCK_M)
-            # Counted from the block's first row, a thread's places are constants.
+            # Rows are counted from the block's first row, so that the offsets of each thread are constants.
             row_offs = tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), True) * LOG2E
             delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, True)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -508,13 +508,13 @@ def band_bias_packed_bwd_dkdv(
                 q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
                 do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
                 rows = start_m + tl.arange(0, BLOCK_M)
-                # Counted from the block's first row, a thread's places are constants.
+                # Rows are counted from the block's first row, so that the offsets of each thread are constants.
                 row_offs = tl.arange(0, BLOCK_M)
                 lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
                 delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
-                # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+                # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
                 lse = tl.where(lse == float("-inf"), 0.0, lse)
-                # Both products that need no probability come first: the second runs while the first is exponentiated.
+                # Both products without probabilities come first: the second runs during the exponentials of the first.
                 qk = dot_rows(k_tile, q_tile)  # [N, M]
                 dp = dot_rows(v_tile, do_tile)
                 q_idx = rows + q_shift
@@ -563,9 +563,9 @@ def band_bias_packed_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
-        row_seqs   [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
+        row_seqs   [entries, 8]  int32, the sequence of each block of rows, in the form of `block_seqs`
         row_lse    [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
         row_delta  [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
     """
@@ -575,7 +575,7 @@ def band_bias_packed_hopper_delta(
     if b < 0:
         return
     block = entry - first_entry
-    # Each sequence has whole blocks of rows, and none begins where the one before may end.
+    # Each sequence is padded to whole blocks of rows, and begins behind the last block of the sequence before.
     row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
@@ -591,7 +591,7 @@ def band_bias_packed_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, lse)
     tl.store(row_delta_ptr + padded_offs, -delta)

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: 48dc3ff3f72b31ea
+# hash: 50336b7c8de9af2a
 """Which blocks of keys a block of queries visits under `band_images`, packed sequences, and the other way round.
 
     keep           q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[q_idx] == image[kv_idx] and
@@ -22,9 +22,9 @@
     spans          [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list     [entries]  int16 or int32, lists of the blocks to visit
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
-partial ones from the left, ascending, the full ones from the right.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program lists one row of blocks in its own part of
+`block_list`: partial blocks from the left in ascending order, full blocks from the right.
 """
 
 import triton
@@ -63,7 +63,7 @@ def band_images_packed_extremes(
     program = tl.program_id(0) % programs
     if program < query_programs:
         slots = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no two sequences share one, some stay empty.
+        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no sequences share a slot, some stay empty.
         b = tl.zeros([PARTS, 1], tl.int64)
         for step in tl.static_range(SEARCH_STEPS):
             probe = b + (1 << (SEARCH_STEPS - 1 - step))
@@ -75,7 +75,7 @@ def band_images_packed_extremes(
         kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
         part_idx = slots - q_start // PART - b
         has_part = part_idx * PART < q_len
-        # What has no part reads the first tokens, and stores nothing.
+        # A slot without a part reads the first tokens and stores nothing.
         q_len, kv_len, part_idx = (
             tl.where(has_part, q_len, 0),
             tl.where(has_part, kv_len, 0),
@@ -83,7 +83,7 @@ def band_images_packed_extremes(
         )
         q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
         q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
         image_q = tl.load(
             image_ptr + kv_start * stride_image_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_image_0
@@ -99,7 +99,7 @@ def band_images_packed_extremes(
 
     else:
         slots = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no two sequences share one, some stay empty.
+        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no sequences share a slot, some stay empty.
         b = tl.zeros([PARTS, 1], tl.int64)
         for step in tl.static_range(SEARCH_STEPS):
             probe = b + (1 << (SEARCH_STEPS - 1 - step))
@@ -111,7 +111,7 @@ def band_images_packed_extremes(
         kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
         part_idx = slots - kv_start // PART - b
         has_part = part_idx * PART < kv_len
-        # What has no part reads the first tokens, and stores nothing.
+        # A slot without a part reads the first tokens and stores nothing.
         q_len, kv_len, part_idx = (
             tl.where(has_part, q_len, 0),
             tl.where(has_part, kv_len, 0),
@@ -119,7 +119,7 @@ def band_images_packed_extremes(
         )
         q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
         q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         image_kv = tl.load(
             image_ptr + kv_start * stride_image_0 + clamp_index(kv_idx, kv_len).to(tl.int64) * stride_image_0
@@ -175,7 +175,8 @@ def band_images_packed_query_lists(
     table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * q_parts + q_start // PART + b + tl.minimum(part_idx, num_q - 1)
     image_q_min = tl.min(tl.load(image_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -229,7 +230,7 @@ def band_images_packed_query_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)
 
 
@@ -277,7 +278,8 @@ def band_images_packed_key_lists(
     table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * kv_parts + kv_start // PART + b + tl.minimum(part_idx, num_kv - 1)
     image_kv_min = tl.min(tl.load(image_kv_min_ptr + part_offs), 1).to(tl.int64)
@@ -331,5 +333,5 @@ def band_images_packed_key_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: 63ec38bf912aa347
+# hash: 8e2633ad1e460a3e
 """Which blocks of keys a block of queries visits under `band_images`, with segment ids, and the other way round.
 
     keep                     (q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_row] == image[b, cols]
@@ -25,9 +25,9 @@
     spans                    [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list               [entries]  int16 or int32, lists of the blocks to visit
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
-partial ones from the left, ascending, the full ones from the right.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program lists one row of blocks in its own part of
+`block_list`: partial blocks from the left in ascending order, full blocks from the right.
 """
 
 import triton
@@ -102,7 +102,7 @@ def band_images_segmented_extremes(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_row = rows + q_shift
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
@@ -131,7 +131,7 @@ def band_images_segmented_extremes(
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
         image_kv = tl.load(
@@ -203,7 +203,8 @@ def band_images_segmented_query_lists(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     image_q_min = tl.min(tl.load(image_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -281,7 +282,7 @@ def band_images_segmented_query_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)
 
 
@@ -330,7 +331,8 @@ def band_images_segmented_key_lists(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
     image_kv_min = tl.min(tl.load(image_kv_min_ptr + part_offs), 1).to(tl.int64)
@@ -410,5 +412,5 @@ def band_images_segmented_key_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: 7ab22ccfeb703ae8
+# hash: 065655563bc192fb
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -23,21 +23,21 @@
     dv          [total_k, Hkv, Dv]
 
 lse and delta come from `band_mask_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is
-added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and without
-its factor.
+added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
+the factor `scale`.
 
-A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
-inputs may give other last bits. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
+bits may differ between equal calls. `templates/hopper/README.md` has a picture.
 
-Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
-heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
-exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
+over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
+also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `band_mask_packed_hopper_bwd_wide`: the accumulator of dk or of dv then fills
-half of a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of
-each block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with
-WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+half of a warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes probabilities
+and ds of each block of queries, and sums dk. It hands probabilities and ds through shared memory to `accumulate`,
+which sums dv, and with WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
@@ -89,7 +89,7 @@ from ..._runtime.device.gl_math import clamp_index, load_pairs
 
 @gluon.jit
 def visited_rows(after, before, kv_len, q_len, q_shift, start_n, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of query rows the keys from `start_n` on visit with a mask, and without, and where they begin."""
+    """How many blocks of query rows see the keys from `start_n` on, with a mask and without, and where they begin."""
     kv_first = start_n
     kv_last = gl.minimum(start_n + BLOCK_N, kv_len) - 1
     row_begin = gl.maximum(kv_first - after - q_shift, 0) // BLOCK_M * BLOCK_M
@@ -115,14 +115,14 @@ def produce(
     num_kv_heads = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # Each sequence has whole blocks of rows: where `band_mask_packed_hopper_delta` puts them.
+        # The sequence's first block of rows in lse and delta, as `band_mask_packed_hopper_delta` pads them.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
@@ -161,7 +161,7 @@ def consume(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
+    """Compute dk and dv of half of the keys of each work item, and half of its contribution to each block of dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     own_keep_ptr, block_seqs_ptr, q_offset, dk_ptr, dv_ptr = pointers
@@ -178,14 +178,14 @@ def consume(
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
+    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
@@ -205,7 +205,7 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
@@ -239,7 +239,7 @@ def consume(
             end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
-        # Through the shared memory of v, whose last reader this was.
+        # Layouts are converted through the shared memory of v, which is not read any more.
         dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
         store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
@@ -258,14 +258,14 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_kv_heads = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # Each sequence has whole blocks of rows: where `band_mask_packed_hopper_delta` puts them.
+        # The sequence's first block of rows in lse and delta, as `band_mask_packed_hopper_delta` pads them.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         row_begin, num_partial = visited_rows(after, before, kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N)
@@ -333,7 +333,7 @@ def band_mask_packed_hopper_bwd(
     after = gl.load(after) if SCALARS_LOADED else after
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
-    # Each sequence has whole blocks of rows: so many at most.
+    # Each sequence is padded to whole blocks of rows: this is the largest possible number of rows.
     num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
@@ -416,7 +416,7 @@ def score(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Probabilities and ds of each work item, and its dk."""
+    """Compute probabilities, ds and dk of each work item."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
@@ -434,7 +434,7 @@ def score(
     qk_scale = scale * LOG2E
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
@@ -452,7 +452,7 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = rows + q_shift
@@ -505,7 +505,7 @@ def accumulate(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dv of each work item, and what it adds to dq."""
+    """Compute dv of each work item, and its contribution to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     block_seqs_ptr, q_offset, dv_ptr = pointers
@@ -517,14 +517,14 @@ def accumulate(
     num_kv_heads = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # Each sequence has whole blocks of rows: where `band_mask_packed_hopper_delta` puts them.
+        # The sequence's first block of rows in lse and delta, as `band_mask_packed_hopper_delta` pads them.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
@@ -602,7 +602,7 @@ def band_mask_packed_hopper_bwd_wide(
     after = gl.load(after) if SCALARS_LOADED else after
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     kv_heads = num_heads // group_size
-    # Each sequence has whole blocks of rows: so many at most.
+    # Each sequence is padded to whole blocks of rows: this is the largest possible number of rows.
     num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/block_ranges.py.jinja
-# hash: 3c5d1cbad35eb4c4
+# hash: f2eec091860f8251
 """Which blocks of keys a block of queries visits under `band_mask`, with segment ids, and the other way round.
 
     keep                     q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_row, cols] and
@@ -16,9 +16,10 @@
     kv_segment_ids_kv_2_max  [B, H, parts]  int32, largest
     ranges                   [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton
@@ -81,7 +82,7 @@ def band_mask_segmented_extremes(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
         q_segment_ids_q = tl.load(
@@ -100,7 +101,7 @@ def band_mask_segmented_extremes(
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
         kv_segment_ids_kv = tl.load(
@@ -155,7 +156,8 @@ def band_mask_segmented_query_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -236,7 +238,8 @@ def band_mask_segmented_key_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
     kv_segment_ids_kv_min = tl.min(tl.load(kv_segment_ids_kv_min_ptr + part_offs), 1).to(tl.int64)

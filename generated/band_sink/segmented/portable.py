@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 42cef8b795974c7b
+# hash: 483633f299e8819b
 """Triton kernels of `band_sink`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -132,7 +132,7 @@ def band_sink_segmented_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -155,7 +155,7 @@ def band_sink_segmented_fwd(
     kv_begin, full_begin = tl.load(block_range) * BLOCK_N, tl.load(block_range + 1) * BLOCK_N
     full_end, kv_end = tl.load(block_range + 2) * BLOCK_N, tl.load(block_range + 3) * BLOCK_N
 
-    # The sink is a key of its own, met first: a logit in the denominator without a value.
+    # The sink acts as a first key without a value: its logit adds only to the denominator.
     sink = tl.load(sink_ptr + h) * LOG2E
     row_max = tl.zeros([BLOCK_M], tl.float32) + sink
     row_sum = tl.where(row_max == float("-inf"), 0.0, 1.0)
@@ -183,7 +183,7 @@ def band_sink_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -205,7 +205,7 @@ def band_sink_segmented_fwd(
 
     # A row without any key gives o = 0 and lse = sink.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    # One division a row, not one an element: a band has few blocks beside it.
+    # One division per row instead of one per element: beside the few blocks of a band, divisions take noticeable time.
     o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
@@ -299,9 +299,9 @@ def band_sink_segmented_bwd_dq(
     after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -313,7 +313,7 @@ def band_sink_segmented_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -330,7 +330,7 @@ def band_sink_segmented_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # The sink's own probability times its ds: it has no value, so ds is -delta. One partial sum per program.
+    # The sink's gradient is p_sink * (dp - delta). A sink has no value, so dp is 0. One partial sum per program.
     p_sink = tl.where(lse == float("-inf"), 0.0, tl.exp2(tl.load(sink_ptr + h) * LOG2E - lse))
     tl.store(
         dsink_ptr + (b * num_heads + h) * num_blocks + start_m // BLOCK_M,
@@ -477,8 +477,8 @@ def band_sink_segmented_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -487,7 +487,7 @@ def band_sink_segmented_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -523,13 +523,13 @@ def band_sink_segmented_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, RAGGED)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, RAGGED)
             rows = start_m + tl.arange(0, BLOCK_M)
-            # Counted from the block's first row, a thread's places are constants.
+            # Rows are counted from the block's first row, so that the offsets of each thread are constants.
             row_offs = tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, RAGGED)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = (
@@ -556,11 +556,11 @@ def band_sink_segmented_bwd_dkdv(
             q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, False)
             do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, False)
             rows = start_m + tl.arange(0, BLOCK_M)
-            # Counted from the block's first row, a thread's places are constants.
+            # Rows are counted from the block's first row, so that the offsets of each thread are constants.
             row_offs = tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base + start_m, row_offs, q_len - start_m, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base + start_m, row_offs, q_len - start_m, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             p = tl.exp2(qk * qk_scale - lse[None, :])

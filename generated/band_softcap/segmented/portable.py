@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: 041f09f2d05a59fc
+# hash: 21fc9a1971c0d0b2
 """Triton kernels of `band_softcap`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -136,7 +136,7 @@ def band_softcap_segmented_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -185,7 +185,7 @@ def band_softcap_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -199,7 +199,7 @@ def band_softcap_segmented_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -210,7 +210,7 @@ def band_softcap_segmented_fwd(
 
     # A row without any key gives o = 0 and lse = -inf.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    # One division a row, not one an element: a band has few blocks beside it.
+    # One division per row instead of one per element: beside the few blocks of a band, divisions take noticeable time.
     o_tile = [part * (1.0 / row_sum)[:, None] for part in acc]
     lse = (row_max + tl.log2(row_sum)) * LN2
     o_base = o_ptr + b * stride_ob + h * stride_oh
@@ -306,9 +306,9 @@ def band_softcap_segmented_bwd_dq(
     cap = tl.load(cap) if SCALARS_LOADED else cap
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
@@ -324,7 +324,7 @@ def band_softcap_segmented_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -341,7 +341,7 @@ def band_softcap_segmented_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = (
         tl.load(q_positions_ptr + b * stride_q_positions_b + rows, mask=rows < q_len, other=0)
@@ -494,8 +494,8 @@ def band_softcap_segmented_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -504,7 +504,7 @@ def band_softcap_segmented_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -541,11 +541,11 @@ def band_softcap_segmented_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = (
@@ -580,9 +580,9 @@ def band_softcap_segmented_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)

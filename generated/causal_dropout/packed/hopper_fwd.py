@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 7213d7b07018d5ff
+# hash: 80d3c75968c94db1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
@@ -18,13 +18,13 @@
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
+A program computes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
 work and copies queries to shared memory (TMA), `produce_keys` copies the keys and values of each visited block, and
 each warpgroup of `consume` computes 64 of the rows. While the tensor cores add up the values of one block, a
-warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values of a block of rows are added beside
-its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
-so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
-so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+warpgroup takes the exponentials of the next (arXiv:2407.08608). The last values of a block of rows are added while the
+first scores of the next block of rows are computed. This is the online softmax of arXiv:2205.14135: `row_max` is the
+largest score so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times
+log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
@@ -67,7 +67,7 @@ from ..._runtime.device.gl_versions import aggregate
 
 @aggregate
 class Work:
-    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
+    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last block."""
 
     item: gl.tensor
     h: gl.tensor
@@ -85,7 +85,7 @@ class Work:
 
 @gluon.jit
 def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    """How many blocks of keys the rows from `start_m` on visit, with a mask and without, and where they begin."""
     q_first = start_m + q_shift
     q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
     kv_end = gl.minimum(q_last + 1, kv_len)
@@ -94,7 +94,7 @@ def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N
     full_end = gl.maximum(full_end, 0)
     num_partial = gl.maximum(gl.cdiv(kv_end - full_end, BLOCK_N), 0)
     num_full = full_end // BLOCK_N
-    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    # Rows that attend to nothing visit block 0, and their mask keeps none of its keys.
     num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
     # The first block always takes the loop with the mask.
     num_masked = gl.maximum(num_partial, 1)
@@ -107,7 +107,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr = arguments
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
-    # A work item is a block of rows of one head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of rows of one head. After its first item, a program takes the next one that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_heads
     item = gl.program_id(0)
     while item < num_items:
@@ -146,7 +146,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     """Copy the keys and values of each block that the rows of a work item visit."""
     k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size = arguments
     kv_turn = 0
-    # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
     v_rows, v_start = SequenceRows(gl.cast(0, gl.int32), gl.cast(0, gl.int32), gl.cast(0, gl.int32)), 0
     work_turn = 0
     item = Work(*work_ring.receive(work_turn, 1)).item
@@ -196,7 +196,7 @@ def consume(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
 ):
-    """The rows of warpgroup PART, of each work item."""
+    """Compute the rows of warpgroup PART of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
     o_ptr, lse_ptr = pointers
     (stride_oh,) = strides
@@ -229,7 +229,7 @@ def consume(
         kv_len = work.kv_len
         lse_start = work.lse_start
         head_index, first_row = (first_head + b * all_heads + h).to(gl.int32), row_origin + (q_shift & -16)
-        # Computed here, so that the compiler knows what it is a multiple of.
+        # Computed here, so that the compiler knows that it is a multiple of BLOCK_M.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         q_idx = rows + q_shift
@@ -243,7 +243,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            # Always true: otherwise the mask is computed ahead of the product and kept in registers.
+            # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 run_end = q_idx + 1
                 run_end = gl.minimum(run_end, kv_len)
@@ -271,7 +271,7 @@ def consume(
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
-                # Epilogue of the rows before: these were their last values.
+                # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
                 acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
             else:
@@ -307,7 +307,7 @@ def consume(
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
         gl.store(lse_ptr + h * q_total + lse_start + rows, lse, mask=rows < q_len)
-        # The epilogue of these rows runs beside the first block of the next.
+        # The epilogue of these rows runs beside the first block of the next rows.
         inv_sum = gl.convert_layout(keep_scale / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = q_start * stride_os + h * stride_oh, start_m + PART * ROWS
         o_len = q_len

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: e41b1e8746f8fec4
+# hash: 22ba9dcb4ff1424c
 """Which blocks of keys a block of queries visits under `chunked`, packed sequences, and the other way round.
 
     keep        q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -10,9 +10,10 @@
                 its queries, and of its keys; how many blocks there are
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton

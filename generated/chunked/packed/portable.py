@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 2e1ea89a94122e8a
+# hash: ac0d5fcac45111a1
 """Triton kernels of `chunked`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -96,7 +96,7 @@ def chunked_packed_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
@@ -126,7 +126,7 @@ def chunked_packed_fwd(
         keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -200,9 +200,9 @@ def chunked_packed_bwd_dq(
     size = tl.load(size) if SCALARS_LOADED else size
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
@@ -221,7 +221,7 @@ def chunked_packed_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
@@ -321,8 +321,8 @@ def chunked_packed_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
@@ -338,7 +338,7 @@ def chunked_packed_bwd_dkdv(
     hkv = (program // num_blocks).to(tl.int64)
     start_n = (program % num_blocks) * BLOCK_N
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
@@ -368,9 +368,9 @@ def chunked_packed_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -390,7 +390,7 @@ def chunked_packed_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             p = tl.exp2(qk * qk_scale - lse[None, :])
@@ -430,9 +430,9 @@ def chunked_packed_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
-        row_seqs   [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
+        row_seqs   [entries, 8]  int32, the sequence of each block of rows, in the form of `block_seqs`
         row_lse    [Hq, blocks * BLOCK_M]  fp32, -lse / scale, -inf where no probability is above 0
         row_delta  [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
     """
@@ -442,7 +442,7 @@ def chunked_packed_hopper_delta(
     if b < 0:
         return
     block = entry - first_entry
-    # Each sequence has whole blocks of rows, and none begins where the one before may end.
+    # Each sequence is padded to whole blocks of rows, and begins behind the last block of the sequence before.
     row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
@@ -458,7 +458,7 @@ def chunked_packed_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, -lse / (scale * LOG2E))
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -478,9 +478,9 @@ def chunked_packed_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
     part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
@@ -490,7 +490,7 @@ def chunked_packed_hopper_dq_rows(
     if b < 0:
         return
     block = entry - first_entry
-    # Each sequence has whole blocks of rows, and none begins where the one before may end.
+    # Each sequence is padded to whole blocks of rows, and begins behind the last block of the sequence before.
     row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
     first = (2 * row_block + part) * (64 * PART_COLS)
     dq_tile = load_dq_rows(dq_sums_ptr + first, scale, BLOCK_D, BLOCK_M)

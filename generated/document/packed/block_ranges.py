@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: e8187036618b3c02
+# hash: c28171c0837b5d9e
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -17,9 +17,10 @@
                   its queries, and of its keys; how many blocks there are
     ranges        [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton
@@ -56,7 +57,7 @@ def document_packed_extremes(
     program = tl.program_id(0) % programs
     if program < query_programs:
         slots = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no two sequences share one, some stay empty.
+        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no sequences share a slot, some stay empty.
         b = tl.zeros([PARTS, 1], tl.int64)
         for step in tl.static_range(SEARCH_STEPS):
             probe = b + (1 << (SEARCH_STEPS - 1 - step))
@@ -68,7 +69,7 @@ def document_packed_extremes(
         kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
         part_idx = slots - q_start // PART - b
         has_part = part_idx * PART < q_len
-        # What has no part reads the first tokens, and stores nothing.
+        # A slot without a part reads the first tokens and stores nothing.
         q_len, kv_len, part_idx = (
             tl.where(has_part, q_len, 0),
             tl.where(has_part, kv_len, 0),
@@ -76,7 +77,7 @@ def document_packed_extremes(
         )
         q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
         q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
         doc_q = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(q_idx, kv_len).to(tl.int64) * stride_doc_0)
         part_offs = head * q_parts + slots
@@ -87,7 +88,7 @@ def document_packed_extremes(
 
     else:
         slots = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no two sequences share one, some stay empty.
+        # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no sequences share a slot, some stay empty.
         b = tl.zeros([PARTS, 1], tl.int64)
         for step in tl.static_range(SEARCH_STEPS):
             probe = b + (1 << (SEARCH_STEPS - 1 - step))
@@ -99,7 +100,7 @@ def document_packed_extremes(
         kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
         part_idx = slots - kv_start // PART - b
         has_part = part_idx * PART < kv_len
-        # What has no part reads the first tokens, and stores nothing.
+        # A slot without a part reads the first tokens and stores nothing.
         q_len, kv_len, part_idx = (
             tl.where(has_part, q_len, 0),
             tl.where(has_part, kv_len, 0),
@@ -107,7 +108,7 @@ def document_packed_extremes(
         )
         q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
         q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         kv_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         doc_kv = tl.load(doc_ptr + kv_start * stride_doc_0 + clamp_index(kv_idx, kv_len).to(tl.int64) * stride_doc_0)
         part_offs = head * kv_parts + slots
@@ -150,7 +151,8 @@ def document_packed_query_ranges(
     table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * q_parts + q_start // PART + b + tl.minimum(part_idx, num_q - 1)
     doc_q_min = tl.min(tl.load(doc_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -218,7 +220,8 @@ def document_packed_key_ranges(
     table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * kv_parts + kv_start // PART + b + tl.minimum(part_idx, num_kv - 1)
     doc_kv_min = tl.min(tl.load(doc_kv_min_ptr + part_offs), 1).to(tl.int64)

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/decay.py.jinja
-# hash: f52bef47f80d3ec5
+# hash: 9cca570626bab634
 """Log-decay of `forgetting`, packed sequences: the cumulative sum of g, and its gradient.
 
     g, dg           [total_k, Hq]  natural log
     decay           [Hq, total_k]  fp32, cumulative sum of g times log2(e), from the first key of each sequence on
-    drows           [Hq, total_q]  fp32, gradient that reaches the decay as a query's
-    dcols           [Hq, total_k]  fp32, gradient that reaches the decay as a key's
+    drows           [Hq, total_q]  fp32, gradient of the decay through the queries that read it
+    dcols           [Hq, total_k]  fp32, gradient of the decay through the keys that read it
     cu_seqlens_q/k  [n + 1]  int32, where the sequences begin
 
 One program serves one query head of one sequence.
@@ -74,11 +74,11 @@ def forgetting_packed_decay_grad(
     dg_base = dg_ptr + kv_start * stride_dgs + h * stride_dgh
     length = kv_len
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Queries before the first position read the decay of the first, those behind the last that of the last.
+    # Queries before the first position read the decay of the first position, queries behind the last that of the last.
     first_row = tl.minimum(tl.maximum(-q_shift, 0), q_len)
     end_row = tl.minimum(tl.maximum(length - q_shift, 0), q_len)
     before = row_sum(drows_base, 0, first_row, BLOCK)
-    # g[i] is part of every sum from i on, so its gradient is the sum of theirs: a scan from the end.
+    # g[i] is a term of each cumulative sum from i on, so its gradient is the sum of theirs: a scan from the end.
     after = row_sum(drows_base, end_row, q_len, BLOCK)
     num_blocks = tl.cdiv(length, BLOCK)
     for step in range(num_blocks):

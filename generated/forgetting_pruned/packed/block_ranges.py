@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/block_ranges.py.jinja
-# hash: f68fb3072b75eab5
+# hash: 15e69f0340123054
 """Which blocks of keys a block of queries visits under `forgetting_pruned`, packed sequences, and the other way
 round.
 
@@ -16,9 +16,10 @@ round.
                      of its queries, and of its keys; how many blocks there are
     ranges           [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton
@@ -52,7 +53,7 @@ def forgetting_pruned_packed_extremes(
     program = tl.program_id(0) % programs
     h = head.to(tl.int64)
     slots = program * PARTS + tl.arange(0, PARTS)[:, None]
-    # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no two sequences share one, some stay empty.
+    # The parts of sequence s begin at slot cu_seqlens[s] // PART + s: no sequences share a slot, some stay empty.
     b = tl.zeros([PARTS, 1], tl.int64)
     for step in tl.static_range(SEARCH_STEPS):
         probe = b + (1 << (SEARCH_STEPS - 1 - step))
@@ -64,7 +65,7 @@ def forgetting_pruned_packed_extremes(
     kv_len = (tl.load(cu_seqlens_k_ptr + b + 1) - kv_start).to(tl.int32)
     part_idx = slots - q_start // PART - b
     has_part = part_idx * PART < q_len
-    # What has no part reads the first tokens, and stores nothing.
+    # A slot without a part reads the first tokens and stores nothing.
     q_len, kv_len, part_idx = (
         tl.where(has_part, q_len, 0),
         tl.where(has_part, kv_len, 0),
@@ -72,7 +73,7 @@ def forgetting_pruned_packed_extremes(
     )
     q_start, kv_start = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Beyond the end the last position stands in for itself once more.
+    # Elements beyond the end repeat the last position.
     q_idx = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1) + q_shift
     first_key_q = tl.load(
         first_key_ptr
@@ -116,7 +117,8 @@ def forgetting_pruned_packed_query_ranges(
     table_row = (head * (tl.num_programs(0) // num_heads) + first_entry + block).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * q_parts + q_start // PART + b + tl.minimum(part_idx, num_q - 1)
     first_key_q_min = tl.min(tl.load(first_key_q_min_ptr + part_offs), 1).to(tl.int64)

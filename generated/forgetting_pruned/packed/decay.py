@@ -3,13 +3,13 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/decay.py.jinja
-# hash: 4c0602dd5982de1d
+# hash: 43113bd78ef63672
 """Log-decay of `forgetting_pruned`, packed sequences: the cumulative sum of g, and its gradient.
 
     g, dg           [total_k, Hq]  natural log
     decay           [Hq, total_k]  fp32, cumulative sum of g times log2(e), from the first key of each sequence on
-    drows           [Hq, total_q]  fp32, gradient that reaches the decay as a query's
-    dcols           [Hq, total_k]  fp32, gradient that reaches the decay as a key's
+    drows           [Hq, total_q]  fp32, gradient of the decay through the queries that read it
+    dcols           [Hq, total_k]  fp32, gradient of the decay through the keys that read it
     cu_seqlens_q/k  [n + 1]  int32, where the sequences begin
 
 One program serves one query head of one sequence.
@@ -75,11 +75,11 @@ def forgetting_pruned_packed_decay_grad(
     dg_base = dg_ptr + kv_start * stride_dgs + h * stride_dgh
     length = kv_len
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Queries before the first position read the decay of the first, those behind the last that of the last.
+    # Queries before the first position read the decay of the first position, queries behind the last that of the last.
     first_row = tl.minimum(tl.maximum(-q_shift, 0), q_len)
     end_row = tl.minimum(tl.maximum(length - q_shift, 0), q_len)
     before = row_sum(drows_base, 0, first_row, BLOCK)
-    # g[i] is part of every sum from i on, so its gradient is the sum of theirs: a scan from the end.
+    # g[i] is a term of each cumulative sum from i on, so its gradient is the sum of theirs: a scan from the end.
     after = row_sum(drows_base, end_row, q_len, BLOCK)
     num_blocks = tl.cdiv(length, BLOCK)
     for step in range(num_blocks):

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 9045de527b21bb27
+# hash: d6bc55c38f9fc791
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gpt_oss`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -20,20 +20,21 @@
     o           [total_q, Hq, Dv]
     lse         [Hq, total_q]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
+A program computes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
 work and copies queries to shared memory (TMA), `produce_keys` copies the keys and values of each visited block, and
 each warpgroup of `consume` computes 64 of the rows. While the tensor cores add up the values of one block, a
-warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values of a block of rows are added beside
-its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
-so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
-so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+warpgroup takes the exponentials of the next (arXiv:2407.08608). The last values of a block of rows are added while the
+first scores of the next block of rows are computed. This is the online softmax of arXiv:2205.14135: `row_max` is the
+largest score so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times
+log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
 
-q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, one number for each head. v comes transposed, as
-`columns`, its keys in the order of weights: `_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn
-as well, and `row_max` is 4 to 8 below the largest score so far.
+q, k and v are float8_e4m3fn, to be multiplied by `q_scale`, `k_scale` and `v_scale`, which have one number for each
+head. v is passed transposed, as `columns`, with its keys in the order in which threads hold the weights:
+`_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn as well, and `row_max` is 4 to 8 below the
+largest score so far.
 """
 
 from triton.experimental import gluon
@@ -77,7 +78,7 @@ from ..._runtime.device.gl_versions import aggregate
 
 @aggregate
 class Work:
-    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
+    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last block."""
 
     item: gl.tensor
     h: gl.tensor
@@ -94,7 +95,7 @@ class Work:
 
 @gluon.jit
 def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    """How many blocks of keys the rows from `start_m` on visit, with a mask and without, and where they begin."""
     q_first = start_m + q_shift
     q_last = gl.minimum(start_m + BLOCK_M, q_len) - 1 + q_shift
     kv_begin = gl.maximum(-(-q_first + 127), 0) // BLOCK_N * BLOCK_N
@@ -107,7 +108,7 @@ def visited_keys(kv_len, q_len, q_shift, start_m, BLOCK_M: gl.constexpr, BLOCK_N
     gap = full_end - full_begin
     num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
     num_full = (full_end - full_begin) // BLOCK_N
-    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    # Rows that attend to nothing visit block 0, and their mask keeps none of its keys.
     num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
     # The first block always takes the loop with the mask.
     num_masked = gl.maximum(num_partial, 1)
@@ -120,7 +121,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr = arguments
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
-    # A work item is a block of rows of one head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of rows of one head. After its first item, a program takes the next one that is not taken.
     num_items = gl.load(block_seqs_ptr + 6) * num_heads
     item = gl.program_id(0)
     while item < num_items:
@@ -159,7 +160,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     """Copy the keys and values of each block that the rows of a work item visit."""
     k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size = arguments
     kv_turn = 0
-    # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
     v_rows, v_start = SequenceColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32), gl.cast(0, gl.int32)), 0
     work_turn = 0
     item = Work(*work_ring.receive(work_turn, 1)).item
@@ -183,7 +184,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         )
         kv_head, k_end = hkv.to(gl.int32), kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, kv_head)
-        # Each sequence has whole units of columns.
+        # Each sequence is padded to whole units of columns.
         num_units = gl.cdiv(kv_len, UNIT)
         kv_columns = SequenceColumns((kv_start // UNIT + b).to(gl.int32) + num_units, num_units, kv_head)
         for nth in range(num_masked):
@@ -215,7 +216,7 @@ def consume(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
 ):
-    """The rows of warpgroup PART, of each work item."""
+    """Compute the rows of warpgroup PART of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
     q_scale_ptr, k_scale_ptr, v_scale_ptr, sink_ptr, o_ptr, lse_ptr = pointers
     (stride_oh,) = strides
@@ -246,7 +247,7 @@ def consume(
         q_len = work.q_len
         kv_len = work.kv_len
         lse_start = work.lse_start
-        # Computed here, so that the compiler knows what it is a multiple of.
+        # Computed here, so that the compiler knows that it is a multiple of BLOCK_M.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         q_idx = rows + q_shift
@@ -254,9 +255,9 @@ def consume(
         head_scale = scale * gl.load(q_scale_ptr + b * num_heads + h) * gl.load(k_scale_ptr + kv_head)
         qk_scale = head_scale * LOG2E
 
-        # The sink is a key of its own, met first: a logit in the denominator without a value.
+        # The sink acts as a first key without a value: its logit adds only to the denominator.
         sink = gl.load(sink_ptr + h) * LOG2E
-        # Below it, or the weights of keys that are smaller than the sink would lose digits.
+        # The reference is below the sink: otherwise the weights of keys with smaller logits would lose digits.
         row_max = gl.zeros([ROWS], gl.float32, ROW) + (sink - 16.0)  # [ROWS]
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
 
@@ -266,7 +267,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            # Always true: otherwise the mask is computed ahead of the product and kept in registers.
+            # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 run_first = q_idx - 127
                 run_end = q_idx + 1
@@ -286,7 +287,7 @@ def consume(
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
-                # Epilogue of the rows before: these were their last values.
+                # Epilogue of the previous rows: this product has added their last values.
                 store_rows(
                     o_ptr + o_start,
                     (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
@@ -318,7 +319,7 @@ def consume(
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
         gl.store(lse_ptr + h * q_total + lse_start + rows, lse, mask=rows < q_len)
-        # The epilogue of these rows runs beside the first block of the next.
+        # The epilogue of these rows runs beside the first block of the next rows.
         inv_sum = gl.convert_layout(gl.load(v_scale_ptr + kv_head) / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = q_start * stride_os + h * stride_oh, start_m + PART * ROWS
         o_len = q_len

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/block_ranges.py.jinja
-# hash: 579a5d30c9b12cb2
+# hash: 97497f9928046365
 """Which blocks of keys a block of queries visits under `gpt_oss`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx - kv_idx < 128 and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -15,9 +15,10 @@
     kv_segment_ids_kv_2_max  [B, H, parts]  int32, largest
     ranges                   [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program finds the range of one row of blocks: from the first that is not
-empty to the last. Inside it the first run of full blocks takes no mask; an empty block between others is masked.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program finds the range of one row of blocks: from the
+first block that is not empty to the last. The first run of full blocks inside the range is computed without a mask. All
+other blocks of the range are computed with a mask, empty ones included.
 """
 
 import triton
@@ -81,7 +82,7 @@ def gpt_oss_segmented_extremes(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
         q_segment_ids_q = tl.load(
@@ -100,7 +101,7 @@ def gpt_oss_segmented_extremes(
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
         kv_segment_ids_kv = tl.load(
@@ -152,7 +153,8 @@ def gpt_oss_segmented_query_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -240,7 +242,8 @@ def gpt_oss_segmented_key_ranges(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
     kv_segment_ids_kv_min = tl.min(tl.load(kv_segment_ids_kv_min_ptr + part_offs), 1).to(tl.int64)

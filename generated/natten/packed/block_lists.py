@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: 11ad6f2e30805de6
+# hash: 3176672a6fb27068
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -12,9 +12,9 @@
     spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
-partial ones from the left, ascending, the full ones from the right.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program lists one row of blocks in its own part of
+`block_list`: partial blocks from the left in ascending order, full blocks from the right.
 """
 
 import triton
@@ -132,7 +132,7 @@ def natten_packed_query_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)
 
 
@@ -245,5 +245,5 @@ def natten_packed_key_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)

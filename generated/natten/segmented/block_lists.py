@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: bf72d68e7814a36b
+# hash: ce69500485377803
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -17,9 +17,9 @@
     spans                    [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list               [entries]  int16 or int32, lists of the blocks to visit
 
-A block is decided by interval arithmetic, at a cost that does not depend on its size: empty where no pair can be kept,
-full where every pair is, else partial. Each program lists one row of blocks in its own room of `block_list`: the
-partial ones from the left, ascending, the full ones from the right.
+Interval arithmetic classifies each block, at a cost that does not depend on its size. A block is empty if no pair can
+be kept, full if every pair must be kept, otherwise partial. Each program lists one row of blocks in its own part of
+`block_list`: partial blocks from the left in ascending order, full blocks from the right.
 """
 
 import triton
@@ -83,7 +83,7 @@ def natten_segmented_extremes(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     if program < query_programs:
         part_idx = program * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         rows = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], q_len - 1)
         q_idx = tl.load(q_positions_ptr + b * stride_q_positions_b + rows) if POSITIONS else rows + q_shift
         q_segment_ids_q = tl.load(
@@ -102,7 +102,7 @@ def natten_segmented_extremes(
 
     else:
         part_idx = (program - query_programs) * PARTS + tl.arange(0, PARTS)[:, None]
-        # Beyond the end the last position stands in for itself once more.
+        # Elements beyond the end repeat the last position.
         cols = tl.minimum(part_idx * PART + tl.arange(0, PART)[None, :], kv_len - 1)
         kv_idx = tl.load(kv_positions_ptr + b * stride_kv_positions_b + cols) if POSITIONS else cols
         kv_segment_ids_kv = tl.load(
@@ -157,7 +157,8 @@ def natten_segmented_query_lists(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_q = tl.cdiv(q_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_M // PART) + tl.arange(0, BLOCK_M // PART)[None, :]
     part_offs = head * num_q + tl.minimum(part_idx, num_q - 1)
     q_segment_ids_q_min = tl.min(tl.load(q_segment_ids_q_min_ptr + part_offs), 1).to(tl.int64)
@@ -265,7 +266,7 @@ def natten_segmented_query_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)
 
 
@@ -303,7 +304,8 @@ def natten_segmented_key_lists(
     b = (head // num_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     num_kv = tl.cdiv(kv_len, PART)
-    # Vectors of one element: Triton's interpreter makes numbers of a scalar comparison that meets a vector.
+    # These are vectors of one element: Triton's interpreter turns a comparison of scalars into a number where it is
+    # combined with a vector.
     part_idx = block * (BLOCK_N // PART) + tl.arange(0, BLOCK_N // PART)[None, :]
     part_offs = head * num_kv + tl.minimum(part_idx, num_kv - 1)
     kv_segment_ids_kv_min = tl.min(tl.load(kv_segment_ids_kv_min_ptr + part_offs), 1).to(tl.int64)
@@ -413,5 +415,5 @@ def natten_segmented_key_lists(
         tl.store(span + 1, partial_end)
         tl.store(span + 2, full_begin)
     else:
-        # How many there are, for the host to give each list its room.
+        # The number of visited blocks, from which the host computes where each list begins.
         tl.store(span, partial_end - full_begin + num_others)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 459d1712c9fd0b0b
+# hash: af40244f244070dd
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -23,20 +23,21 @@
     o               [B, Hq, Sq, Dv]
     lse             [B, Hq, Sq]  fp32, log of the softmax denominator
 
-A program takes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
+A program computes one block of query rows after the other. Its warps run side by side: `produce_rows` schedules the
 work and copies queries to shared memory (TMA), `produce_keys` copies the keys and values of each visited block, and
 each warpgroup of `consume` computes 64 of the rows. While the tensor cores add up the values of one block, a
-warpgroup takes the exponentials of the next (arXiv:2407.08608); the last values of a block of rows are added beside
-its successor's first block of keys. This is the online softmax of arXiv:2205.14135: `row_max` is the largest score
-so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times log2(e),
-so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+warpgroup takes the exponentials of the next (arXiv:2407.08608). The last values of a block of rows are added while the
+first scores of the next block of rows are computed. This is the online softmax of arXiv:2205.14135: `row_max` is the
+largest score so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times
+log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
 
 Tensors of the call say how many keys a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
 
-q, k and v are float8_e4m3fn, times `q_scale`, `k_scale` and `v_scale`, one number for each head. v comes transposed, as
-`columns`, its keys in the order of weights: `_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn
-as well, and `row_max` is 4 to 8 below the largest score so far.
+q, k and v are float8_e4m3fn, to be multiplied by `q_scale`, `k_scale` and `v_scale`, which have one number for each
+head. v is passed transposed, as `columns`, with its keys in the order in which threads hold the weights:
+`_runtime/device/gl_fp8.py` says why. Weights are rounded to float8_e4m3fn as well, and `row_max` is 4 to 8 below the
+largest score so far.
 """
 
 from triton.experimental import gluon
@@ -71,7 +72,7 @@ from ..._runtime.device.gl_versions import aggregate
 
 @aggregate
 class Work:
-    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last."""
+    """One block of query rows, as `produce_rows` publishes it; `h` is -1 after the last block."""
 
     item: gl.tensor
     h: gl.tensor
@@ -83,7 +84,7 @@ class Work:
 
 @gluon.jit
 def visited_keys(b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of keys the rows from `start_m` on visit with a mask, and without, and where they begin."""
+    """How many blocks of keys the rows from `start_m` on visit, with a mask and without, and where they begin."""
     # Of the blocks this one visits, those from full_begin to full_end need no mask.
     block_range = ranges_ptr + b * stride_ranges_b + start_m // BLOCK_M * 4
     kv_begin, full_begin = gl.load(block_range) * BLOCK_N, gl.load(block_range + 1) * BLOCK_N
@@ -91,7 +92,7 @@ def visited_keys(b, ranges_ptr, start_m, stride_ranges_b, BLOCK_M: gl.constexpr,
     gap = full_end - full_begin
     num_partial = gl.maximum(gl.cdiv(kv_end - gap - kv_begin, BLOCK_N), 0)
     num_full = (full_end - full_begin) // BLOCK_N
-    # Rows that attend to nothing visit block 0, of which their mask keeps nothing.
+    # Rows that attend to nothing visit block 0, and their mask keeps none of its keys.
     num_partial = gl.where(num_partial + num_full == 0, 1, num_partial)
     # The first block always takes the loop with the mask.
     num_masked = gl.maximum(num_partial, 1)
@@ -105,7 +106,7 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    # A work item is a block of rows of one head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of rows of one head. After its first item, a program takes the next one that is not taken.
     num_items = num_blocks * num_heads * batch
     item = gl.program_id(0)
     while item < num_items:
@@ -133,7 +134,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         arguments
     )
     kv_turn = 0
-    # The values follow their keys by a turn. Ahead of the first block there are none: what is behind the last key is 0.
+    # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
     v_rows, v_start = HeadColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), v_columns
     num_blocks = gl.cdiv(q_len, BLOCK_M)
     work_turn = 0
@@ -180,7 +181,7 @@ def consume(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
 ):
-    """The rows of warpgroup PART, of each work item."""
+    """Compute the rows of warpgroup PART of each work item."""
     q_ring, kv_ring, work_ring, pointers, strides, numbers = arguments
     (
         q_scale_ptr,
@@ -226,7 +227,7 @@ def consume(
     while work.h >= 0:
         h = work.h.to(gl.int64)
         b = work.b.to(gl.int64)
-        # Computed here, so that the compiler knows what it is a multiple of.
+        # Computed here, so that the compiler knows that it is a multiple of BLOCK_M.
         start_m = work.block * BLOCK_M
         rows = start_m + PART * ROWS + gl.arange(0, ROWS, layout=ROW)
         length_val = gl.load(length_ptr + b * stride_length_0)
@@ -260,7 +261,7 @@ def consume(
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
-            # Always true: otherwise the mask is computed ahead of the product and kept in registers.
+            # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
                 keep = (kv_idx < length_val)[None, :]
@@ -283,7 +284,7 @@ def consume(
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
-                # Epilogue of the rows before: these were their last values.
+                # Epilogue of the previous rows: this product has added their last values.
                 store_rows(
                     o_ptr + o_start,
                     (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
@@ -314,7 +315,7 @@ def consume(
         row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
         lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
         gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
-        # The epilogue of these rows runs beside the first block of the next.
+        # The epilogue of these rows runs beside the first block of the next rows.
         inv_sum = gl.convert_layout(gl.load(v_scale_ptr + kv_head) / row_sum, gl.SliceLayout(1, SUMS))
         o_start, o_row = b * stride_ob + h * stride_oh, start_m + PART * ROWS
         q_turn += 1

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/portable.py.jinja
-# hash: 3e2881a3b6b2d132
+# hash: 605a89bc6782bd9f
 """Triton kernels of `prefix_lm`, with segment ids: forward and gradients.
 
 keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -123,7 +123,7 @@ def prefix_lm_segmented_fwd(
     start_m = block * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -175,7 +175,7 @@ def prefix_lm_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -284,9 +284,9 @@ def prefix_lm_segmented_bwd_dq(
     length = tl.load(length) if SCALARS_LOADED else length
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
@@ -298,7 +298,7 @@ def prefix_lm_segmented_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
@@ -455,8 +455,8 @@ def prefix_lm_segmented_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
@@ -465,7 +465,7 @@ def prefix_lm_segmented_bwd_dkdv(
     b = (head // num_kv_heads).to(tl.int64)
     hkv = (head % num_kv_heads).to(tl.int64)
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + (b * stride_kb + hkv * stride_kh) * UNIT
     v_base = v_ptr + (b * stride_vb + hkv * stride_vh) * UNIT
@@ -503,9 +503,9 @@ def prefix_lm_segmented_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), RAGGED) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, RAGGED)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = (
@@ -537,7 +537,7 @@ def prefix_lm_segmented_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             p = tl.exp2(qk * qk_scale - lse[None, :])

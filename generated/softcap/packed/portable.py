@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: 72d929f79153c432
+# hash: 78043e2fe7390360
 """Triton kernels of `softcap`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -94,7 +94,7 @@ def softcap_packed_fwd(
     start_m = (num_blocks - 1 - block) * BLOCK_M
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
@@ -121,7 +121,7 @@ def softcap_packed_fwd(
         keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -135,7 +135,7 @@ def softcap_packed_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # While a row has met no key its maximum is -inf, and -inf minus -inf is NaN.
+        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -195,9 +195,9 @@ def softcap_packed_bwd_dq(
 ):
     """Gradient with respect to q.
 
-    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse;
-    `ds = p * (dp - delta)` is the gradient of a score, `delta = sum(o * do) - dlse` what it takes from a row. It is
-    stored for the kernel of dk and dv.
+    One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
+    The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
+    delta is stored for the kernel of dk and dv.
     """
     # A table of runs does not mark its unused entries: it says how many blocks there are.
     if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
@@ -220,7 +220,7 @@ def softcap_packed_bwd_dq(
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     rows = start_m + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
@@ -229,7 +229,7 @@ def softcap_packed_bwd_dq(
     o_base = o_ptr + q_start * stride_os + h * stride_oh * UNIT
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
-    # The rows of runs lie elsewhere in lse than in q.
+    # Rows of runs have other offsets in lse than in q: the table gives them.
     row_offs = h * q_total + tl.load(record + 7) + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # The part of ds that a whole row shares.
@@ -238,7 +238,7 @@ def softcap_packed_bwd_dq(
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row_offs, mask=in_rows, other=0.0)
     tl.store(delta_ptr + row_offs, delta, mask=in_rows)
-    # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+    # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
     lse = tl.where(lse == float("-inf"), 0.0, lse)
     q_idx = rows + q_shift
 
@@ -320,8 +320,8 @@ def softcap_packed_bwd_dkdv(
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries: the probabilities then feed the second product
-    as they are.
+    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
+    the second product as they are.
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
@@ -337,7 +337,7 @@ def softcap_packed_bwd_dkdv(
     hkv = (program // num_blocks).to(tl.int64)
     start_n = (program % num_blocks) * BLOCK_N
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    # Rows begin at multiples of 16 bytes, and these strides count such units: the compiler can tell from the product.
+    # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
     k_base = k_ptr + kv_start * stride_ks + hkv * stride_kh * UNIT
     v_base = v_ptr + kv_start * stride_vs + hkv * stride_vh * UNIT
@@ -371,11 +371,11 @@ def softcap_packed_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), True) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, True)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
-            # Starting at -delta leaves one vector less to keep beside the masks.
+            # The product starts at -delta, so that registers need not hold delta beside the masks.
             dp = tl.zeros([BLOCK_N, BLOCK_M], tl.float32) - delta[None, :]
             dp = dot_rows(v_tile, do_tile, dp)
             q_idx = rows + q_shift
@@ -395,9 +395,9 @@ def softcap_packed_bwd_dkdv(
             rows = start_m + tl.arange(0, BLOCK_M)
             lse = load_vector(lse_ptr + row_base, rows, q_len, float("inf"), False) * LOG2E
             delta = load_vector(delta_ptr + row_base, rows, q_len, 0.0, False)
-            # A row may keep only scores of -inf; against a finite lse their probability is 0, not NaN.
+            # If all kept scores of a row are -inf, so is its lse; a finite lse gives probabilities of 0, not NaN.
             lse = tl.where(lse == float("-inf"), 0.0, lse)
-            # Both products that need no probability come first: the second runs while the first is exponentiated.
+            # Both products without probabilities come first: the second runs during the exponentials of the first.
             qk = dot_rows(k_tile, q_tile)  # [N, M]
             dp = dot_rows(v_tile, do_tile)
             tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
@@ -438,9 +438,9 @@ def softcap_packed_hopper_delta(
 ):
     """What Hopper's backward reads of each row: lse and delta, padded to whole blocks of rows.
 
-    Without WITH_DQ the kernel of dq ran before, and left delta.
+    Without WITH_DQ the portable kernel of dq ran before, and stored delta.
 
-        row_seqs   [entries, 8]  int32, the sequence of each block of rows, as `block_seqs`
+        row_seqs   [entries, 8]  int32, the sequence of each block of rows, in the form of `block_seqs`
         row_lse    [Hq, blocks * BLOCK_M]  fp32, lse times log2(e), inf where no probability is above 0
         row_delta  [Hq, blocks * BLOCK_M]  fp32, -delta, 0 beyond the last row
     """
@@ -450,7 +450,7 @@ def softcap_packed_hopper_delta(
     if b < 0:
         return
     block = entry - first_entry
-    # Each sequence has whole blocks of rows, and none begins where the one before may end.
+    # Each sequence is padded to whole blocks of rows, and begins behind the last block of the sequence before.
     row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
@@ -466,7 +466,7 @@ def softcap_packed_hopper_delta(
     else:
         delta = tl.load(delta_ptr + row_offs, mask=in_rows, other=0.0)
     padded_offs = row_block * BLOCK_M + tl.arange(0, BLOCK_M)
-    # A row without any key has none of positive probability either; -inf minus -inf would be NaN.
+    # In a row without any key all probabilities are 0 with lse = inf; -inf minus -inf would be NaN.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     tl.store(row_lse_ptr + padded_offs, lse)
     tl.store(row_delta_ptr + padded_offs, -delta)
@@ -486,9 +486,9 @@ def softcap_packed_hopper_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, one warpgroup's part of a block of queries in each program.
+    """dq from the sums `dq_sums` of Hopper's backward. Each program converts one warpgroup's part of a query block.
 
-    dq_sums  [Hq, blocks, 2, lines, 32]  fp32, gradient of q without its factor
+    dq_sums  [Hq, blocks, 2, lines, 32]  fp32, gradient of q before the factor `scale`
     """
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
     part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
@@ -498,7 +498,7 @@ def softcap_packed_hopper_dq_rows(
     if b < 0:
         return
     block = entry - first_entry
-    # Each sequence has whole blocks of rows, and none begins where the one before may end.
+    # Each sequence is padded to whole blocks of rows, and begins behind the last block of the sequence before.
     row_block = h * num_row_blocks + q_start // BLOCK_M + b + block
     first = (2 * row_block + part) * (64 * PART_COLS)
     dq_tile = load_dq_rows(dq_sums_ptr + first, scale, BLOCK_D, BLOCK_M)

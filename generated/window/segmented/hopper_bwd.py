@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: 5127e28796a72574
+# hash: cd92b52e00d0e4b5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `window`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -24,21 +24,21 @@
     dv              [B, Hkv, Skv, Dv]
 
 lse and delta come from `window_segmented_hopper_delta`, padded to whole blocks of rows. The gradient of q is
-added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and
-without its factor.
+added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
+the factor `scale`.
 
-A program takes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that equal
-inputs may give other last bits. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
+of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
+bits may differ between equal calls. `templates/hopper/README.md` has a picture.
 
-Up to 128 columns each of two warpgroups, `consume`, owns half of the keys, and sums their dk and dv over all query
-heads that share the key head. With WITH_DQ each step also multiplies ds of the block before, which the warpgroups
-exchange through shared memory, by the keys; a warp of its own, `add_dq`, adds that to `dq_sums`.
+For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
+over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
+also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `window_segmented_hopper_bwd_wide`: the accumulator of dk or of dv then fills
-half of a warpgroup's registers, so that each of two warpgroups has one. `score` computes probabilities and ds of
-each block of queries, and sums dk. Through shared memory it hands both to `accumulate`, which sums dv, and with
-WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
+half of a warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes probabilities
+and ds of each block of queries, and sums dk. It hands probabilities and ds through shared memory to `accumulate`,
+which sums dv, and with WITH_DQ multiplies ds by the keys and adds the product to `dq_sums`.
 
 Tensors of the call say how many rows a block visits, so work is scheduled dynamically: a producer warp
 takes the next work item from a counter in memory.
@@ -79,7 +79,7 @@ from ..._runtime.device.gl_math import clamp_index
 
 @gluon.jit
 def visited_rows(b, ranges_ptr, start_n, stride_ranges_b, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of query rows the keys from `start_n` on visit with a mask, and without, and where they begin."""
+    """How many blocks of query rows see the keys from `start_n` on, with a mask and without, and where they begin."""
     # Of the blocks this one visits, those from full_begin to full_end need no mask.
     block_range = ranges_ptr + b * stride_ranges_b + start_n // BLOCK_N * 4
     row_begin, full_begin = gl.load(block_range) * BLOCK_M, gl.load(block_range + 1) * BLOCK_M
@@ -97,7 +97,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
     work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     item, work_turn = gl.program_id(0), 0
     while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
@@ -124,8 +124,8 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
             for nth in range(num_full):
                 row_turn = nth
                 if V_PARTS == 1:
-                    # Of heads that share keys the wide backward takes the last rows first: all programs have these, and
-                    # so meet them at a time.
+                    # If heads share keys, the wide backward takes the last rows first: all programs visit them, and
+                    # find them in the cache.
                     row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 head_row = (b * num_heads + h) * num_blocks
@@ -155,7 +155,7 @@ def consume(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dk and dv of half of the keys of each work item, and half of what each block of rows adds to dq."""
+    """Compute dk and dv of half of the keys of each work item, and half of its contribution to each block of dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     q_segment_ids_ptr, kv_segment_ids_ptr, q_positions_ptr, kv_positions_ptr, ranges_ptr, q_offset, dk_ptr, dv_ptr = (
@@ -198,14 +198,14 @@ def consume(
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
-    # A warpgroup's part of dq has 64 rows: half of the block's, or all of 64 and half of the columns.
+    # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
     k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     item, work_turn = gl.program_id(0), 0
     while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
@@ -248,7 +248,7 @@ def consume(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
@@ -288,7 +288,7 @@ def consume(
             end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
-        # Through the shared memory of v, whose last reader this was.
+        # Layouts are converted through the shared memory of v, which is not read any more.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
         store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
@@ -306,7 +306,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     item, work_turn = gl.program_id(0), 0
     while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
@@ -433,7 +433,7 @@ def window_segmented_hopper_bwd(
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
     if run_keys_ptr is not None:
-        # Where there are blocks of runs, the packed kernel has computed them.
+        # If the table of runs has blocks, the packed kernel has computed the call.
         batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
     work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
@@ -537,7 +537,7 @@ def score(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """Probabilities and ds of each work item, and its dk."""
+    """Compute probabilities, ds and dk of each work item."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     p_ring = hand_over[0]
     work_ring, pointers, strides, numbers = arguments
@@ -577,7 +577,7 @@ def score(
     qk_scale = scale * LOG2E
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     item, work_turn = gl.program_id(0), 0
     while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
@@ -618,7 +618,7 @@ def score(
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
                 qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
-                # Always true: otherwise this is computed ahead of the products and kept in registers.
+                # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
                     q_idx = gl.convert_layout(own_position, ROW) if POSITIONS else rows + q_shift
@@ -674,7 +674,7 @@ def accumulate(
     BLOCK_N: gl.constexpr,
     WITH_DQ: gl.constexpr,
 ):
-    """dv of each work item, and what it adds to dq."""
+    """Compute dv of each work item, and its contribution to dq."""
     k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, pointers, strides, numbers = arguments
     ranges_ptr, dv_ptr = pointers
@@ -685,7 +685,7 @@ def accumulate(
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first, a program takes the next that no other has taken.
+    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
     item, work_turn = gl.program_id(0), 0
     while item < num_key_blocks * num_kv_heads * batch:
         head = item // num_key_blocks
@@ -709,7 +709,7 @@ def accumulate(
                 dv = add_block(dv, dq_part, k_tile, rings, hand_over, q_turn, HEAD_DIM, WITH_DQ)
                 q_turn += 1
             for nth in range(num_full):
-                # Of heads that share keys the last rows first: all programs have these, and so meet them at a time.
+                # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
@@ -825,7 +825,7 @@ def window_segmented_hopper_bwd_wide(
     q_ring = make_row_ring(q_desc, lse_desc, STAGES, BLOCK_M)
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
     if run_keys_ptr is not None:
-        # Where there are blocks of runs, the packed kernel has computed them.
+        # If the table of runs has blocks, the packed kernel has computed the call.
         batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
     work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
