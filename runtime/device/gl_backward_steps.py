@@ -64,7 +64,7 @@ def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, L
 
     Tensor cores cut off digits when they add to an accumulator. If it begins with `-lse`, all probabilities of scores
     in the thousands are too large: by 1e-3 with 64 columns, and by 4e-3 with 128. That is too much for weights of
-    float16, which have 11 bits: the terms are added here. It is one unit of the last of the 8 bits of bfloat16: there
+    float16, which have 11 bits, so the terms are added here. For bfloat16 it is one unit of the last of 8 bits: there
     the accumulator begins with the terms, which saves up to 8 % of the time. With wider tiles it would save nothing.
     """
     qk = warpgroup_mma_wait(1, deps=(qk,))
@@ -143,7 +143,7 @@ def begin_exchange(exchange, PART: gl.constexpr):
 
 @gluon.jit
 def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
-    """Issue a warpgroup's part of `ds k` with tile `turn` of the ring, which holds ds of block `turn - 1`."""
+    """Issue a warpgroup's part of `ds k` with tile `turn` of the ring of ds, which holds ds of block `turn - 1`."""
     COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
     ds_ring = exchange[0]
     mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)
@@ -174,7 +174,7 @@ def store_dq(dq, exchange, turn, PART: gl.constexpr):
 
 @gluon.jit
 def store_row_sums(row_sums, exchange, PART: gl.constexpr):
-    """Hand the sums of ds over keys of the same rows to that warp, too."""
+    """Hand the sums of ds over keys of the same rows to the warp that adds dq."""
     exchange[1].vectors.index(PART).store(of_lines(row_sums, gl.SliceLayout(1, sums_layout())))
 
 

@@ -1,4 +1,4 @@
-"""Dropout in Hopper's kernels: each thread draws the random words of `runtime/torch/philox.py` for its own scores.
+"""Dropout in Hopper's kernels: the warps that hold scores draw the random words of `runtime/torch/philox.py` for them.
 
 One Philox counter decides 16 scores: those of rows r and r + 8 and of the keys k, k + 1, k + 8, k + 9, k + 16, k + 17,
 k + 24 and k + 25. In a forward one thread holds all of them. In a backward, whose tiles are transposed, a warp draws
