@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/package_init.py.jinja
-# hash: 5d722dd608e27f25
-"""Attention ops as Triton kernels, those for PyTorch in the module `torch`.
+# hash: 26cea23dc41328b7
+"""Attention ops as Triton kernels. The module `torch` has the ops for PyTorch.
 
 Importing the package itself imports no framework.
 """

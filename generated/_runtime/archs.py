@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 0ef6205344de7cad
+# hash: ea5364b1c31bcf22
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -26,7 +26,7 @@ SAME_TILES: dict[str, str] = {
     "sm_121": "sm_120",
 }
 
-# What kernels are planned for where no GPU is present: the multiprocessors of an H100.
+# The number of multiprocessors that kernels are planned for if no GPU is present: that of an H100.
 DEFAULT_MULTIPROCESSORS = 132
 
 HOPPER_FAMILY = HopperFamily(

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: 50099904a44043fd
+# hash: 37f3f5848f3b7157
 """`alibi` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -58,12 +58,12 @@ def reference(
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
     score = jnp.where(keep, score, 0.0)
     score = score + jnp.where(keep, slope[h], 0.0) * (
         jnp.asarray(kv_idx, score.dtype) - jnp.asarray(q_idx, score.dtype)
     )
-    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    # A score of -inf means that the row does not see the key, and the row may see no other key.
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
@@ -89,7 +89,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     slope = slope.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
@@ -111,12 +111,12 @@ def packed_reference(
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
     keep = q_idx >= kv_idx
     keep = keep & (q_seq == kv_seq)
-    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
     score = jnp.where(keep, score, 0.0)
     score = score + jnp.where(keep, slope[h], 0.0) * (
         jnp.asarray(kv_idx, score.dtype) - jnp.asarray(q_idx, score.dtype)
     )
-    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    # A score of -inf means that the row does not see the key, and the row may see no other key.
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)

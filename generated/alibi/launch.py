@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: f91bb0ba80ac7c02
-"""The launches of `alibi`, for every framework: which kernels run, and with what."""
+# hash: d5667aa7f0a51518
+"""The launches of `alibi`, for every framework: the kernels and their arguments."""
 
 from .. import alibi as kernels
 from .._runtime.core.configs import cdiv
@@ -35,7 +35,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -105,9 +105,9 @@ def backward(
     options: CallOptions,
     grad_slope: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of slope are made of: dslope_heads.
+    After dq, dk and dv it returns the results from which the gradients of slope are computed: dslope_heads.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -115,7 +115,7 @@ def backward(
     tiles = tiles_of(backend, "alibi", "dense", q, v, options)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
-    # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
+    # The number of sums of each head: if fused one for each 64 keys of a warpgroup, else one for each block of queries.
     head_parts = cdiv(kv_len, tile.block_n) * (tile.block_n // 64) if fused else cdiv(q_len, tiles["dq"].block_m)
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)

@@ -4,8 +4,8 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 46e62e8741e67f96
-"""The launches of `band_bias`, for every framework: which kernels run, and with what."""
+# hash: 1dea571abf1bcd53
+"""The launches of `band_bias`, for every framework: the kernels and their arguments."""
 
 from .. import band_bias as kernels
 from .._runtime.core.configs import cdiv
@@ -38,7 +38,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -123,9 +123,9 @@ def backward(
     options: CallOptions,
     grad_bias: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv.
+    """Launch the backward: dq and delta, then dk and dv.
 
-    Behind dq, dk and dv it returns what the gradients of bias are made of: dbias_pairs.
+    After dq, dk and dv it returns the results from which the gradients of bias are computed: dbias_pairs.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]

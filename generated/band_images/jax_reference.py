@@ -4,10 +4,10 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/jax_reference.py.jinja
-# hash: f1d5b27849e14d93
+# hash: 83331ded522af44a
 """`band_images` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -92,7 +92,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]

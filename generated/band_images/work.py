@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/work.py.jinja
-# hash: 37b33172951b6d38
+# hash: 9acf62e61a615613
 """Which keys a block of queries visits under `band_images`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -15,7 +15,7 @@ from .._runtime.core.work import VariantWork
 
 
 def _values(at: Any) -> list[tuple[Any, bool]]:
-    """What the mask compares, at `at.q_idx` or `at.kv_idx`, and whether it is a value per query."""
+    """The values that the mask compares, at `at.q_idx` or `at.kv_idx`; and of each, whether it is a value per query."""
     return [
         (at.image[np.clip(at.b, 0, at.image.shape[0] - 1), np.clip(at.q_idx, 0, at.image.shape[1] - 1)], True),
         (at.image[np.clip(at.b, 0, at.image.shape[0] - 1), np.clip(at.kv_idx, 0, at.image.shape[1] - 1)], False),
@@ -24,8 +24,10 @@ def _values(at: Any) -> list[tuple[Any, bool]]:
 
 
 def _may_visit(at: Any) -> Any:
-    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`; `at.least` and `at.most`
-    are the extremes of values over these."""
+    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`.
+
+    `at.least` and `at.most` are the extremes of the mask's values over these queries or keys.
+    """
     return (at.q_first - at.kv_last <= at.before) & (at.kv_first - at.q_last <= at.after) | (
         at.least[0] <= at.most[1]
     ) & (at.most[0] >= at.least[1]) & (at.most[2] > 0)

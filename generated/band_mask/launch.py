@@ -4,8 +4,8 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: cd2c0085f179e91a
-"""The launches of `band_mask`, for every framework: which kernels run, and with what."""
+# hash: b59b47e39e77ad5b
+"""The launches of `band_mask`, for every framework: the kernels and their arguments."""
 
 from .. import band_mask as kernels
 from .._runtime.core.configs import cdiv
@@ -39,7 +39,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -122,7 +122,7 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

@@ -4,10 +4,10 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/torch_reference.py.jinja
-# hash: 8481824d3dbfa436
+# hash: 751c77f0e16b9d83
 """`band_mask` as plain mathematics.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import math
@@ -79,11 +79,11 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
-        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
         lse = torch.where(keyless, float("-inf"), lse)
-        # Its lse is -inf, and its probabilities are 0, not NaN.
+        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
         finite = torch.where(keyless, 0.0, lse)
         o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
     if layout == "bshd":

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/jax_op.py.jinja
-# hash: 51027a2ac19d4c26
+# hash: 34e1fc6202e9868d
 """`band_softcap` for JAX. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -241,11 +241,12 @@ def band_softcap(
             is in a dense call. `q_offset` may be an integer array `[n]`; o is `[total_q, Hq, Dv]`, lse
             `[Hq, total_q]`.
         cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
-        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to the keys that have its id, unless it is `padding_id`.
         kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
-        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
-        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
-        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        q_positions: integers `[B, Sq]`, the values of `q_idx` in mask and score; by default the row + `q_offset`.
+        kv_positions: integers `[B, Skv]`, the values of `kv_idx` there; by default `q_positions`.
+        kv_lengths: integers `[B]`, the number of keys of each batch row: no query attends to keys behind them.
+            `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
         page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
             `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]` and
@@ -254,27 +255,29 @@ def band_softcap(
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
             Entries and pages that no query can see are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
-            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
-        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
-        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
-            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
-            is bfloat16.
-        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
-            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
-            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
-        v_scale: the same of values.
+        max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
+            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
+            queries; by default one may have all.
+        max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
+        q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
+            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
+            have no gradient; o is bfloat16.
+        k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
+            token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
+            dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.
+        v_scale: the same for the values.
         values_in_keys: how many of the first columns of k are the values, in a call on paged caches without v: one load
             then serves both products, as latent attention wants it.
-        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
-            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split.
+        splits: how a call on paged caches splits keys. None: by the sequence's own length, so that its bits are the
+            same in any batch, on any pages. `"balanced"`: over the batch. An int: the keys of a split, or 1 for no
+            split.
         page_layout: `"pshd"` for caches as above, or `"phsd"` for those of `[pages, Hkv, page size, D]`.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
-            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
-        family: `"portable"` or `"hopper"`, of which kernels are; by default Hopper's where they are the faster ones and
-            `config` names no tile of theirs.
+            On paged caches they are decode, for sequences with few rows, and paged_fwd, for prompts; both may also name
+            the least keys of a split, `"keys_per_split"`. If paged_fwd is not named, fwd takes its place.
+        family: of the kernels, `"portable"` or `"hopper"`; by default `"hopper"` if its kernels are the faster ones and
+            `config` names no tile of their passes.
         deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
             fastest backward adds up dq in any order.
         schedule: what `band_softcap.schedule(...)` gave for a call like this one, or on paged caches
@@ -374,7 +377,7 @@ def _call(
     deterministic: bool | None,
     schedule: Schedule | None,
 ) -> tuple[Array, Array]:
-    """A call without pages, its arguments checked, as `run` computes it."""
+    """Check the arguments of a call without paged caches, which `run` computes."""
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,

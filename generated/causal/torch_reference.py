@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/torch_reference.py.jinja
-# hash: 265bc7fbb38a83f7
+# hash: 1d4017eed8a831eb
 """`causal` as plain mathematics.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import math
@@ -37,7 +37,7 @@ def reference(
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q. `first_batch` is
     the number of the first batch row.
     """
-    # All references are called alike; this one has no use for these.
+    # All references have the same parameters; this one does not need these.
     del first_batch
     dtype = torch.promote_types(q.dtype, torch.float32)
     if layout == "bshd":
@@ -63,11 +63,11 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
-        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
         lse = torch.where(keyless, float("-inf"), lse)
-        # Its lse is -inf, and its probabilities are 0, not NaN.
+        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
         finite = torch.where(keyless, 0.0, lse)
         o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
     if layout == "bshd":

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_reference.py.jinja
-# hash: d459758a4671a687
+# hash: 1e4be9466df47f92
 """`causal_dropout` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -71,7 +71,7 @@ def reference(
     if dropout_p > 0:
         batch_row, head = jnp.arange(q.shape[0]).reshape(-1, 1, 1, 1), jnp.arange(q.shape[1]).reshape(1, -1, 1, 1)
         heads = first_head + batch_row * (q.shape[1] if all_heads is None else all_heads) + head
-        # Rows are counted from the offset on, rounded down: so four words stay those of one tile.
+        # Rows are counted from the offset on, rounded down to 16: so the four words of a counter stay in one tile.
         rows = jnp.arange(q.shape[2]).reshape(1, 1, -1, 1) + (row_offset & -16) + row_origin
         keys = jnp.arange(k.shape[2]).reshape(1, 1, 1, -1) + key_origin
         probs = dropout(probs, dropout_p, seed, heads, rows, keys)
@@ -98,7 +98,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
@@ -127,7 +127,7 @@ def packed_reference(
     if dropout_p > 0:
         heads = first_head + q_seq * (q.shape[1] if all_heads is None else all_heads)
         heads = heads + jnp.arange(q.shape[1]).reshape(-1, 1, 1)
-        # Rows are counted from the offset on, rounded down: so four words stay those of one tile.
+        # Rows are counted from the offset on, rounded down to 16: so the four words of a counter stay in one tile.
         first_row = (row_offset if isinstance(row_offset, int) else row_offset[q_seq]) & -16
         rows = jnp.arange(q.shape[0]).reshape(1, -1, 1) - cu_seqlens_q[q_seq] + first_row + row_origin
         keys = jnp.arange(k.shape[0]).reshape(1, 1, -1) - cu_seqlens_k[kv_seq] + key_origin

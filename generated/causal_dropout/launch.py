@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 6ab51d39aae0a3e3
-"""The launches of `causal_dropout`, for every framework: which kernels run, and with what."""
+# hash: bcaf4b3ca615a543
+"""The launches of `causal_dropout`, for every framework: the kernels and their arguments."""
 
 from .. import causal_dropout as kernels
 from .._runtime.core.checks import keep_numbers
@@ -104,7 +104,7 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

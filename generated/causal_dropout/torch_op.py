@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: 9d37c8b03bd4396d
+# hash: d91230b66e6ae707
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -239,15 +239,15 @@ def causal_dropout(
         q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
-        dropout_p: each probability is dropped with this probability, from 0 to below 1 and rounded to a multiple of
-            2**-32, and else scaled by `1 / (1 - dropout_p)`. lse is that of all probabilities.
+        dropout_p: each probability is dropped with this probability, else scaled by `1 / (1 - dropout_p)`. A number
+            from 0 to below 1, rounded to a multiple of 2**-32. lse is that of all probabilities, dropped ones as well.
         seed: an int from 0 to 2**63 - 1. It alone decides, by batch row, head, row and key, what is dropped; rows are
             counted from `q_offset` on, rounded down to a multiple of 16. None draws a seed from torch's default CPU
             generator; under torch.compile an int must be given.
-        dropout_origin: `(batch row, head, heads)` of a call that is a part of another: which batch row and head of that
-            are the first here, and how many query heads it has. By default `(0, 0, Hq)`.
-            A call with some of its keys has `(batch row, head, heads, row, key)`: `row` is added to the rows as dropout
-            counts them, a multiple of 16, and `key` to the keys, a multiple of 32.
+        dropout_origin: for a call that is a part of a larger call: `(batch row, head, heads)`, the larger call's batch
+            row and head that are the first here, and its number of query heads. By default `(0, 0, Hq)`. A call with
+            some of the larger call's keys gives `(batch row, head, heads, row, key)`: dropout adds `row`, a multiple of
+            16, to the rows that it counts, and `key`, a multiple of 32, to the keys.
         scale: factor of `q @ k^T`, by default `D ** -0.5`.
         layout: `"bhsd"` as above, or `"bshd"` for q, k, v and o of `[B, S, H, D]`.
         return_lse: also return the natural log of the softmax denominator, float32 `[B, Hq, Sq]`, differentiable.
@@ -258,41 +258,43 @@ def causal_dropout(
             is in a dense call. `q_offset` may be an integer tensor `[n]`; o is `[total_q, Hq, Dv]`, lse
             `[Hq, total_q]`.
         cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
-        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to the keys that have its id, unless it is `padding_id`.
         kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
-        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
+        q_positions: integers `[B, Sq]`, the values of `q_idx` in mask and score; by default the row + `q_offset`.
             They must be the rows, or positions that rise by 1 from row to row of a segment (read by row: what
             dropout drops).
-        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
-        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        kv_positions: integers `[B, Skv]`, the values of `kv_idx` there; by default `q_positions`.
+        kv_lengths: integers `[B]`, the number of keys of each batch row: no query attends to keys behind them.
+            `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
         page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
             `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]`, each of any strides but a last one of 1, and
             row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Hq, Sq, D]`,
             or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
-            Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
+            Entries and pages that no query can see are never read. If v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
-            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
-        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
-        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
-            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
-            is bfloat16.
-        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
-            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
-            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
-        v_scale: the same of values.
-        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
-            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
-            calls of few queries without a gradient split keys, too, by themselves where these are many.
+        max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
+            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
+            queries; by default one may have all.
+        max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
+        q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
+            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
+            have no gradient; o is bfloat16.
+        k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
+            token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
+            dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.
+        v_scale: the same for the values.
+        splits: how a call on paged caches splits keys. None: by the sequence's own length, so that its bits are the
+            same in any batch, on any pages. `"balanced"`: over the batch. An int: the keys of a split, or 1 for no
+            split. Dense calls of few queries and many keys split keys by themselves, too, if no gradient is needed.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
-            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
-        family: `"portable"` or `"hopper"`, of which kernels are, on paged caches those of prompts; by default Hopper's
-            where they are the faster ones and `config` names no tile of theirs.
+            On paged caches they are decode, for sequences with few rows, and paged_fwd, for prompts; both may also name
+            the least keys of a split, `"keys_per_split"`. If paged_fwd is not named, fwd takes its place.
+        family: of the kernels, on paged caches of those for prompts, `"portable"` or `"hopper"`; by default `"hopper"`
+            if its kernels are the faster ones and `config` names no tile of their passes.
         deterministic: whether equal inputs must give gradients of equal bits, by default what
             `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
             order.
@@ -304,7 +306,7 @@ def causal_dropout(
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
-        NotImplementedError: a second derivative, or one in forward mode, is wanted.
+        NotImplementedError: a second derivative, or a derivative in forward mode, is requested.
 
     Tensors of integers may be of any integer dtype: each call casts those that are not int32. The variant's own tensors
     of floats may be of any float dtype, and so are their gradients, which are summed in float32. A number may also be a
@@ -372,7 +374,7 @@ def _call(
     deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """A call without pages, its kernels run by `run`."""
+    """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
@@ -415,7 +417,7 @@ def _call(
     check_order(NAME, tokens, padding_id, BY_ROW)
     if schedule is not None:
         tiles = None
-        # Traced, the operators alone know the chip, and with it the tiles.
+        # While a call is traced, only the operators know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
             tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
@@ -511,7 +513,7 @@ def _packed(
         tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key or no query at all, there is nothing for kernels to read.
+    # If there is no key or no query at all, kernels have nothing to read.
     if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         options = options.plainly()
     q, scale = positive_scale(q, scale)
@@ -546,7 +548,7 @@ class CausalDropout(AttentionModule):
     Sq, Dv]`.
 
     Args:
-        dropout_p: the probability of dropout while training, of calls that give none.
+        dropout_p: the probability of dropout while training, for calls that give none.
     """
 
     op = staticmethod(causal_dropout)

@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 778e96f88e1660b9
-"""The launches of `chunked`, for every framework: which kernels run, and with what."""
+# hash: 55f8f69a3d927f6d
+"""The launches of `chunked`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: ranges."""
+    """The tables of `passes`, one pass after the other. Each pass has: ranges."""
     tiles = tiles_of(backend, "chunked", "dense", q, v, options)
     list_batch, list_heads = 1 if row_offsets is None else q.shape[0], 1
     q_len, kv_len = q.shape[2], k.shape[2]
@@ -79,7 +79,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -150,7 +150,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

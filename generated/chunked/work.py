@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/work.py.jinja
-# hash: 259504fb5cfa971e
+# hash: afdcf870a0290396
 """Which keys a block of queries visits under `chunked`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -13,8 +13,10 @@ from .._runtime.core.work import VariantWork
 
 
 def _may_visit(at: Any) -> Any:
-    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`; `at.least` and `at.most`
-    are the extremes of values over these."""
+    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`.
+
+    `at.least` and `at.most` are the extremes of the mask's values over these queries or keys.
+    """
     return (
         (at.q_last >= at.kv_first)
         & (

@@ -3,10 +3,10 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_reference.py.jinja
-# hash: 0ec84da3ceb88c60
+# hash: e6042cd0fce85c34
 """`document` as plain mathematics.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import math
@@ -67,11 +67,11 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
-        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
         lse = torch.where(keyless, float("-inf"), lse)
-        # Its lse is -inf, and its probabilities are 0, not NaN.
+        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
         finite = torch.where(keyless, 0.0, lse)
         o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
     if layout == "bshd":

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/work.py.jinja
-# hash: 472c01c07c66efb4
+# hash: 3101115eb71a94c8
 """Which keys a block of queries visits under `document`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -14,7 +14,7 @@ from .._runtime.core.work import VariantWork
 
 
 def _values(at: Any) -> list[tuple[Any, bool]]:
-    """What the mask compares, at `at.q_idx` or `at.kv_idx`, and whether it is a value per query."""
+    """The values that the mask compares, at `at.q_idx` or `at.kv_idx`; and of each, whether it is a value per query."""
     return [
         (at.doc[np.clip(at.b, 0, at.doc.shape[0] - 1), np.clip(at.q_idx, 0, at.doc.shape[1] - 1)], True),
         (at.doc[np.clip(at.b, 0, at.doc.shape[0] - 1), np.clip(at.kv_idx, 0, at.doc.shape[1] - 1)], False),
@@ -22,8 +22,10 @@ def _values(at: Any) -> list[tuple[Any, bool]]:
 
 
 def _may_visit(at: Any) -> Any:
-    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`; `at.least` and `at.most`
-    are the extremes of values over these."""
+    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`.
+
+    `at.least` and `at.most` are the extremes of the mask's values over these queries or keys.
+    """
     return (at.q_last >= at.kv_first) & (at.least[0] <= at.most[1]) & (at.most[0] >= at.least[1])
 
 

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/jax_reference.py.jinja
-# hash: 689f1f6a9af15174
+# hash: 5fbe1f8d3d4cfb26
 """`forgetting` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -87,7 +87,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     g = g.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k

@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: 024289f75b5e7aac
-"""The launches of `forgetting`, for every framework: which kernels run, and with what."""
+# hash: 08d4e040c796d38b
+"""The launches of `forgetting`, for every framework: the kernels and their arguments."""
 
 from .. import forgetting as kernels
 from .._runtime.core.configs import cdiv
@@ -24,7 +24,7 @@ from .._runtime.core.options import CallOptions
 
 
 def fill_decay(backend: Backend, g: Tensor, decay: Tensor) -> None:
-    """Launch the running sum of the log-decay: `[B, Hq, S]`."""
+    """Launch the running sum of the log-decay, `[B, Hq, S]`."""
     batch, num_heads, _ = decay.shape
     backend.launch(
         kernels.decay.forgetting_decay_cumsum,
@@ -46,7 +46,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -118,9 +118,9 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of g are made of: dg.
+    After dq, dk and dv it returns the results from which the gradients of g are computed: dg.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]

@@ -3,10 +3,10 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/torch_reference.py.jinja
-# hash: 9a40f276bc1f1881
+# hash: f8470fc1121ba146
 """`forgetting_pruned` as plain mathematics.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import math
@@ -73,11 +73,11 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
-        # A row without any key: neither its sum nor the gradient of that is ever computed, which would be NaN.
+        # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)
         lse = torch.where(keyless, float("-inf"), lse)
-        # Its lse is -inf, and its probabilities are 0, not NaN.
+        # Such a row has lse = -inf, and its probabilities are 0, not NaN.
         finite = torch.where(keyless, 0.0, lse)
         o = torch.einsum("bhqk,bhkd->bhqd", torch.exp(score - finite[..., None]), values).to(q.dtype)
     if layout == "bshd":

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/work.py.jinja
-# hash: 5404fe2ceede7823
+# hash: 8bddc3bd483d89b3
 """Which keys a block of queries visits under `forgetting_pruned`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -14,7 +14,7 @@ from .._runtime.core.work import VariantWork
 
 
 def _values(at: Any) -> list[tuple[Any, bool]]:
-    """What the mask compares, at `at.q_idx` or `at.kv_idx`, and whether it is a value per query."""
+    """The values that the mask compares, at `at.q_idx` or `at.kv_idx`; and of each, whether it is a value per query."""
     return [
         (
             at.first_key[
@@ -28,8 +28,10 @@ def _values(at: Any) -> list[tuple[Any, bool]]:
 
 
 def _may_visit(at: Any) -> Any:
-    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`; `at.least` and `at.most`
-    are the extremes of values over these."""
+    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`.
+
+    `at.least` and `at.most` are the extremes of the mask's values over these queries or keys.
+    """
     return (at.q_last >= at.kv_first) & (at.kv_last >= at.least[0])
 
 

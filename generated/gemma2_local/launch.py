@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: 14f4614815fda926
-"""The launches of `gemma2_local`, for every framework: which kernels run, and with what."""
+# hash: 51ae8e8fb7049360
+"""The launches of `gemma2_local`, for every framework: the kernels and their arguments."""
 
 from .. import gemma2_local as kernels
 from .._runtime.core.configs import cdiv
@@ -34,7 +34,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -103,7 +103,7 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

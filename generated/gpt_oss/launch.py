@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: c067cc8e7f3ab7f7
-"""The launches of `gpt_oss`, for every framework: which kernels run, and with what."""
+# hash: 7b28f963beb1b387
+"""The launches of `gpt_oss`, for every framework: the kernels and their arguments."""
 
 from .. import gpt_oss as kernels
 from .._runtime.core.configs import cdiv
@@ -35,7 +35,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -105,9 +105,9 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of sink are made of: dsink_heads.
+    After dq, dk and dv it returns the results from which the gradients of sink are computed: dsink_heads.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]

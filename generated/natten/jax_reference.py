@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/jax_reference.py.jinja
-# hash: feab5096342b7a01
+# hash: 81d708d9d894e1f4
 """`natten` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -80,7 +80,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/work.py.jinja
-# hash: bf64d6fafbadc7b6
+# hash: 295e149bdb54896a
 """Which keys a block of queries visits under `natten`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -13,8 +13,10 @@ from .._runtime.core.work import VariantWork
 
 
 def _may_visit(at: Any) -> Any:
-    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`; `at.least` and `at.most`
-    are the extremes of values over these."""
+    """Whether queries `at.q_first` to `at.q_last` visit keys `at.kv_first` to `at.kv_last`.
+
+    `at.least` and `at.most` are the extremes of the mask's values over these queries or keys.
+    """
     return (
         (
             np.minimum(np.maximum(np.where(at.q_first // 128 == at.q_last // 128, at.q_first % 128, 0), 6), 121)

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/jax_reference.py.jinja
-# hash: 0ecc7368eafc719e
+# hash: d596712c3f3e9a10
 """`padding` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -35,7 +35,7 @@ def reference(
 
     Computes in float32, or in float64 where the inputs are float64, and returns o in the dtype of q.
     """
-    # All references are called alike; this one has no use for these.
+    # All references have the same parameters; this one does not need these.
     del q_offset
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     if layout == "bshd":
@@ -79,8 +79,8 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
-    # All references are called alike; this one has no use for it.
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    # All references have the same parameters; this one does not need it.
     del q_offset
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k

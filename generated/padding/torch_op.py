@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_op.py.jinja
-# hash: 4cba08e59ac3fdd5
+# hash: 5a01107b624ba705
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -172,9 +172,9 @@ def _plan(
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's, v where its head_dim is not k's; of q, k and v only shapes, strides, dtype and device
-    matter. Nothing waits for the device.
-    Without `page_table` it is for dense calls of any number of queries, which then split their keys.
+    The arguments are the op's; v is needed if its head_dim is not k's. Of q, k and v only shapes, strides, dtype and
+    device matter. Nothing waits for the device.
+    Without `page_table` the plan is for dense calls of any number of queries, which then split their keys.
     """
     if page_table is None:
         check_dense_plan(NAME, page_starts, cu_seqlens_q, max_seqlen_q, config, family, by_query=False)
@@ -259,39 +259,41 @@ def padding(
             is in a dense call. `q_offset` may be an integer tensor `[n]`; o is `[total_q, Hq, Dv]`, lse
             `[Hq, total_q]`.
         cu_seqlens_k: the same for k and v; by default `cu_seqlens_q`.
-        q_segment_ids: integers `[B, Sq]`; a query attends to keys of its id, and none has the id `padding_id`.
+        q_segment_ids: integers `[B, Sq]`; a query attends to the keys that have its id, unless it is `padding_id`.
         kv_segment_ids: integers `[B, Skv]`; by default `q_segment_ids`.
-        q_positions: integers `[B, Sq]`, what `q_idx` is in mask and score, where else it is the row + `q_offset`.
-        kv_positions: integers `[B, Skv]`, what `kv_idx` is there; by default `q_positions`.
-        kv_lengths: integers `[B]`: no query attends to keys from there on. `q_offset="end"` is then `kv_lengths - Sq`.
+        q_positions: integers `[B, Sq]`, the values of `q_idx` in mask and score; by default the row + `q_offset`.
+        kv_positions: integers `[B, Skv]`, the values of `kv_idx` there; by default `q_positions`.
+        kv_lengths: integers `[B]`, the number of keys of each batch row: no query attends to keys behind them.
+            `q_offset="end"` is then `kv_lengths - Sq`.
         padding_id: the segment id of padding, which attends to nothing.
         page_table: integers `[B, most pages]`, for a call on paged caches, which has no gradient: k is
             `[pages, page size, Hkv, D]`, v `[pages, page size, Hkv, Dv]`, each of any strides but a last one of 1, and
             row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Hq, Sq, D]`,
             or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
-            Entries and pages that no query can see are never read. Where v is a view of the first columns of k, as
+            Entries and pages that no query can see are never read. If v is a view of the first columns of k, as
             `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
-        max_seqlen_q: the queries of the longest sequence, of a packed or segmented call: kernels are then chosen for
-            lengths as uneven as they are; results stay the same. On paged caches no sequence has more, by default all.
-        max_seqlen_k: the keys of the longest sequence; by default `max_seqlen_q`.
-        q_scale: what q of float8_e4m3fn is times: a number, floats `[Hq]` or `[B, Hq]`, of a packed call `[n, Hq]`.
-            Such calls want k and v of that dtype too, with scales of theirs, run on Hopper GPUs and have no gradient; o
-            is bfloat16.
-        k_scale: what the keys of a paged cache are times: a number, floats `[Hkv]`, or one for each token,
-            `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's dtype.
-            Beside q of float8_e4m3fn, as `q_scale`, of key heads.
-        v_scale: the same of values.
-        splits: how a call on paged caches splits keys: None, by the sequence's own length, so that its bits are the
-            same in any batch, on any pages; `"balanced"` over the batch; keys of a split, or 1 for no split. Dense
-            calls of few queries without a gradient split keys, too, by themselves where these are many.
+        max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
+            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
+            queries; by default one may have all.
+        max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
+        q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
+            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
+            have no gradient; o is bfloat16.
+        k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
+            token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
+            dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.
+        v_scale: the same for the values.
+        splits: how a call on paged caches splits keys. None: by the sequence's own length, so that its bits are the
+            same in any batch, on any pages. `"balanced"`: over the batch. An int: the keys of a split, or 1 for no
+            split. Dense calls of few queries and many keys split keys by themselves, too, if no gradient is needed.
         config: tiles by pass, such as `{"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2}}`;
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
-            On paged caches they are decode, of sequences with few rows, and paged_fwd, which may also name the least
-            keys of a split, `"keys_per_split"`; fwd is then that of prompts, where paged_fwd is not named.
-        family: `"portable"` or `"hopper"`, of which kernels are, on paged caches those of prompts; by default Hopper's
-            where they are the faster ones and `config` names no tile of theirs.
+            On paged caches they are decode, for sequences with few rows, and paged_fwd, for prompts; both may also name
+            the least keys of a split, `"keys_per_split"`. If paged_fwd is not named, fwd takes its place.
+        family: of the kernels, on paged caches of those for prompts, `"portable"` or `"hopper"`; by default `"hopper"`
+            if its kernels are the faster ones and `config` names no tile of their passes.
         deterministic: whether equal inputs must give gradients of equal bits, by default what
             `torch.use_deterministic_algorithms` says. On Hopper GPUs the fastest backward adds up dq in any
             order.
@@ -302,7 +304,7 @@ def padding(
 
     Raises:
         ArgumentError: an argument of the wrong shape, dtype, device or value; both a TypeError and a ValueError.
-        NotImplementedError: a second derivative, or one in forward mode, is wanted.
+        NotImplementedError: a second derivative, or a derivative in forward mode, is requested.
 
     Tensors of integers may be of any integer dtype: each call casts those that are not int32. The variant's own tensors
     of floats may be of any float dtype, and so are their gradients, which are summed in float32. A number may also be a
@@ -391,7 +393,7 @@ def _call(
     deterministic: bool | None,
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """A call without pages, its kernels run by `run`."""
+    """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
@@ -446,7 +448,7 @@ def _call(
     block_tables: list[Tensor] = []
     if schedule is not None:
         tiles = None
-        # Traced, the operators alone know the chip, and with it the tiles.
+        # While a call is traced, only the operators know the chip, and with it the tiles.
         if launches_directly(q) and not runs_reference(q):
             tiles = DENSE.tiles(q, v, options)
             if tokens is not None:
@@ -513,7 +515,7 @@ def _packed(
         tiles = PACKED.tiles(batch_row(q), batch_row(v), options, cu_seqlens_q) if launched else None
         block_tables = schedule_tables(NAME, schedule, call_key, tiles)
         check_sequences(NAME, schedule, cu_seqlens_q, cu_seqlens_k)
-    # Where there is no key or no query at all, there is nothing for kernels to read.
+    # If there is no key or no query at all, kernels have nothing to read.
     if runs_reference(q) or k.shape[0] == 0 or q.shape[0] == 0:
         options = options.plainly()
     q, scale = positive_scale(q, scale)

@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: 5aa03ddfddfa42c8
-"""The launches of `prefix_lm`, for every framework: which kernels run, and with what."""
+# hash: a88740137462bd7f
+"""The launches of `prefix_lm`, for every framework: the kernels and their arguments."""
 
 from .. import prefix_lm as kernels
 from .._runtime.core.configs import cdiv
@@ -35,7 +35,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -104,7 +104,7 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

@@ -3,10 +3,10 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_reference.py.jinja
-# hash: d89da115283b1184
+# hash: 5f506bf87b1117e5
 """`relative_bias` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -59,10 +59,10 @@ def reference(
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
     score = jnp.where(keep, score, 0.0)
     score = score + jnp.where(keep, bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)], 0.0)
-    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    # A score of -inf means that the row does not see the key, and the row may see no other key.
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
@@ -88,7 +88,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     bias = bias.astype(dtype)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
@@ -110,10 +110,10 @@ def packed_reference(
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
     keep = q_idx >= kv_idx
     keep = keep & (q_seq == kv_seq)
-    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
     score = jnp.where(keep, score, 0.0)
     score = score + jnp.where(keep, bias[h, jnp.clip((q_idx - kv_idx), 0, bias.shape[1] - 1)], 0.0)
-    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    # A score of -inf means that the row does not see the key, and the row may see no other key.
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)

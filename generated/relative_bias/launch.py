@@ -3,8 +3,8 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 3067b271aca83b99
-"""The launches of `relative_bias`, for every framework: which kernels run, and with what."""
+# hash: 0f06bd5f4f4de822
+"""The launches of `relative_bias`, for every framework: the kernels and their arguments."""
 
 from .. import relative_bias as kernels
 from .._runtime.core.configs import cdiv
@@ -37,7 +37,7 @@ def forward(
     options: CallOptions,
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -107,9 +107,10 @@ def backward(
     options: CallOptions,
     grad_bias: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of bias are made of: ds_distances, ds_far.
+    After dq, dk and dv it returns the results from which the gradients of bias are computed: ds_distances,
+    ds_far.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -132,7 +133,7 @@ def backward(
         *near,
         serves_far=tile.family != "hopper",
     )
-    # Hopper's backward sums far blocks itself, of each key.
+    # Hopper's backward sums far blocks itself, one sum for each key.
     far_parts = (
         bands.num_bands * bands.num_parts if tile.family != "hopper" else cdiv(kv_len, tile.block_n) * tile.block_n
     )
@@ -206,7 +207,7 @@ def backward(
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
-    # Behind what finds delta.
+    # After the kernel that computes delta.
     if ds_distances.numel() > 0 and bands.num_bands > 0 and dq.numel() > 0 and dk.numel() > 0:
         programs = bands.num_bands * bands.num_parts * num_heads * batch
         backend.launch(

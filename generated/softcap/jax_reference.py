@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_reference.py.jinja
-# hash: 75c03aae6954861b
+# hash: 8aceed6da43f4023
 """`softcap` as plain mathematics in jax.numpy.
 
-What the kernels are tested against, and what the op computes on the CPU.
+The kernels are tested against this reference, and the op computes it on the CPU.
 """
 
 import jax
@@ -55,10 +55,10 @@ def reference(
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
         keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
     score = jnp.where(keep, score, 0.0)
     score = 20.0 * jnp.tanh(0.05 * score)
-    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    # A score of -inf means that the row does not see the key, and the row may see no other key.
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)
@@ -83,7 +83,7 @@ def packed_reference(
     cu_seqlens_q: Array,
     cu_seqlens_k: Array | None = None,
 ) -> Array | tuple[Array, Array]:
-    """The packed call: each sequence keeps to itself. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
+    """The packed call: queries attend within their sequence. q, k, v, o are `[total, H, D]`, lse is `[Hq, total_q]`."""
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     group_size = q.shape[1] // k.shape[1]
@@ -103,10 +103,10 @@ def packed_reference(
     score = jnp.einsum("qhd,khd->hqk", q.astype(dtype), keys, precision="highest") * scale
     keep = q_idx >= kv_idx
     keep = keep & (q_seq == kv_seq)
-    # What is not kept may be no number, nor its derivative: where it begins, a zero stands in for it.
+    # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
     score = jnp.where(keep, score, 0.0)
     score = 20.0 * jnp.tanh(0.05 * score)
-    # A score of -inf is that of a key that is not seen, and its row may have no other.
+    # A score of -inf means that the row does not see the key, and the row may see no other key.
     keep = keep & (score != -jnp.inf)
 
     score = jnp.where(keep, score, -jnp.inf)

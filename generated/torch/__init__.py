@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_init.py.jinja
-# hash: 56033b53368119a5
+# hash: a790fe904835a395
 """The attention ops for PyTorch, one function per variant; `nn` has them as modules, with parameters of their own.
 
 Each op is imported when it is first read, and its kernels when they are first launched.
@@ -9,7 +9,7 @@ Each op is imported when it is first read, and its kernels when they are first l
 
 import typing as _typing
 
-from .._runtime import torch as _runtime  # by which `torch.ops` finds the operators of the package
+from .._runtime import torch as _runtime  # so that `torch.ops` finds the operators of the package
 from .._runtime.core.lazy import lazy as _lazy
 
 __all__ = [

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/torch_nn.py.jinja
-# hash: b3cd2cd0802e7615
-"""The attention ops as modules, which hold what a variant trains beside q, k and v, and defaults for its scalars.
+# hash: ec65d58d5f1e1784
+"""The attention ops as modules, which hold a variant's trained tensors as parameters, and defaults for its scalars.
 
-Each is the variant's name in CamelCase. It is called like its op, without what it holds: `module(q, k, v, **call)`,
-with q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, or in any other way that the op's docstring
-names. Parameters are cast, loaded, saved and sharded as those of any module. Each is imported when it is first read.
+The name of each module is the variant's name in CamelCase. A module is called like its op, without the arguments that
+it holds: `module(q, k, v, **call)`, with q `[B, Hq, Sq, D]`, k `[B, Hkv, Skv, D]`, v `[B, Hkv, Skv, Dv]`, or in any
+other way that the op's docstring names. Parameters are cast, loaded, saved and sharded as those of any module. Each
+module is imported when it is first read.
 """
 
 import typing as _typing

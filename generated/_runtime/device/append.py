@@ -26,11 +26,11 @@ def append_tokens(
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write one token's keys or values to its slot; one of -1 is skipped.
+    """Write one token's keys or values to its slot. A token whose slot is -1 is skipped.
 
-    MOST is the largest value of a cache of 8-bit floats, 0 of others. With TOKEN_SCALES the scale of each token and
-    head, dense [pages, page size, heads], is made here: the largest value becomes MOST. HEADS and COLUMNS are powers of
-    two.
+    MOST is the largest value of a cache of 8-bit floats, and 0 for other caches. With TOKEN_SCALES the kernel computes
+    a scale for each token and head, so that the largest value becomes MOST, and writes it to the dense tensor of scales
+    [pages, page size, heads]. HEADS and COLUMNS are powers of two.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel that makes the gradient of a table by head and distance of what a backward leaves."""
+"""The kernel that computes the gradient of a table by head and distance from the sums that a backward leaves."""
 
 import triton
 import triton.language as tl
@@ -25,11 +25,13 @@ def distance_sums(
     batch, num_heads, num_pieces, num_lags, lag_origin, far_parts, size, rest,
     SIGN: tl.constexpr, OFFSET_PER_BATCH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`sums` [Hq, size], in a fixed order: element `SIGN * distance + rest` of a head has those of its distance, the
-    first and the last one also those beyond.
+    """Write `sums` [Hq, size], each added up in a fixed order.
+
+    Element `SIGN * distance + rest` of a head is the sum of ds at that distance. The first and the last element also
+    have the sums of all distances beyond theirs.
 
     pieces   [B, Hq, num_pieces, num_lags]  fp32, sums of ds by distance
-    far      [B, Hq, 2, far_parts]  fp32, sums of ds before and behind these distances
+    far      [B, Hq, 2, far_parts]  fp32, sums of ds at smaller and at larger distances than these
     """
     num_blocks = tl.cdiv(size, BLOCK)
     h, first = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks * BLOCK
@@ -37,7 +39,7 @@ def distance_sums(
     sums = tl.zeros([BLOCK], tl.float32)
     for b in range(batch):
         shift = tl.load(row_offset + b) if OFFSET_PER_BATCH else row_offset
-        # Where in a piece the distance of element 0 is.
+        # The index in a piece of the distance of element 0.
         origin = lag_origin - shift - SIGN * rest
         head = (b * num_heads + h).to(tl.int64)
         pieces, far = pieces_ptr + head * num_pieces * num_lags, far_ptr + head * 2 * far_parts
@@ -48,7 +50,7 @@ def distance_sums(
         for end in tl.static_range(2):
             element = 0 if end == 0 else size - 1
             if (element >= first) & (element < first + BLOCK):
-                # The distances beyond are those before it, or those behind it.
+                # The distances beyond this element's are the larger ones if BEHIND, else the smaller ones.
                 BEHIND: tl.constexpr = (end == 1) == (SIGN > 0)
                 beyond = range_sum(far + BEHIND * far_parts, 0, far_parts, BLOCK)
                 place = origin + SIGN * element

@@ -18,8 +18,8 @@ from .gl_versions import aggregate, async_load
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
-# The virtual tensor of `describe_packed_rows`: its number of rows; its number of steps along each axis that moves them;
-# and a stride, in bits, of which MOST_ROWS steps are 2**64 bytes.
+# The virtual tensor of `describe_packed_rows` has MOST_ROWS rows, and MOST_COUNT steps along each axis that moves them.
+# WRAP_BITS is a stride in bits: MOST_ROWS steps of it are 2**64 bytes.
 MOST_ROWS = gl.constexpr(2**30)
 MOST_COUNT = gl.constexpr(0x7FFF0000)
 WRAP_BITS = gl.constexpr(2**37)
@@ -39,7 +39,7 @@ def store_layout(COLS):
 
 @gluon.jit
 def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT mbarriers, a phase of which completes after ARRIVALS arrivals."""
+    """COUNT mbarriers. A phase of each completes after ARRIVALS arrivals."""
     bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(bars.index(i), count=ARRIVALS)
@@ -78,7 +78,10 @@ class HeadRows:
 
 @aggregate
 class SequenceRows:
-    """The rows of one head of a packed sequence that ends ahead of row `end` in memory: `describe_packed_rows`."""
+    """The rows of one head of a packed sequence, as coordinates for a descriptor of `describe_packed_rows`.
+
+    The sequence has `length` rows and ends ahead of row `end` in memory.
+    """
 
     end: gl.tensor
     length: gl.tensor
@@ -115,8 +118,9 @@ def describe_packed_rows(
     """A descriptor of packed `[total, heads, COLS]`, in tiles of ROWS rows, with zeros beyond a sequence's edges.
 
     The hardware clips only at the end of an axis. So every sequence ends at row MOST_ROWS of a virtual axis, and two
-    more axes move that end to the sequence's place in memory: MOST_ROWS steps of the first, whose 64-bit addresses wrap
-    around to MOST_ROWS rows back, and one step of the second for each row ahead of the end.
+    more axes move that end to the sequence's place in memory. MOST_ROWS steps along the first axis go back by MOST_ROWS
+    rows, because their 64-bit addresses wrap around. One step along the second axis goes forward by one row: there are
+    as many steps as rows ahead of the sequence's end.
     """
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 1, ROWS, BLOCK_COLS], DTYPE)
@@ -165,7 +169,7 @@ class Ring:
 
     @gluon.jit
     def fill(self, desc, rows, row, stage, phase):
-        """Copy the tile that begins at `row` to a stage whose turns the caller counts: `phase` is this turn's."""
+        """Copy the tile that begins at `row` to `stage`. The caller counts turns: `phase` is the parity of the lap."""
         mbarrier.wait(self.empty.index(stage), phase ^ 1)
         mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
         async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
@@ -217,7 +221,7 @@ class WorkRing:
 
     @gluon.jit
     def fetch_longest_first(self, counter_ptr, turn, num_items, num_blocks, near_heads):
-        """The same, where the items are blocks in the order of `longest_first`."""
+        """Take the next block in the order of `longest_first` that no program has taken, and publish its number."""
         stage = turn % 2
         mbarrier.wait(self.empty.index(stage), ((turn // 2) & 1) ^ 1)
         item = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")
@@ -247,9 +251,9 @@ def make_work_ring(SIZE: gl.constexpr, READERS: gl.constexpr):
 
 @gluon.jit
 def longest_first(turn, num_items, num_blocks, near_heads):
-    """Which block is taken as number `turn`: of so many heads at a time the longest ones first, then the next heads.
+    """The block that is taken as number `turn`: of `near_heads` heads at a time the longest blocks come first.
 
-    The short ones are then left for the end, where no program works on while all others have ended.
+    The shortest blocks are left for the end, so that no program is still busy long after all others have ended.
     """
     first_head = turn // (near_heads * num_blocks) * near_heads
     own_heads = gl.maximum(gl.minimum(num_items // num_blocks - first_head, near_heads), 1)
@@ -260,19 +264,19 @@ def longest_first(turn, num_items, num_blocks, near_heads):
 
 @gluon.jit
 def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
-    """For each row of an accumulator, the columns ahead of `end`: a bit for each column that a thread holds, in order.
+    """For each row of an accumulator, a word of bits: which of the thread's columns, in order, are ahead of `end`.
 
-    Of 8 columns each of four threads holds two neighbours, so that a thread's columns of a row fit one word.
+    Of each 8 columns each of four threads holds two neighbours, so that the bits of a thread's columns fit one word.
     """
     col = gl.arange(0, COLS, layout=LAYOUT)
     own_end = end[:, None] - (col & 6)[None, :]
     count = gl.minimum(gl.maximum((own_end >> 3) * 2 + gl.minimum(own_end & 7, 2), 0), 32)
-    # All 32 bits would take a shift by 32, which shifts by 0.
+    # A count of 32 needs a shift by 32, which becomes a shift by 0: the last term then gives all 32 bits.
     return (1 << (count & 31)) - 1 - (count >> 5)
 
 
 @gluon.jit
 def at_columns(run_bits, LAYOUT: gl.constexpr, COLS: gl.constexpr):
-    """The bit of each column: one instruction each, however many comparisons made the words."""
+    """The bit of each column in its word: one instruction a column, however many comparisons made the words."""
     col = gl.arange(0, COLS, layout=LAYOUT)
     return (run_bits & (1 << ((col >> 3) * 2 + (col & 1)))[None, :]) != 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Hopper's backwards share: rings of rows with their vectors, products that begin with a vector, and sums of ds.
 
-Tiles of scores are transposed, keys by queries, so that probabilities and ds are operands of the products that sum them
-up, straight from registers.
+Tiles of scores are transposed, keys by queries, so that the products for dv and dk take probabilities and ds as
+operands straight from registers.
 """
 
 import triton
@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .gl import Ring, allocate_tiles, describe_rows, make_barriers, product_layout, store_layout
 from .gl_versions import aggregate, async_load
 
-# The bytes of cache for the heads whose blocks are worked on at a time: q and do in 16 bits, sums of dq in 32.
+# The bytes of the L2 cache for the heads whose blocks are worked on at a time: q and do in 16 bits, sums of dq in 32.
 NEAR_BYTES = gl.constexpr(2**25)
 
 
@@ -22,7 +22,7 @@ def describe_input(
     ptr, batch, heads, length, stride_b, stride_h, stride_s,
     COLS: gl.constexpr, ROWS: gl.constexpr, BLOCK_COLS: gl.constexpr,
 ):  # fmt: skip
-    """`describe_rows`, also of no rows, of which nothing is copied: a descriptor has no dim of size 0."""
+    """`describe_rows` for a length that may be 0. No dim of a descriptor may be 0; of no rows, none is ever copied."""
     length = gl.maximum(length, 1)
     return describe_rows(ptr, batch, heads, length, stride_b, stride_h, stride_s, COLS, ROWS, BLOCK_COLS)
 
@@ -36,9 +36,9 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
 
 @gluon.jit
 def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr):
-    """The key heads whose blocks are worked on at a time, of all batch rows.
+    """The number of key heads, over all batch rows, whose blocks are worked on at a time.
 
-    Programs that begin together add to the same rows of dq, of as many heads as the cache has room for.
+    Programs that begin together add to the rows of dq of these heads: as many as the cache has room for.
     """
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
     near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
@@ -50,7 +50,7 @@ def first_blocks_first(turn, num_items, num_blocks):
     """The block of keys that is taken as number `turn`: first the first block of each head, then the others, head by
     head.
 
-    Attention sinks are in the first block, which all rows visit: begun late, it would be computed alone at the end.
+    All rows visit the first block, which has the attention sinks: if it were begun late, it alone would run at the end.
     """
     num_heads = num_items // num_blocks
     others = gl.maximum(num_blocks - 1, 1)
@@ -81,8 +81,8 @@ def locate_keys(block_seqs_ptr, item, num_kv_heads, BLOCK_N: gl.constexpr):
     """The sequence, key head and block of keys of work item `item` of a packed call.
 
     As in the portable kernel the blocks of a sequence follow each other, and long sequences come first. Returned are
-    the sequence's number and its first entry; start and length of its queries, and of its keys; the key head, and
-    where the block starts in the sequence.
+    the sequence's number and its first entry; start and length of its queries, and of its keys; the key head; and the
+    first key of the block, counted from the start of the sequence.
     """
     record = block_seqs_ptr + item // num_kv_heads * 8
     b, first_entry = gl.load(record).to(gl.int64), gl.load(record + 1)
@@ -173,7 +173,7 @@ def make_hand_over(DTYPE: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def make_exchange(DTYPE: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """A ring of two tiles of `[ROWS, COLS]`, of which two warpgroups each write a half and both read."""
+    """A ring of two tiles of `[ROWS, COLS]`: each of two warpgroups writes half of a tile, and both read all of it."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], DTYPE)
     tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, COLS], LAYOUT)
     return Ring(tiles, make_barriers(2, 2), make_barriers(2, 2), 2)
@@ -181,10 +181,10 @@ def make_exchange(DTYPE: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def begin_with(vector, KEYS: gl.constexpr, SCORES: gl.constexpr):
-    """What the accumulator of a product begins with: a vector of rows, the same for all keys, `[KEYS, ROWS]`."""
+    """The accumulator that a product begins with, `[KEYS, ROWS]`: for each key the `vector` of a number per row."""
     none = gl.zeros([KEYS, vector.shape[0]], gl.float32, SCORES)
     tile = gl.broadcast(vector[None, :], none)[0]
-    # Moved to its registers here: a copy between two products would make the compiler wait for the first.
+    # Move the tile to its registers here: a copy between two products would make the compiler wait for the first.
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], gl.float32, is_pure=False, pack=1)
 
 
@@ -225,7 +225,7 @@ def add_rows(ptr, sums, num_rows, LAYOUT: gl.constexpr):
 def make_ones(DTYPE: gl.constexpr, ROWS: gl.constexpr):
     """The matrix of ones by which the tensor cores sum ds over rows or keys, in shared memory, `[8, ROWS]`.
 
-    They sum what they also multiply for dq and dk, with the same rounding.
+    They sum the same rounded ds that they multiply for dq and dk.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     tiles = gl.allocate_shared_memory(DTYPE, [1, 8, ROWS], gl.NVMMASharedLayout.get_default_for([8, ROWS], DTYPE))
@@ -236,26 +236,26 @@ def make_ones(DTYPE: gl.constexpr, ROWS: gl.constexpr):
 
 @triton.constexpr_function
 def sums_layout():
-    """The layout of the sums of 64 lines, each eight times: no product has fewer columns."""
+    """The layout of the sums of 64 lines. Each sum occurs eight times, because a product has at least 8 columns."""
     return product_layout(8)
 
 
 @gluon.jit
 def of_lines(sums, LINE: gl.constexpr):
-    """The sum of each line."""
+    """The sum of each line, from the eight equal sums that the product gives."""
     return gl.convert_layout(gl.sum(sums, 1) * 0.125, LINE)
 
 
 @gluon.jit
 def begin_rows(ds, ones):
-    """Issue the sums of 64 rows over keys."""
+    """Issue the sums of ds of 64 rows over keys."""
     none = gl.zeros([64, 8], gl.float32, sums_layout())
     return warpgroup_mma(ds, ones.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def begin_columns(ds, ones, sums):
-    """Issue the sums of keys over rows, added to `sums`."""
+    """Issue the sums of ds of each key over rows, added to `sums`."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums_layout(), k_width=2)
     return warpgroup_mma(gl.convert_layout(ds, WEIGHTS), ones.permute((1, 0)), sums, is_async=True)
 
@@ -272,7 +272,7 @@ def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT:
 
 @gluon.jit
 def store_through(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr):
-    """`store_tile` in the layout of stores, converted through the tile `shared` if that has the room and the dtype."""
+    """`store_tile`, converted to `store_layout` through the tile `shared` if that has the same columns and dtype."""
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     SUMS: gl.constexpr = product_layout(tile.shape[1])
     FITS: gl.constexpr = shared.shape[1] == tile.shape[1] and shared.dtype == DTYPE

@@ -40,7 +40,7 @@ def send_rows(rings, head_row, batch_row, h, start_m, turn):
 
 @gluon.jit
 def send_packed_rows(rings, head_row, q_end, q_len, h, start_m, turn):
-    """The same of a packed sequence of `q_len` rows that ends ahead of row `q_end`."""
+    """`send_rows` for a packed sequence of `q_len` rows that ends ahead of row `q_end`."""
     q_desc, _k_desc, _v_desc, do_desc, lse_desc, delta_desc, _k_ring, _v_ring, q_ring, do_ring = rings
     BLOCK_M: gl.constexpr = q_ring.vectors.shape[-1]
     first = (head_row * BLOCK_M + start_m).to(gl.int32)
@@ -54,19 +54,19 @@ def send_packed_rows(rings, head_row, q_end, q_len, h, start_m, turn):
 
 @gluon.jit
 def row_terms(q_ring, turn, block_term, SCORES: gl.constexpr):
-    """What all scores of a row have beside the product, before the factor: `-lse` and `block_term`, `[BLOCK_M]`."""
+    """The terms added to the product in a row's scores, before the factor: `-lse` and `block_term`, `[BLOCK_M]`."""
     row_term = q_ring.vectors.index(turn % q_ring.stages).load(gl.SliceLayout(0, SCORES))
     return row_term if block_term is None else row_term + block_term
 
 
 @gluon.jit
 def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
-    """Wait for `k q^T` of a block; if LINEAR, it then has `row_terms`.
+    """Wait for `k q^T` of a block; if LINEAR, the result includes `row_terms`.
 
-    Tensor cores cut off digits where they add to an accumulator. One that begins with `-lse` makes all probabilities of
-    scores in the thousands too large: by 1e-3 with 64 columns, and by 4e-3 with 128. The weights of float16 have 11
-    bits, for which that is too much. It is one unit of the last of the 8 bits of bfloat16: there up to 8 % of the time
-    are saved. Wider tiles would save nothing.
+    Tensor cores cut off digits when they add to an accumulator. If it begins with `-lse`, all probabilities of scores
+    in the thousands are too large: by 1e-3 with 64 columns, and by 4e-3 with 128. That is too much for weights of
+    float16, which have 11 bits, so the terms are added here. For bfloat16 it is one unit of the last of 8 bits: there
+    the accumulator begins with the terms, which saves up to 8 % of the time. With wider tiles it would save nothing.
     """
     qk = warpgroup_mma_wait(1, deps=(qk,))
     ADDS: gl.constexpr = LINEAR & ((q_tile.dtype != gl.bfloat16) | (q_tile.shape[1] > 128))
@@ -79,9 +79,9 @@ def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, L
 def issue_products(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
     """Issue `k q^T` and `v do^T` of a block, `[KEYS, BLOCK_M]`; also returned are its tiles of q and do.
 
-    What is added to a product costs nothing where accumulators begin with it. The second has `-delta`. If LINEAR, a
-    score is the product times a factor: then the first has `-lse` and `block_term`, divided by that factor, unless
-    `wait_for_scores` adds them. `block_term` may be None.
+    Terms that are added to a product cost nothing if its accumulator begins with them. The second accumulator begins
+    with `-delta`. If LINEAR, a score is the product times a factor: then the first accumulator begins with `-lse` and
+    `block_term`, divided by that factor, unless `wait_for_scores` adds them. `block_term` may be None.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
@@ -114,8 +114,10 @@ def begin_dropped_block(
     k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n,
     SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
-    """The same; with DROPOUT, beside the products the random bits of the block are drawn, rows counted from `first_row`
-    on."""
+    """`begin_block`; with DROPOUT the random bits of the block are drawn while the products run.
+
+    Dropout counts the rows from `first_row` on.
+    """
     qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR)
     BLOCK_M: gl.constexpr = q_tile.shape[0]
     dropped = gl.zeros([32, BLOCK_M // 64, 4], gl.int32, bit_layout(BLOCK_M))
@@ -142,7 +144,7 @@ def begin_exchange(exchange, PART: gl.constexpr):
 
 @gluon.jit
 def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
-    """Issue a warpgroup's part of `ds k`, of tile `turn` of ds, which is block `turn - 1`."""
+    """Issue a warpgroup's part of `ds k` with tile `turn` of the ring of ds, which holds ds of block `turn - 1`."""
     COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
     ds_ring = exchange[0]
     mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)
@@ -154,7 +156,10 @@ def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexp
 
 @gluon.jit
 def begin_row_sums(exchange, turn, BLOCK_M: gl.constexpr, PART: gl.constexpr):
-    """Issue the sums of the same tile over keys: those of 64 of its rows, or of 64 rows over the warpgroup's keys."""
+    """Issue the sums over keys of tile `turn` of ds.
+
+    With BLOCK_M = 64 a warpgroup sums all rows over its 64 keys, with BLOCK_M = 128 it sums its 64 rows over all keys.
+    """
     ds_tile = exchange[0].tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
     own_part = ds_tile.slice(PART * 64, 64) if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)
     return begin_rows(own_part.permute((1, 0)), exchange[2])
@@ -170,7 +175,7 @@ def store_dq(dq, exchange, turn, PART: gl.constexpr):
 
 @gluon.jit
 def store_row_sums(row_sums, exchange, PART: gl.constexpr):
-    """Hand it the sums of these rows, too."""
+    """Hand the sums of ds over keys of the same rows to the warp that adds dq."""
     exchange[1].vectors.index(PART).store(of_lines(row_sums, gl.SliceLayout(1, sums_layout())))
 
 
@@ -181,9 +186,9 @@ def end_block(
 ):  # fmt: skip
     """Add block `turn` to dk, and with WITH_DQ the block before to dq.
 
-    A warpgroup then need not wait for the other's ds of the same block, and one takes exponentials while the other
-    multiplies. The first block of rows has none before it: its product is of no use, and repeats the last one of the
-    block of keys before.
+    Because dq is a block behind, a warpgroup need not wait for the other's ds of the same block, and one takes
+    exponentials while the other multiplies. The first block of rows has no block before it: its product for dq takes
+    the last ds of the previous block of keys, and is not used.
 
     Args:
         ds: `[KEYS, BLOCK_M]`, in the type of the keys.
@@ -277,7 +282,7 @@ def end_rows(
 @gluon.jit
 def add_tiles(dq_desc, dq_ring, row_block, turn):
     """Add both warpgroups' parts of dq of a block to memory."""
-    # Of the fp32 tiles as they lie in shared memory: a line is what the 32 banks hold.
+    # The lines of an fp32 tile in shared memory: a line has a number in each of the 32 banks.
     LINES: gl.constexpr = dq_ring.tiles.shape[-2]
     for part in gl.static_range(2):
         mbarrier.wait(dq_ring.full.index(part), turn & 1)
@@ -293,8 +298,8 @@ def add_tiles(dq_desc, dq_ring, row_block, turn):
 def end_wide_block(ds, sums, q_tile, rings, hand_over, turn, WITH_DQ: gl.constexpr, COLUMN_SUMS: gl.constexpr = False):
     """Add block `turn` to dk, and with WITH_DQ hand over its ds.
 
-    `sums` is dk, and with COLUMN_SUMS the sums of ds over rows. `hand_over` is the rings of probabilities and ds, and
-    for such sums a matrix of ones.
+    `sums` is the tuple of dk, and with COLUMN_SUMS the sums of ds over rows. `hand_over` is the tuple of the rings of
+    probabilities and ds, and with COLUMN_SUMS a matrix of ones, by which ds is summed.
     """
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(q_tile.shape[1]), k_width=2)
     _k_ring, _v_ring, q_ring, do_ring = rings
@@ -311,7 +316,7 @@ def end_wide_block(ds, sums, q_tile, rings, hand_over, turn, WITH_DQ: gl.constex
         dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
     else:
         dk = warpgroup_mma_wait(0, deps=(dk,))
-    # For both warpgroups: the other does not read it.
+    # Release q for both warpgroups: the other one does not read it.
     q_ring.release(stage, 2)
     if COLUMN_SUMS:
         return dk, column_sums
@@ -333,8 +338,8 @@ def add_block(
 ):
     """Add block `turn` to dv, and with WITH_DQ its product with the keys to dq in memory.
 
-    `hand_over` is the rings of probabilities and ds, and with ROW_SUMS a matrix of ones: then the sums of ds over keys
-    are returned, too, those of 64 rows eight times.
+    `hand_over` is the tuple of the rings of probabilities and ds, and with ROW_SUMS a matrix of ones. Then the sums of
+    ds over keys are returned, too: `[BLOCK_M, 8]`, each sum eight times.
     """
     do_ring, p_ring, ds_ring = rings[3], hand_over[0], hand_over[1]
     BLOCK_M: gl.constexpr = do_ring.tiles.shape[-2]
@@ -345,7 +350,7 @@ def add_block(
     if WITH_DQ:
         ds_tile = ds_ring.take(turn).permute((1, 0))  # [BLOCK_M, BLOCK_N]
         none = gl.zeros([BLOCK_M, 64], gl.float32, product_layout(64))
-        # 64 columns at a time: these are added while the next are multiplied. Those that pad a tile stay zero.
+        # 64 columns at a time: these are added while the next are multiplied. Columns that pad a tile stay zero.
         PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
         dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
         if ROW_SUMS:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forwards of bounded scores have of their own: sums without a maximum, and a `tanh` that two units share.
+"""Device functions for forwards of bounded scores: sums without a maximum, and a `tanh` that two units share.
 
-The unit of special functions takes 16 numbers a clock and multiprocessor. An exponential and a `tanh` for each score
-keep it busy for twice as long as causal attention's exponentials do. So POLYNOMIALS of each eight numbers of a thread
-are `x (c0 + z (c1 + z (c2 + z c3)))`, with z = x^2, on the pipe of products. Up to |x| = 5/8 their relative error is
-below 2^-18. `tanh.approx`, whose relative error is 2^-11, computes the others, and all of them where one of the former
-is beyond 5/8 in any thread of the warp.
+The special function unit takes 16 numbers a clock and multiprocessor. An exponential and a `tanh` for each score keep
+it busy for twice as long as causal attention's exponentials do. So the FMA pipe computes POLYNOMIALS of each eight
+numbers of a thread as `x (c0 + z (c1 + z (c2 + z c3)))`, with z = x^2. Up to |x| = 5/8 their relative error is below
+2^-18. `tanh.approx`, whose relative error is 2^-11, computes the other numbers. It computes all numbers if, in any
+thread of the warp, a number that a polynomial would compute is beyond 5/8.
 """
 
 import triton
@@ -14,10 +14,10 @@ from triton.experimental.gluon import language as gl
 
 from .gl_math import tanh
 
-# Of each eight numbers of a thread.
+# How many of each eight numbers of a thread polynomials compute.
 POLYNOMIALS = gl.constexpr(6)
 
-# c0 to c3, with the least largest relative error up to the square root of MOST_SQUARE.
+# c0 to c3 minimise the largest relative error for |x| up to the square root of MOST_SQUARE.
 COEFFICIENTS = gl.constexpr((0.999997089946996, -0.33309231541167084, 0.13015458704539967, -0.0400295075259283))
 MOST_SQUARE = gl.constexpr(0.390625)
 
@@ -26,8 +26,8 @@ MOST_SQUARE = gl.constexpr(0.390625)
 def exponential_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUARE):
     """PTX for the COUNT numbers of a thread: `2 ** (FACTOR * tanh(inner * x) + OFFSET)`.
 
-    In the polynomials `inner` and FACTOR are part of the coefficients. The squares' maximum is one of integers, three
-    at a time in one instruction: no square is negative, and a NaN is beyond every number.
+    The coefficients of the polynomials include `inner` and FACTOR. The squares are compared as integers, because one
+    instruction takes the maximum of three: no square is negative, and a NaN is then larger than every number.
     """
     own = [i for i in range(COUNT) if i * POLYNOMIALS % 8 < POLYNOMIALS]
     inner = f"${2 * COUNT}"
@@ -56,7 +56,7 @@ def exponential_ptx(COUNT, FACTOR, OFFSET, POLYNOMIALS, COEFFICIENTS, MOST_SQUAR
 
 @triton.constexpr_function
 def exponential_operands(COUNT):
-    """The constraints of that PTX: results in place of the numbers, then `inner` for each of them."""
+    """The constraints of `exponential_ptx`: results in place of the numbers, then `inner` for each of them."""
     return ",".join(["=f"] * COUNT + [str(i) for i in range(COUNT)] + ["f"] * COUNT)
 
 
@@ -64,8 +64,8 @@ def exponential_operands(COUNT):
 def exp2_of_tanh(x, inner, HARDWARE: gl.constexpr, FACTOR: gl.constexpr, OFFSET: gl.constexpr):
     """`2 ** (FACTOR * tanh(inner * x) + OFFSET)` of a warpgroup's accumulator `x`, for a number `inner`.
 
-    The exponentials are in the same piece, to run beside the polynomials. Not pure: what it asks the other threads of a
-    warp must not move to another branch.
+    The PTX includes the exponentials, so that they run beside the polynomials. It is not pure: the vote among the
+    threads of a warp must not move to another branch.
     """
     if HARDWARE:
         COUNT: gl.constexpr = x.shape[0] * x.shape[1] // 128

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout in Hopper's kernels: the random words of `runtime/torch/philox.py`, drawn where their scores are.
+"""Dropout in Hopper's kernels: the warps that hold scores draw the random words of `runtime/torch/philox.py` for them.
 
-One Philox counter decides 16 scores, of a row r, row r + 8 and the keys k, k + 1, k + 8, k + 9, k + 16 and so on: in a
-forward one thread holds all of them. In a backward, whose tiles are transposed, a warp draws bits in the order of the
-forward, and `movmatrix` transposes them.
+One Philox counter decides 16 scores: those of rows r and r + 8 and of the keys k, k + 1, k + 8, k + 9, k + 16, k + 17,
+k + 24 and k + 25. In a forward one thread holds all of them. In a backward, whose tiles are transposed, a warp draws
+bits in the order of the forward, and `movmatrix` transposes them.
 """
 
 import triton
@@ -52,7 +52,7 @@ def counter_threads(COUNT: gl.constexpr):
 
 @triton.constexpr_function
 def product_with(FACTOR):
-    """PTX of a 64-bit product: one instruction, where two products of 32 bits are two."""
+    """PTX of a 64-bit product: one instruction instead of one for each 32-bit word of it."""
     return f"{{.reg .b64 t; mul.wide.u32 t, $2, {FACTOR}; mov.b64 {{$0, $1}}, t;}}"
 
 
@@ -67,7 +67,8 @@ def wide_product(x, FACTOR: gl.constexpr):
 def philox(seed, c0, c1, c2):
     """The four words of each counter `(c0, c1, c2, 0)`, as `triton.language.philox` gives them in 7 rounds.
 
-    A part of the counter may be of lines or columns alone: what does not need both is computed once for each.
+    A word of the counter may depend on lines alone or on columns alone: operations that do not need both are then done
+    once for each line or column.
     """
     # Not pure, or the compiler would compute the keys of all rounds ahead of the loop and keep them in registers.
     k0, k1 = gl.inline_asm_elementwise(
@@ -95,16 +96,16 @@ def below(word, limit, least, GREATER: gl.constexpr):
 
 @triton.constexpr_function
 def kept_pair(FAR):
-    """PTX of a mask of two halves, for neighbours whose bytes are not below the halves of a limit.
+    """PTX of a mask of two 16-bit halves, set for each of two neighbours whose byte is not below its half of a limit.
 
-    Bytes are compared as halves: integers up to 256 are subnormal numbers of float16, in the same order.
+    Bytes are compared as float16: the bits of integers up to 256 are subnormal float16 numbers, in the same order.
     """
     return f"{{.reg .b32 t; prmt.b32 t, $1, 0, {0x4341 if FAR else 0x4240}; set.ge.u32.f16x2 $0, t, $2;}}"
 
 
 @gluon.jit
 def kept_pairs(words, limit, FAR: gl.constexpr):
-    """Masks of pairs of neighbouring keys, from a word for each four keys: FAR of the two that are 8 keys further."""
+    """Masks of pairs of neighbouring keys, from a word for each four keys: FAR selects the two that are 8 further."""
     KEPT: gl.constexpr = kept_pair(FAR)
     return gl.inline_asm_elementwise(KEPT, "=r,r,r", [words, limit], gl.int32, is_pure=True, pack=1)
 
@@ -121,7 +122,8 @@ def without_dropped(p_pairs, seed, threshold, head_index, start_m, start_n, SCOR
     far_key = gl.join(kept_pairs(far_key, limit, False), kept_pairs(far_key, limit, True))
     far = gl.join(kept_pairs(far, limit, False), kept_pairs(far, limit, True))
     kept = gl.join(gl.join(near, far_key), gl.join(far_row, far))
-    # The axes are warps, lines, counters, threads, and whether a key is 8 further, 16 further, a row 8 further.
+    # The axes are warps, lines, counters, threads; then whether a key is 8 further, whether it is 16 further, and
+    # whether a row is 8 further.
     kept = gl.permute(gl.reshape(kept, [4, 8, COUNT, 4, 2, 2, 2]), [0, 6, 1, 2, 5, 4, 3])
     kept = gl.reshape(kept, [64, COLS // 2])
     # In the layout of the pairs: this only renames registers.
@@ -153,10 +155,10 @@ def bit_layout(COLS):
 
 @gluon.jit
 def bytes_below(words, limit, least):
-    """The highest bit of each byte: whether it is below that of `least`, or of `least + 1` where `limit` is greater.
+    """The highest bit of each byte tells if the byte is below its limit: its byte of `least`, or that plus one.
 
-    A byte is below a number if its complement plus the number has a carry. `limit` has the lower 7 bits of each byte of
-    `least`, or those plus one.
+    A byte is below a number if the byte's complement plus the number has a carry. `limit` has the lower 7 bits of each
+    byte of `least`, or these bits plus one.
     """
     sums = (~words & 0x7F7F7F7F) + limit
     return (~words & least) | (~words & sums) | (least & sums)
@@ -166,8 +168,8 @@ def bytes_below(words, limit, least):
 def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constexpr):
     """Which scores of a backward's tile of 64 keys and COLS rows are dropped, as bits of their thread.
 
-    A word has a half for each of two neighbouring rows, of that a byte for each of two keys that are 8 apart, and of
-    that bit `7 - n` for the row `8 * n` further.
+    A word has a half for each of two neighbouring rows. A half has a byte for each of two keys that are 8 apart. A byte
+    has bit `7 - n` for the row `8 * n` further.
     """
     COUNT: gl.constexpr = COLS // 16
     line, turn = counter_lines(COUNT), counter_turns(COUNT)
@@ -175,7 +177,7 @@ def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constex
     near, far_row, far_key, far = philox(seed, keys, (start_m >> 1) + 8 * turn + (line & 7), head_index)
     least = ((threshold >> 24 & 0xFF) * 0x1010101).to(gl.int32)
     limit = below(near ^ far_row ^ far_key ^ far, threshold << 8, least & 0x7F7F7F7F, 0x1010101)
-    # Two warps share counters: each has 16 of their 32 keys.
+    # Two warps share the counters of 32 keys: each warp has 16 of these keys.
     own_far = (line & 8) != 0
     near, far_row = gl.where(own_far, far_key, near), gl.where(own_far, far, far_row)
     shift = 2 * (turn & 3)
@@ -184,7 +186,7 @@ def dropped_bits(seed, threshold, head_index, start_m, start_n, COLS: gl.constex
     bits |= (bytes_below(far_row, limit, least) >> (shift + 1)) & (LAST << (6 - shift))
     bits = gl.sum(gl.reshape(bits, [32, COUNT // 4, 4, 4]), 2)
     bits = gl.convert_layout(bits, bit_layout(COLS), assert_trivial=True)
-    # So far a half is of a key and a thread's line of a row; now it is the other way round.
+    # So far the halves of a word are of two keys, and the lines of threads are of rows. This swaps them.
     return gl.inline_asm_elementwise(
         "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [bits], gl.int32, is_pure=False, pack=1
     )
@@ -201,13 +203,13 @@ def as_tile(near, far_line, far_column, far, SCORES: gl.constexpr, COLS: gl.cons
 
 @gluon.jit
 def dropped_signs(dropped, SCORES: gl.constexpr, COLS: gl.constexpr):
-    """For each score a word of bits, and the selector of a byte in it whose sign is set where the score is dropped."""
+    """For each score a word of bits, and the selector of the byte in it whose sign is set if the score is dropped."""
     TURNS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, gl.SliceLayout(0, turns_layout(COLS))))
     shift = 2 * gl.arange(0, 4, layout=TURNS)[:, None][None, :, :][None, :, :, :]
     near = gl.reshape(dropped[:, :, None, :] << shift, [32, COLS // 16, 4])
     words = gl.join(near, near)
     words = as_tile(words, words, words << 1, words << 1, SCORES, COLS)
-    # Neighbours have the halves of a word, keys that are 8 apart the bytes of a half.
+    # Neighbouring rows have the halves of a word, keys that are 8 apart have the bytes of a half.
     zero = gl.zeros_like(near)
     near_key, far_key = gl.join(zero + 0x8888, zero + 0xAAAA), gl.join(zero + 0x9999, zero + 0xBBBB)
     return words, as_tile(near_key, far_key, near_key, far_key, SCORES, COLS)
@@ -225,7 +227,7 @@ def kept_weights(p, signs):
 
 @gluon.jit
 def kept_gradients(dp, minus_delta, signs):
-    """The gradient of each score over its probability, `minus_delta` where it is dropped."""
+    """The gradient of each score divided by its probability: `dp`, or `minus_delta` if the score is dropped."""
     words, selectors = signs
     return gl.inline_asm_elementwise(
         "{.reg .b32 t; prmt.b32 t, $3, 0, $4; lop3.b32 $0, t, $2, $1, 0xCA;}",

@@ -101,7 +101,7 @@ def make_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PARTS: gl.constexpr):
 
 @triton.constexpr_function
 def turn_barrier(HOW, PART):
-    """PTX for a named barrier of 256 threads: of the hardware's 16 the last ones, for the compiler takes the first."""
+    """PTX for a named barrier of 256 threads: one of the last of 16, because the compiler takes the first ones."""
     return f"bar.{HOW} {15 - PART}, 256;"
 
 
@@ -172,7 +172,7 @@ def add_lanes(row_sums, alpha, p, LANES: gl.constexpr):
 
 @gluon.jit
 def pack_pairs(p, DTYPE: gl.constexpr):
-    """Weights in 16 bits, two neighbours in a word: a loop that carries single ones splits and joins every word."""
+    """Weights in 16 bits, two neighbours in a word: a loop that carried single ones would split and join every word."""
     low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
     TYPE: gl.constexpr = "bf16x2" if DTYPE.is_bf16() else "f16x2"
     ROUND: gl.constexpr = "cvt.rn." + TYPE + ".f32 $0, $2, $1;"
@@ -194,7 +194,7 @@ def unpack_pairs(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 @triton.constexpr_function
 def scaling(COUNT):
-    """PTX that multiplies a thread's COUNT sums, of two rows: none where alpha is 1 in all rows of the warp."""
+    """PTX that multiplies a thread's COUNT sums, of two rows, by alpha, unless alpha is 1 in all rows of the warp."""
     products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * COUNT + i};" for i in range(COUNT))
     return f"""{{
 .reg .pred p, q;
@@ -210,7 +210,7 @@ DONE:
 
 @triton.constexpr_function
 def scaling_operands(COUNT):
-    """The constraints of that PTX: the sums, the same before, and alpha of each."""
+    """The constraints of `scaling`: the new sums, the sums before in the same registers, and alpha of each."""
     return ",".join(["=f"] * COUNT + [str(i) for i in range(COUNT)] + ["f"] * COUNT)
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hopper's forwards of float8_e4m3fn have in the place of `gl_forward`'s: products of 8 bits.
+"""Device functions of Hopper's forwards of float8_e4m3fn, in place of those in `gl_forward`: products of 8 bits.
 
-Both operands of such a product have its summed axis contiguous. So values come as columns, `[B, Hkv, Dv, keys]`, which
-`value_columns` transposes ahead of the kernel.
+Both operands of an 8-bit product must be contiguous along its summed axis. So values come as columns,
+`[B, Hkv, Dv, keys]`, which `value_columns` transposes ahead of the kernel.
 
 Of each 16 scores of a row a thread holds columns 2t, 2t + 1, 2t + 8 and 2t + 9, where t is its place among the four
-threads that share a row; as an operand of 8 bits it is to hold columns 4t to 4t + 3. A sum over keys does not depend on
-their order: so no weight moves between threads, and `value_columns` puts the keys of each 16 in the order of weights
-(FlashAttention-3, arXiv:2407.08608, section 3.3).
+threads that share a row. For an 8-bit operand it would have to hold columns 4t to 4t + 3. But a sum over keys does not
+depend on their order: so no weight moves between threads, and `value_columns` puts each 16 keys in the order of the
+weights (FlashAttention-3, arXiv:2407.08608, section 3.3).
 """
 
 import triton
@@ -19,15 +19,15 @@ from .gl import MOST_COUNT, MOST_ROWS
 from .gl_forward import ROWS, change_turns
 from .gl_versions import aggregate
 
-# The virtual tensor of `describe_packed_columns`, as `gl` has one of rows. A stride, in elements of 8 bits, of which
-# MOST_WRAPS steps are 2**64 bytes: so many that the strides of columns are below 2**40.
+# The virtual tensor of `describe_packed_columns`, like that of rows in `gl`. COLUMN_WRAP_STRIDE is a stride in elements
+# of 8 bits: MOST_WRAPS steps of it are 2**64 bytes. There are so many steps that the strides are below 2**40.
 MOST_WRAPS = gl.constexpr(2**26)
 COLUMN_WRAP_STRIDE = gl.constexpr(2**38)
 
-# Columns of values of a sequence begin at a multiple of so many.
+# The columns of values of a sequence begin at a multiple of UNIT.
 UNIT = gl.constexpr(16)
 
-# PTX for the two rows of a thread, as in `gl_forward`: a maximum that rises is 4 below the score. 0f40800000 is 4.0.
+# PTX for the two rows of a thread, as in `gl_forward`, but a maximum rises to 4 below the score. 0f40800000 is 4.0.
 RAISE = gl.constexpr("""{
 .reg .pred p, q, any;
 .reg .f32 a, b, c, d;
@@ -85,7 +85,7 @@ class HeadColumns:
 
 @aggregate
 class SequenceColumns:
-    """The columns of one head of a packed sequence, `units` of UNIT, that end ahead of unit `end` in memory."""
+    """The columns of one head of a packed sequence: `units` of UNIT columns that end ahead of unit `end` in memory."""
 
     end: gl.tensor
     units: gl.tensor
@@ -115,7 +115,8 @@ def describe_packed_columns(ptr, heads, length, HEAD_DIM: gl.constexpr, BLOCK_D:
     """A descriptor of `[heads, HEAD_DIM, length]`, packed columns, with zeros beyond a sequence's edges.
 
     Every sequence ends at column MOST_ROWS of a virtual axis. Two more axes move that end to its place in memory:
-    MOST_WRAPS steps of the first, by MOST_ROWS columns back, and one step of the second for each UNIT ahead of the end.
+    MOST_WRAPS steps along the first axis go back by MOST_ROWS columns, and one step along the second goes forward by
+    UNIT columns.
     """
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 1, BLOCK_D, COLS], ptr.dtype.element_ty)
     row = gl.cast(length, gl.int64)
@@ -158,8 +159,8 @@ def begin_block(
 def raise_maximum(row_max, found):
     """The new reference maximum of each row, and alpha, by which its sums are to be multiplied.
 
-    It rises only for a score that is more than 8 above it, and then to 4 below that score. So weights are at most 2**8,
-    of the 448 that e4m3 holds, and those of at most 2**-10 of the largest one seen lose digits.
+    The maximum rises only for a score that is more than 8 above it, and then to 4 below that score. So weights are at
+    most 2**8; e4m3 holds up to 448. Weights of at most 2**-10 of the largest one seen lose digits.
     """
     return gl.inline_asm_elementwise(
         RAISE, "=&f,=&f,=&f,=&f,f,f,f,f", [row_max, found], (gl.float32, gl.float32), is_pure=False, pack=2
@@ -168,7 +169,7 @@ def raise_maximum(row_max, found):
 
 @gluon.jit
 def pack_words(p):
-    """Weights in 8 bits, in words of four that a thread holds: of each 16 columns 2t, 2t + 1, 2t + 8 and 2t + 9."""
+    """Weights in 8 bits, a thread's four in a word: of each 16 columns those at 2t, 2t + 1, 2t + 8 and 2t + 9."""
     even, odd = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 16, 2, 4, 2]))
     a, c = gl.split(gl.permute(even, [0, 1, 3, 2]))
     b, d = gl.split(gl.permute(odd, [0, 1, 3, 2]))
@@ -180,7 +181,7 @@ def pack_words(p):
 def unpack_words(words, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     """The weights as an operand of a product.
 
-    The four bytes that come of four equal words are those of the first. Not pure, so that it stays ahead of the
+    From four equal words the copy makes the four bytes of the first. It is not pure, so that it stays ahead of the
     products.
     """
     twice = gl.join(words, words)

@@ -42,7 +42,7 @@ def round_even(x):
 
 @gluon.jit
 def log1p(x):
-    # What 1 + x rounds away is made up for by a factor (Goldberg, 1991, theorem 4).
+    # A factor corrects for the rounding of 1 + x (Goldberg, 1991, theorem 4).
     y = 1.0 + x
     is_exact = (y == 1.0) | (gl.abs(y) == float("inf"))
     factor = x / gl.where(is_exact, 1.0, y - 1.0)
@@ -56,8 +56,8 @@ def tan(x):
 
 @gluon.jit
 def load_pairs(ptrs, PTX: gl.constexpr):
-    # One element per query and key, read where it is used: the compiler's pipeline would copy the whole tile to shared
-    # memory ahead of time, four bytes an instruction. Shorter elements it leaves alone.
+    # One element per query and key, loaded at the point of use. The compiler would pipeline a plain load of 4 or 8-byte
+    # elements through shared memory, with copies of 4 bytes per instruction. It does not pipeline shorter elements.
     BITS: gl.constexpr = ptrs.dtype.element_ty.primitive_bitwidth
     if PTX and BITS == 32:
         word = gl.inline_asm_elementwise(
@@ -75,7 +75,7 @@ def load_pairs(ptrs, PTX: gl.constexpr):
 
 @gluon.jit
 def clamp_index(index, size):
-    # No index leaves its tensor, whatever the call's offsets: reads are clamped to the ends.
+    # The nearest index inside a tensor of `size` elements: a call's offsets may lead beyond its ends.
     return gl.maximum(gl.minimum(index, size - 1), 0)
 
 

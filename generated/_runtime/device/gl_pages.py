@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hopper's forward of prompts on paged caches has beside `gl_forward`: keys and values that lie in pages.
+"""Device functions that Hopper's forward of prompts on paged caches adds to `gl_forward`: keys and values in pages.
 
-TMA copies a block of keys piece by piece: the rows of a piece lie in one page, and its 64 columns are those that one
-copy swizzles. A tile in shared memory has its columns in such blocks of 64, one behind the other, so that the pieces in
-their order are the tile.
+TMA copies a block of keys piece by piece: the rows of a piece lie in one page, and its 64 columns are as many as one
+copy swizzles. A tile in shared memory consists of blocks of 64 columns, one after the other, so that the pieces in
+their order form the tile.
 """
 
 import triton
@@ -29,15 +29,20 @@ def piece_rows(PAGE_SIZE, BLOCK_N):
 def describe_pages(
     ptr, heads, stride_h, stride_s, COLS: gl.constexpr, PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr
 ):  # fmt: skip
-    """A descriptor of a cache, in pieces. Pages are a whole number of rows apart, so that the cache is one sequence of
-    rows, of which `PageRows` gives the hardware a page at a time."""
+    """A descriptor of a cache, copied in pieces.
+
+    Pages are a whole number of rows apart. So the whole cache is one sequence of rows, and the coordinates of
+    `PageRows` present one page of it at a time to the hardware.
+    """
     return describe_packed_rows(ptr, heads, stride_h, stride_s, COLS, piece_rows(PAGE_SIZE, BLOCK_N), PIECE_COLS)
 
 
 @aggregate
 class PageRows:
-    """The keys of one head of a sequence whose table begins at `pages`. Those from `first` on and before `end` are
-    copied; in place of the others are zeros."""
+    """The keys of one head of a sequence whose page table begins at `pages`.
+
+    Keys from `end` on, and pieces that lie wholly before key `first`, are not copied: zeros take their place.
+    """
 
     pages: gl.tensor
     head: gl.tensor
@@ -52,8 +57,10 @@ class PageRows:
 
     @gluon.jit
     def coords(self, page, page_rows, key, slot, PAGE_SIZE: gl.constexpr, ROWS: gl.constexpr):
-        """Where the piece that begins with `key`, in this slot of its page, is, as coordinates for TMA but for its
-        column: `page_rows` rows lie between pages, and a page ends where the sequence does."""
+        """TMA's coordinates, but for the column, of the piece that begins with `key`, in slot `slot` of page `page`.
+
+        Pages begin `page_rows` rows apart. The last page of a sequence ends where the sequence ends.
+        """
         length = gl.maximum(gl.minimum(self.end - (key - slot), PAGE_SIZE), 0)
         length = gl.where(key + ROWS <= self.first, 0, length)
         return page * page_rows + length, self.head, MOST_ROWS - length + slot
@@ -61,7 +68,7 @@ class PageRows:
 
 @aggregate
 class PagedRing:
-    """A ring buffer whose tiles are copied in pieces: `pieces` is the same memory. Pages are `page_rows` rows apart."""
+    """A ring buffer whose tiles are copied in `pieces`, which are the same memory. Pages are `page_rows` rows apart."""
 
     ring: Ring
     pieces: gl.shared_memory_descriptor
@@ -82,9 +89,9 @@ class PagedRing:
         first_piece = stage * (COUNT * COLUMN_BLOCKS)
         for i in gl.static_range(COUNT):
             key = start_n + i * ROWS
-            # One page ahead: with those of all pieces the kernel spills.
+            # Page numbers are loaded one piece ahead: if those of all pieces were, the kernel would spill.
             next_page = rows.page(key + ROWS, PAGE_SIZE) if i + 1 < COUNT else page
-            # A block of whole pages begins with one: then the compiler knows the slots.
+            # A block of whole pages begins at the start of a page: then the compiler knows the slots.
             slot = i * ROWS % PAGE_SIZE if BLOCK_N % PAGE_SIZE == 0 else key % PAGE_SIZE
             end, head, row = rows.coords(page, self.page_rows, key, slot, PAGE_SIZE, ROWS)
             for c in gl.static_range(COLUMN_BLOCKS):
@@ -109,7 +116,7 @@ def make_paged_ring(
 
 @aggregate
 class PagedKeyRing:
-    """What fills a `KeyRing` from pages."""
+    """The producer's side of a `KeyRing`, which fills it from pages."""
 
     k: PagedRing
     v: PagedRing
@@ -119,8 +126,11 @@ class PagedKeyRing:
     def send(
         self, k_desc, v_desc, rows, start_n, v_rows, v_start, turn, PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr
     ):
-        """As `KeyRing.send` does. The first page of keys is loaded ahead of the wait, which brings the others near;
-        those of values were loaded a turn ago."""
+        """As `KeyRing.send`, from pages.
+
+        The number of the first page of keys is loaded ahead of the wait, which brings the other numbers into the cache.
+        Those of the values' pages were loaded a turn ago.
+        """
         k_page = rows.page(start_n, PAGE_SIZE)
         ring = self.k.ring
         stage, lap = turn % ring.stages, turn // ring.stages
@@ -137,7 +147,7 @@ class PagedKeyRing:
 
     @gluon.jit
     def read(self):
-        """What consumers read."""
+        """The `KeyRing` that consumers read."""
         return KeyRing(self.k.ring, self.v.ring, self.blocks)
 
 

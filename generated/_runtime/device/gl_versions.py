@@ -8,7 +8,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-"""Start a TMA copy from global to shared memory. Triton 3.9 has this name."""
+"""Start a TMA copy from global to shared memory. `async_load` is its name in Triton 3.9."""
 
 if hasattr(tma, "async_atomic_add"):
     async_add = tma.async_atomic_add
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass_transform()
 def aggregate(cls: type[T]) -> type[T]:
-    """A class whose annotated fields are values of a kernel, set in order by its constructor, as from Triton 3.8 on."""
+    """A class whose annotated fields are values of a kernel. Its constructor sets them in order, as in Triton 3.8."""
     if hasattr(gluon, "aggregate"):
         made: type[T] = gluon.aggregate(cls)
         return made

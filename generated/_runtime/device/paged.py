@@ -2,7 +2,7 @@
 """Device functions of kernels on paged caches, and the kernel that merges the splits of a sequence.
 
 A cache has the axes page, slot, key head and column. A tile of rows holds the query heads that share a key head, so
-that its rows lie at offsets of their own.
+that each row needs an offset of its own.
 """
 
 # ruff: noqa: RUF005
@@ -19,16 +19,16 @@ from .tl import LN2, dot_rows
 WHOLE_ROW = tl.constexpr(calls.WHOLE_ROW)
 
 FOLDED = tl.constexpr(8)
-"""Splits that are folded in their order, by the program that takes them or by `merge_splits`."""
+"""The number of splits that are folded in their order, by the program that takes them or by `merge_splits`."""
 
 WAVES = tl.constexpr(2)
-"""Programs on each processor, one after the other, for which the work of a batch must do before a program takes several
-splits."""
+"""A program takes several splits only if the batch still has work for so many programs, one after the other, on each
+multiprocessor."""
 
 
 @triton.constexpr_function
 def num_parts(COLS, BLOCK_COLS):
-    """The parts of the tile of a matrix of COLS columns, each of BLOCK_COLS but for the last."""
+    """The number of parts of the tile of a matrix of COLS columns: all but the last have BLOCK_COLS columns."""
     return max(triton.cdiv(COLS, BLOCK_COLS), 1)
 
 
@@ -41,10 +41,10 @@ def part_width(COLS, BLOCK_COLS, i):
 
 @triton.jit
 def load_pages(pages, start_n, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The page of a block of keys: one number where a page holds whole blocks, else that of each key.
+    """The page of a block of keys: one number if a page holds whole blocks, else a number for each key.
 
-    Behind the last key it is that key's page, so that no entry is read which nobody filled. Of dense keys `pages` is
-    the batch row, which is their page.
+    Beyond the last key it is the page of the last key, so that no unfilled entry of the table is read. For dense keys
+    `pages` is the batch row, which is their page.
     """
     if PAGE_SIZE == WHOLE_ROW:
         return pages
@@ -57,7 +57,7 @@ def load_pages(pages, start_n, kv_len, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.cons
 
 @triton.jit
 def page_of(pages, index, kv_len, PAGE_SIZE: tl.constexpr):
-    """The page of a key, or of the nearest one that the sequence has; some page where it has none."""
+    """The page of a key, or of the nearest key that the sequence has; page 0 if the sequence has no key."""
     if PAGE_SIZE == WHOLE_ROW:
         return pages
     else:
@@ -67,8 +67,10 @@ def page_of(pages, index, kv_len, PAGE_SIZE: tl.constexpr):
 
 @triton.jit
 def slot_of(index, kv_len, size, PAGE_SIZE: tl.constexpr):
-    """The place in its page of a key, or of the nearest one that the sequence has; of dense keys, that the tensor of
-    `size` has."""
+    """The slot in its page of a key, or of the nearest key that the sequence has.
+
+    For dense keys it is the nearest key that the tensor has, whose length is `size`.
+    """
     last = size - 1 if PAGE_SIZE == WHOLE_ROW else kv_len - 1
     return tl.maximum(tl.minimum(index, last), 0) % PAGE_SIZE
 
@@ -116,11 +118,11 @@ def load_cache(
     BLOCK_COLS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """The tile of keys or values from `start_n` on, in DTYPE; those that are not `seen` are zero and not read.
+    """The tile of keys or values from `start_n` on, in DTYPE; keys that are not `seen` are zero and not read.
 
-    With PAIRS, which says how they are converted, it has even and odd columns in float16.
+    With PAIRS, which says how pairs of columns are converted, the tile has even and odd columns in float16.
     """
-    # In units of what is loaded.
+    # The columns in each loaded element: strides and columns are divided by it.
     STEP: tl.constexpr = 1 if PAIRS == "" else 2
     if PAIRS != "":
         MANTISSA: tl.constexpr = base.dtype.element_ty.fp_mantissa_width
@@ -168,8 +170,10 @@ def zero_sums(ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr, 
 
 @triton.jit
 def dot_keys(q_tile, k_tile):
-    """The product of each row with each key. An MMA waits for the one before it that adds to the same sum: so the parts
-    of wide rows have sums of their own."""
+    """The product of each row with each key.
+
+    An MMA waits for the one before it if both add to the same accumulator: so each part of wide rows has its own.
+    """
     if len(q_tile) <= 2:
         return dot_rows(q_tile, k_tile)
     else:
@@ -177,7 +181,7 @@ def dot_keys(q_tile, k_tile):
         ones = tl.full(qk.shape, 1.0, tl.float32)
         for i in tl.static_range(1, len(q_tile)):
             part = tl.dot(q_tile[i], tl.trans(k_tile[i]), input_precision="ieee")
-            # Triton makes one chain of products of a plain sum.
+            # From a plain sum Triton would make one chain of MMAs.
             qk = tl.fma(part, ones, qk)
         return qk
 
@@ -204,7 +208,7 @@ def in_columns(acc, PAIRS: tl.constexpr):
 
 @triton.jit
 def head_scale(scale, head, KIND: tl.constexpr):
-    """What the values of a key head in a cache are times; 1 where the cache has no scale, or one for each token."""
+    """The scale of a key head in a cache: its numbers are times it. 1 if the cache has none, or one for each token."""
     if KIND == "number":
         return scale
     elif KIND == "head":
@@ -215,7 +219,7 @@ def head_scale(scale, head, KIND: tl.constexpr):
 
 @triton.jit
 def value_unit(scale, head, KIND: tl.constexpr):
-    """What a sum of values is times before the first: their scale, or of one for each token next to nothing."""
+    """The initial unit of a sum of values: their scale, or close to 0 if each token has a scale of its own."""
     if KIND == "token":
         return tl.full([], 1e-30, tl.float32)
     else:
@@ -224,7 +228,7 @@ def value_unit(scale, head, KIND: tl.constexpr):
 
 @triton.jit
 def token_scales(scale, head, num_kv_heads, page, start_n, seen, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """What the values of each key from `start_n` on are times; 0 and not read for those that are not `seen`."""
+    """The scale of each key from `start_n` on; 0 and not read for keys that are not `seen`."""
     slot = page * PAGE_SIZE + (start_n + tl.arange(0, BLOCK_N)) % PAGE_SIZE
     return tl.load(scale + slot * num_kv_heads + head, mask=seen, other=0.0).to(tl.float32)
 
@@ -237,7 +241,7 @@ def _head_columns(ptr, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.const
 
 @triton.jit
 def load_heads(ptr, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """A tile of rows that begin at `offsets`; those that are none are zero."""
+    """A tile of rows that begin at `offsets`; rows for which `is_row` is false are zero."""
     parts = ()
     for i in tl.static_range(num_parts(COLS, BLOCK_COLS)):
         part = _head_columns(
@@ -258,7 +262,7 @@ def store_heads(ptr, tile, offsets, is_row, COLS: tl.constexpr, BLOCK_COLS: tl.c
 
 @triton.jit
 def join_sums(max_1, sum_1, max_2, sum_2):
-    """The maximum and the sum of the logits of two parts together, and the factors of what each has summed."""
+    """The joint maximum and softmax sum of two parts, and the factor by which the sums of each are multiplied."""
     row_max = tl.maximum(max_1, max_2)
     # While neither has met a key the maximum is -inf, and -inf minus -inf is NaN.
     max_ref = tl.where(row_max == float("-inf"), 0.0, row_max)
@@ -268,7 +272,7 @@ def join_sums(max_1, sum_1, max_2, sum_2):
 
 @triton.jit
 def join_columns(acc_1, alpha_1, acc_2, alpha_2):
-    """The sums of values of two parts together. The rounding is spelled out: every kernel joins with the same bits."""
+    """The joint sums of values of two parts. `fma` fixes the rounding, so that every kernel gets the same bits."""
     return tl.fma(acc_1, alpha_1[:, None].broadcast_to(acc_1.shape), acc_2 * alpha_2[:, None])
 
 
@@ -305,8 +309,9 @@ def merge_splits(
 ):
     """Join the parts of each tile, in their order, so that equal inputs give equal bits.
 
-    A program takes one row after the other. A part has FOLDED splits, or else FOLDED parts are folded first: BLOCK_P of
-    such at a time. COLUMNS is the power of two that holds HEAD_DIM_V columns.
+    A program takes one row after the other. If a part is one split, FOLDED parts are folded first; else a part already
+    has FOLDED splits. BLOCK_P of these folds are joined at a time. COLUMNS is the power of two that holds HEAD_DIM_V
+    columns.
     """
     num_items = tl.load(counts_ptr + 1) * num_kv_heads * partial_rows
     col = tl.arange(0, COLUMNS)
@@ -323,10 +328,10 @@ def merge_splits(
             row_sum = tl.zeros([], tl.float32)
             acc = tl.zeros([COLUMNS], tl.float32)
             if OVERLAPS:
-                # This may run while the parts are computed.
+                # This kernel may start while the parts are still being computed.
                 gdc_wait()
             for first in range(0, parts, BLOCK_P * together):
-                # All loads come first: what folds them would wait for each.
+                # All loads come first: otherwise each fold would wait for its own load.
                 maxima, sums, values = (), (), ()
                 for member in tl.static_range(FOLDED):
                     nth = first + tl.arange(0, BLOCK_P) * together + member

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel that continues a log-decay's running sums in caches with pages."""
+"""The kernel that continues the running sums of a log-decay in paged caches."""
 
 import triton
 import triton.language as tl
@@ -28,9 +28,9 @@ def append_sums(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Write the sums of a sequence's new tokens, for HEADS query heads, BLOCK tokens after another.
+    """Write the running sums of a sequence's new tokens, for HEADS query heads, BLOCK tokens at a time.
 
-    A sum is float64 until it is stored: as the float32 base of its page and what it differs from that by.
+    A sum is float64 until it is stored as two float32: the base of its page, and the difference from that base.
     """
     num_groups = tl.cdiv(num_heads, HEADS)
     b = (tl.program_id(0) // num_groups).to(tl.int64)
@@ -46,7 +46,7 @@ def append_sums(
         pages = page_table_ptr + tl.load(page_starts_ptr + b)
     else:
         pages = page_table_ptr + b * table_stride
-    # What the sequence's last token has; nothing where it has none.
+    # The sum of the last token that the sequence had before; 0 if it had none.
     last = tl.maximum(start - 1, 0)
     page = tl.load(pages + last // page_size, mask=start > 0, other=0).to(tl.int64)
     has_last = is_head & (start > 0) & (page >= 0)
@@ -54,7 +54,7 @@ def append_sums(
     slot = (last % page_size).to(tl.int64)
     local = tl.load(cache_ptr + page * stride_page + slot * stride_slot + head * stride_head, mask=has_last, other=0.0)
     total = base.to(tl.float64) + local.to(tl.float64)
-    # Tokens before the first position are those of a sequence that is shorter than its new tokens.
+    # Skip tokens before position 0: a sequence has them if its length is less than the number of its new tokens.
     for at in range(tl.maximum(-start, 0), count, BLOCK):
         nth = at + tl.arange(0, BLOCK)
         position = start + nth

@@ -16,7 +16,7 @@ def _prompt_blocks(
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Start and length of the queries of sequences, and in how many blocks they are: none where they are too few."""
+    """Start and length of the queries of sequences, and the number of their blocks: 0 if the rows are too few."""
     is_seq = seqs < num_seqs
     if PACKED:
         start = tl.load(cu_seqlens_q_ptr + seqs, mask=is_seq, other=0)
@@ -44,11 +44,12 @@ def prompt_blocks(
     """Lay out the blocks of all prompts one after the other, those of sequences with the most keys first.
 
         cu_seqlens_q  [B + 1]  int32, where the packed sequences of queries begin
-        kv_lengths    [B]  int32, keys of each sequence: at most most_keys count
+        kv_lengths    [B]  int32, keys of each sequence, clamped to most_keys
         block_seqs    [entries, 8]  int32: sequence, its first entry, start and length of its queries, 0, its keys, how
                       many blocks there are in all
 
-    Program s places sequence s. Sequences of fewer than FIRST_ROWS rows, tokens times GROUP, are left to others.
+    Program s writes the blocks of sequence s. Sequences of fewer than FIRST_ROWS rows, tokens times GROUP, have none:
+    other kernels compute them.
     """
     seq = tl.program_id(0)
     kv_len = tl.maximum(tl.minimum(tl.load(kv_lengths_ptr + seq), most_keys), 0)
@@ -61,7 +62,7 @@ def prompt_blocks(
         earlier = (keys > kv_len) | ((keys == kv_len) & (seqs < seq))
         first_entry += tl.sum(tl.where(earlier, blocks, 0), 0)
         num_blocks += tl.sum(blocks, 0)
-    # Of no block at all the forward reads the first entry, too.
+    # The forward reads the first entry even if there is no block at all.
     tl.store(block_seqs_ptr + 6, num_blocks, mask=seq == 0)
     q_start, q_len, own_blocks = _prompt_blocks(
         cu_seqlens_q_ptr, seq, num_seqs, q_rows, PACKED, FIRST_ROWS, GROUP, BLOCK_M

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that find where the segments of a batch lie one behind the other, and lay out their blocks of rows."""
+"""The kernels that find the runs of equal segment ids in each batch row, and lay out the blocks of these runs."""
 
 import triton
 import triton.language as tl
@@ -35,8 +35,8 @@ def find_runs(
         runs           [B, room, 2]  int32, first token of each run; whether it is padding
         counts         [B]  int32, the number of runs; 0 where the row is not in order
 
-    A row is in order if queries and keys have the same ids, each segment is one run, ids rise from run to run but for
-    those of padding, and there is room for its runs.
+    A row is in order if queries and keys have the same ids, each segment is one run, ids other than the padding id rise
+    from run to run, and there is room for its runs.
     """
     row = tl.program_id(0).to(tl.int64)
     q_ids, kv_ids = q_ids_ptr + row * stride_q_ids_b, kv_ids_ptr + row * stride_kv_ids_b
@@ -67,7 +67,7 @@ def find_runs(
 
 @triton.jit
 def load_runs(runs_ptr, counts_ptr, slots, inside, length, room):
-    """First token, number of tokens, and how many of these attend, of the runs of some slots, none if not `inside`."""
+    """First token, number of tokens, and number of tokens that attend, of the runs in `slots`; none if not `inside`."""
     row, nth = slots // room, slots % room
     count = tl.load(counts_ptr + row, mask=inside, other=0)
     exists = inside & (nth < count)
@@ -95,18 +95,19 @@ def lay_out_runs(
     ROW_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Lay out the blocks of query rows, or BY_KEYS of keys, of all runs one after the other, the longest runs first.
+    """Lay out the blocks of query rows, or with BY_KEYS of keys, of all runs in sequence, the longest runs first.
 
         runs, counts  as of `find_runs`
         block_seqs    [entries, 8]  int32, as of packed sequences: batch row, the run's first entry, q_start, q_len,
                       kv_start, kv_len, how many blocks there are in all; the run's first row in lse of its head 0
 
-    Program s places slot s of `runs`. Where a batch row is not in order, or has more than `most_runs`, there are no
-    blocks at all. Starts count rows in memory: those of batch rows are q_batch_rows and kv_batch_rows apart.
+    Program s writes the blocks of the run in slot s of `runs`. If any batch row is not in order, or has more runs than
+    `most_runs`, there are no blocks at all. Starts count rows in memory: batch rows are q_batch_rows and kv_batch_rows
+    apart.
 
-    Rows of padding have no keys; BY_KEYS, keys of padding have no rows. BY_KEYS, a number replaces the batch row: the
-    packed backward finds a run's first block of ROW_BLOCK rows at `q_start // ROW_BLOCK` plus that number. Blocks of
-    rows stand in the order of a table of rows.
+    Rows of padding have no keys; with BY_KEYS, keys of padding have no rows. With BY_KEYS a number replaces the batch
+    row: the packed backward finds a run's first block of ROW_BLOCK rows at `q_start // ROW_BLOCK` plus that number.
+    These blocks of rows are in the order of the table that is made without BY_KEYS.
     """
     slot = tl.program_id(0)
     num_wrong = 0
@@ -153,7 +154,7 @@ def lay_out_runs(
 
 @triton.jit
 def load_row_block(row_blocks_ptr, entry):
-    """The batch row, first block, q_start, number of rows, and first row in lse of head 0 of a block's run."""
+    """Of the run of a block: batch row, first block, q_start, number of rows, and first row in lse of head 0."""
     record = row_blocks_ptr + entry * 8
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
     q_start, num_rows, lse_start = tl.load(record + 2).to(tl.int64), tl.load(record + 3), tl.load(record + 7)
@@ -174,11 +175,12 @@ def pad_runs(
     LINEAR: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """lse and delta of each row, padded to whole blocks of batch rows, padded to whole blocks of runs.
+    """Copy lse and delta, padded to whole blocks of batch rows, to vectors padded to whole blocks of runs.
 
     row_lse, row_delta      [B, Hq, blocks * BLOCK_M]  fp32
     row_blocks, key_blocks  as of `lay_out_runs`
-    run_lse, run_delta      [Hq, entries * BLOCK_M]  fp32; beyond the last row of a run inf, LINEAR -inf, and 0
+    run_lse, run_delta      [Hq, entries * BLOCK_M]  fp32; beyond the last row of a run lse is inf, or -inf if LINEAR,
+                            and delta is 0
     """
     h, entry = (tl.program_id(0) // num_entries).to(tl.int64), tl.program_id(0) % num_entries
     if (tl.load(key_blocks_ptr + 6) > 0) & (entry < tl.load(row_blocks_ptr + 6)):
@@ -213,9 +215,10 @@ def run_dq_rows(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """dq from what Hopper's backward adds to `dq_sums`, as `hopper_dq_rows`: of runs if there are blocks of keys.
+    """Write dq from the sums of Hopper's backward, as `hopper_dq_rows` does; by runs if there are blocks of keys.
 
-    dq_sums  [Hq, entries, 2, lines, 32]  fp32, gradient of q without its factor; else [B, Hq, blocks, 2, lines, 32]
+    dq_sums  [Hq, entries, 2, lines, 32] by runs, else [B, Hq, blocks, 2, lines, 32]; fp32, gradient of q without its
+             factor
     """
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
     part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2

@@ -340,7 +340,7 @@ def add_diagonals(ptr, offs, sums):
 
 @triton.jit
 def store_diagonals(ptr, tile, first, num_lags, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Store the sums of a tile along its diagonals at `first` + row - column, of no fewer ROWS than COLS.
+    """Store the sums of a tile along its diagonals at `first` + row - column. ROWS must be at least COLS.
 
     Sums of `diagonal_sums` from different bands of COLS rows, and both of one diagonal, go to lines of their own, of
     `num_lags` elements: 2 * ROWS // COLS lines.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs before and after Hopper's backward, row by row: delta from o, and dq from the sums of its parts."""
+"""Device functions of kernels before and after Hopper's backward: delta from o, and dq from the sums of its parts."""
 
 import triton
 import triton.language as tl
@@ -30,7 +30,7 @@ def row_delta(
     HEAD_DIM_V: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """`sum(o * do)` of each row, less the gradient of lse at `row_offs` if it has one."""
+    """`sum(o * do)` of each row; with HAS_DLSE minus the gradient of lse at `row_offs`."""
     o_tile = load_rows(o_base, rows, q_len, stride_os, HEAD_DIM_V, BLOCK_DV)
     do_tile = load_rows(do_base, rows, q_len, stride_dos, HEAD_DIM_V, BLOCK_DV)
     delta = tl.sum(o_tile * do_tile, 1)
@@ -63,9 +63,9 @@ def store_dq_rows(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Store such a part: of 128 rows each warpgroup has half, of 64 all and half of the columns.
+    """Store a part of `load_dq_rows`: half of the rows if BLOCK_M is 128, all rows and half of the columns if it is 64.
 
-    `first` is the batch row, or where a packed sequence begins, and `stride_first` the stride that it counts.
+    `first` is the batch row, or the first row of a packed sequence; `stride_first` is the stride of that index.
     """
     PART_COLS: tl.constexpr = dq_tile.shape[1]
     rows = block * BLOCK_M + tl.arange(0, 64)

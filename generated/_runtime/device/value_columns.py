@@ -24,7 +24,7 @@ def value_columns(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Write `v` `[B, Hkv, Skv, D]` to `columns` `[B, Hkv, D, v_columns]`, the keys of each 16 in the order of weights.
+    """Write `v` `[B, Hkv, Skv, D]` to `columns` `[B, Hkv, D, v_columns]`, each 16 keys in the order of the weights.
 
     Column 4t + 2g + e of 16 is key 8g + 2t + e. Columns without a key are 0. Packed sequence b, which begins at row s,
     begins at column (s // 16 + b) * 16.
@@ -35,7 +35,7 @@ def value_columns(
     column = tl.program_id(0) % num_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
     key = (column & -UNIT) + (column >> 1 & 1) * 8 + (column >> 2 & 3) * 2 + (column & 1)
     if PACKED:
-        # The last sequence that begins at a column or ahead of it.
+        # Search for the last sequence that begins at the column or ahead of it.
         first, last = column * 0, column * 0 + num_seqs - 1
         steps = num_seqs
         while steps > 0:

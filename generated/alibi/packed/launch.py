@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 8791a7249732cbe4
-"""The launches of `alibi`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: c5b49e3b44733123
+"""The launches of `alibi`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs."""
     tiles = tiles_of(backend, "alibi", "packed", q, v, options, cu_seqlens_q)
 
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
@@ -65,8 +65,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward.
 
-    `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16. `results`: the o and lse of a segmented
-    call, of whose batch `[B, H, S, D]` the blocks of the table are runs of rows.
+    `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16. `results`: the o and lse of a segmented
+    call, if q, k and v are its tensors `[B, H, S, D]` and the blocks of the table are runs of its rows.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
@@ -141,9 +141,9 @@ def backward(
     block_tables: list[Tensor],
     grad_slope: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of slope are made of: dslope_heads.
+    After dq, dk and dv it returns the results from which the gradients of slope are computed: dslope_heads.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
@@ -163,7 +163,7 @@ def backward(
         row_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q_len, k.shape[2], tile.block_m, False)
     if fused:
         block_seqs = row_seqs
-    # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
+    # The number of sums of each head: if fused one for each 64 keys of a warpgroup, else one for each block of queries.
     head_seqs = key_block_seqs if fused else block_seqs
     head_parts = head_seqs.shape[0] * (tile.block_n // 64 if fused else 1)
     dslope_heads = q.new_zeros((1, num_heads, head_parts) if grad_slope else (0,), dtype=backend.FP32)
@@ -183,7 +183,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)

@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: a9dfcdea1f904699
-"""The launches of `alibi`, with segment ids, for every framework: which kernels run, and with what."""
+# hash: f25b203168b95146
+"""The launches of `alibi`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -45,12 +45,12 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: ranges."""
+    """The tables of `passes`, one pass after the other. Each pass has: ranges."""
     tiles = tiles_of(backend, "alibi", "segmented", q, v, options, q_segment_ids)
     list_batch, list_heads = q.shape[0], 1
     q_len, kv_len = q.shape[2], k.shape[2]
     q_offset = row_offset if row_offsets is None else row_offsets
-    # The smallest and the largest of each value that the mask compares, over parts of so many positions.
+    # The smallest and the largest of each value that the mask compares, over parts of `part` positions.
     part = least_block(*(tiles[name] for name in passes))
     q_parts = cdiv(q_len, part)
     kv_parts = cdiv(kv_len, part)
@@ -117,7 +117,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -231,9 +231,9 @@ def backward(
     block_tables: list[Tensor],
     grad_slope: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of slope are made of: dslope_heads.
+    After dq, dk and dv it returns the results from which the gradients of slope are computed: dslope_heads.
     """
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -241,7 +241,7 @@ def backward(
     tiles = tiles_of(backend, "alibi", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
     fused = tiles["dq"].family == "hopper"
-    # Of each head: of a warpgroup per 64 keys, or of one program per block of queries.
+    # The number of sums of each head: if fused one for each 64 keys of a warpgroup, else one for each block of queries.
     head_parts = cdiv(kv_len, tile.block_n) * (tile.block_n // 64) if fused else cdiv(q_len, tiles["dq"].block_m)
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)

@@ -3,8 +3,8 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 1ce13546ddf5b54c
-"""The launches of `band`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: cec9b77531817b33
+"""The launches of `band`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs."""
     tiles = tiles_of(backend, "band", "packed", q, v, options, cu_seqlens_q)
 
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
@@ -68,8 +68,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward.
 
-    `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16. `results`: the o and lse of a segmented
-    call, of whose batch `[B, H, S, D]` the blocks of the table are runs of rows.
+    `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16. `results`: the o and lse of a segmented
+    call, if q, k and v are its tensors `[B, H, S, D]` and the blocks of the table are runs of its rows.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
@@ -146,7 +146,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -182,7 +182,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)
@@ -253,7 +253,7 @@ def query_gradients_of_runs(
     scale: float,
     tile: Tile,
 ) -> None:
-    """Launch dq of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; it finds delta, too."""
+    """Launch dq of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; it computes delta, too."""
     num_heads, q_len, head_dim = q.shape[1:]
     group_size, head_dim_v = num_heads // k.shape[1], v.shape[3]
     q_offset, row_offsets = row_offset, None
@@ -288,12 +288,15 @@ def gradients_of_runs(
     scale: float,
     tile: Tile,
 ) -> None:
-    """Launch dk and dv of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows; dq, too, if it has
-    sums."""
+    """Launch dk and dv of a segmented call whose tensors `[B, H, S, D]` consist of runs of rows.
+
+    The same kernel computes the sums of dq, if `dq_sums` is not empty.
+    """
     (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
     group_size = num_heads // k.shape[1]
     row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
-    # The blocks of rows of a head are as many as there are sequences of no row.
+    # The kernel counts `q_len // block_m` blocks of rows per head, plus one for each sequence. It gets the number of
+    # blocks in place of that of sequences: with a length of 0 the sum is then right.
     q_len = 0
     q_offset, row_offsets = row_offset, None
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}

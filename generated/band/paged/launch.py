@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: 2cbe75401c4ccb26
+# hash: 75803ec1c1c8bf7f
 """Launches of the kernels of `band` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -17,7 +17,7 @@ from .portable import band_paged_fwd, band_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -61,7 +61,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], before: int, after: int) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -4,8 +4,8 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 764bcac1a8863522
-"""The launches of `band_bias`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: f15a674c56754a50
+"""The launches of `band_bias`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs."""
     tiles = tiles_of(backend, "band_bias", "packed", q, v, options, cu_seqlens_q)
 
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
@@ -65,7 +65,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -143,9 +143,9 @@ def backward(
     block_tables: list[Tensor],
     grad_bias: bool,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv.
+    """Launch the backward: dq and delta, then dk and dv.
 
-    Behind dq, dk and dv it returns what the gradients of bias are made of: dbias_atomic.
+    After dq, dk and dv it returns the results from which the gradients of bias are computed: dbias_atomic.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
@@ -180,7 +180,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: c8410d7999da84d3
+# hash: 4942f4656da9d701
 """Launches of the kernels of `band_bias` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -14,7 +14,7 @@ from .portable import band_bias_paged_fwd, band_bias_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -56,7 +56,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
 def forward(
     backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tensor, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

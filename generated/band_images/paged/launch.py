@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/paged_launch.py.jinja
-# hash: 5041d4ec96d20f7a
+# hash: 9025356e8bda43d1
 """Launches of the kernels of `band_images` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -14,7 +14,7 @@ from .portable import band_images_paged_fwd, band_images_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -50,7 +50,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
 def forward(
     backend: Backend, call: CacheCall, tables: list[Tensor], image: Tensor, before: int, after: int
 ) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -4,8 +4,8 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 45927a02204e83eb
-"""The launches of `band_mask`, with segment ids, for every framework: which kernels run, and with what."""
+# hash: db720700ec9a56d8
+"""The launches of `band_mask`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -47,12 +47,12 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: ranges."""
+    """The tables of `passes`, one pass after the other. Each pass has: ranges."""
     tiles = tiles_of(backend, "band_mask", "segmented", q, v, options, q_segment_ids)
     list_batch, list_heads = q.shape[0], q.shape[1]
     q_len, kv_len = q.shape[2], k.shape[2]
     q_offset = row_offset if row_offsets is None else row_offsets
-    # The smallest and the largest of each value that the mask compares, over parts of so many positions.
+    # The smallest and the largest of each value that the mask compares, over parts of `part` positions.
     part = least_block(*(tiles[name] for name in passes))
     q_parts = cdiv(q_len, part)
     kv_parts = cdiv(kv_len, part)
@@ -122,7 +122,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -229,7 +229,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads

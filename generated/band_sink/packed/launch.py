@@ -3,8 +3,8 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 55f47a81b436b53b
-"""The launches of `band_sink`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: f71a63b7192ccc8c
+"""The launches of `band_sink`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs."""
     tiles = tiles_of(backend, "band_sink", "packed", q, v, options, cu_seqlens_q)
 
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
@@ -68,8 +68,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Launch the forward.
 
-    `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16. `results`: the o and lse of a segmented
-    call, of whose batch `[B, H, S, D]` the blocks of the table are runs of rows.
+    `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16. `results`: the o and lse of a segmented
+    call, if q, k and v are its tensors `[B, H, S, D]` and the blocks of the table are runs of its rows.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
@@ -147,9 +147,9 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of sink are made of: dsink_heads.
+    After dq, dk and dv it returns the results from which the gradients of sink are computed: dsink_heads.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
@@ -187,7 +187,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)

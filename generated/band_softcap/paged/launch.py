@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/paged_launch.py.jinja
-# hash: fed483c16a56e638
+# hash: 3842eb0bf5979ff0
 """Launches of the kernels of `band_softcap` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -17,7 +17,7 @@ from .portable import band_softcap_paged_fwd, band_softcap_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -63,7 +63,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
 def forward(
     backend: Backend, call: CacheCall, tables: list[Tensor], before: int, after: int, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

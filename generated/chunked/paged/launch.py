@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: 49d4f2829be159a9
+# hash: 3281e1714e10abd6
 """Launches of the kernels of `chunked` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -12,7 +12,7 @@ from .portable import chunked_paged_fwd, chunked_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -46,7 +46,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -3,8 +3,8 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 40cfab6c84bbad40
-"""The launches of `document`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: 581fa19f9e12d223
+"""The launches of `document`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -41,11 +41,11 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs, ranges."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs, ranges."""
     tiles = tiles_of(backend, "document", "packed", q, v, options, cu_seqlens_q)
     list_heads = 1
     q_offset = row_offset if row_offsets is None else row_offsets
-    # The smallest and the largest of each value that the mask compares, over parts of so many positions.
+    # The smallest and the largest of each value that the mask compares, over parts of `part` positions.
     part = least_block(*(tiles[name] for name in passes))
     num_seqs = cu_seqlens_q.shape[0] - 1
     q_parts = q.shape[2] // part + num_seqs
@@ -105,7 +105,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -177,7 +177,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -221,7 +221,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)

@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: b8a7b3d951c4928e
-"""The launches of `forgetting`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: 905bfc54a4d4f2ba
+"""The launches of `forgetting`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs."""
     tiles = tiles_of(backend, "forgetting", "packed", q, v, options, cu_seqlens_q)
 
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
@@ -48,7 +48,7 @@ def make_tables(
 
 
 def fill_decay(backend: Backend, g: Tensor, cu_seqlens_k: Tensor, decay: Tensor) -> None:
-    """Launch the running sum of the log-decay: `[B, Hq, S]`, anew for each sequence."""
+    """Launch the running sum of the log-decay, `[B, Hq, S]`, which begins anew at each sequence."""
     num_heads = decay.shape[1]
     backend.launch(
         kernels.decay.forgetting_packed_decay_cumsum,
@@ -73,7 +73,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -146,9 +146,9 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
 
-    Behind dq, dk and dv it returns what the gradients of g are made of: dg.
+    After dq, dk and dv it returns the results from which the gradients of g are computed: dg.
     """
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -187,7 +187,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/paged_launch.py.jinja
-# hash: 8bb6900d97c38c24
+# hash: 313656cb20133040
 """Launches of the kernels of `forgetting_pruned` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -13,7 +13,7 @@ from .portable import forgetting_pruned_paged_fwd, forgetting_pruned_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -49,7 +49,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
 def forward(
     backend: Backend, call: CacheCall, tables: list[Tensor], first_key: Tensor, g: Tensor, g_base: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: 1d2c8236cea5a363
-"""The launches of `gemma2_local`, with segment ids, for every framework: which kernels run, and with what."""
+# hash: 0f19f8cc22af857f
+"""The launches of `gemma2_local`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -46,12 +46,12 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: ranges."""
+    """The tables of `passes`, one pass after the other. Each pass has: ranges."""
     tiles = tiles_of(backend, "gemma2_local", "segmented", q, v, options, q_segment_ids)
     list_batch, list_heads = q.shape[0], 1
     q_len, kv_len = q.shape[2], k.shape[2]
     q_offset = row_offset if row_offsets is None else row_offsets
-    # The smallest and the largest of each value that the mask compares, over parts of so many positions.
+    # The smallest and the largest of each value that the mask compares, over parts of `part` positions.
     part = least_block(*(tiles[name] for name in passes))
     q_parts = cdiv(q_len, part)
     kv_parts = cdiv(kv_len, part)
@@ -119,7 +119,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     batch, num_heads, q_len, head_dim = q.shape
     kv_len, head_dim_v = k.shape[2], v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -235,7 +235,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -317,7 +317,7 @@ def backward(
             (batch, num_heads, num_blocks, tile.block_m * tile_columns(head_dim)) if fused else (0,)
         )
         if fused and runs is not None:
-            # Of batch rows or of runs, which have no fewer blocks.
+            # The sums are of the blocks of batch rows or of runs; runs have no fewer blocks.
             sums_shape = (num_heads, runs.row_blocks, tile.block_m * tile_columns(head_dim))
         dq_sums = q.new_zeros(sums_shape, dtype=backend.FP32)
         if dq.numel() > 0:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/paged_launch.py.jinja
-# hash: 4bfadc8a78698631
+# hash: d0beabf790b39250
 """Launches of the kernels of `natten` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -12,7 +12,7 @@ from .portable import natten_paged_fwd, natten_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -46,7 +46,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

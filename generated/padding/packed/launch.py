@@ -2,8 +2,8 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: ed198bc81cbaab93
-"""The launches of `padding`, packed sequences, for every framework: which kernels run, and with what."""
+# hash: d7ece6c1c83ac96d
+"""The launches of `padding`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def make_tables(
     options: CallOptions,
     passes: Sequence[str],
 ) -> list[Tensor]:
-    """The tables of some passes, one after the other. Of each: block_seqs."""
+    """The tables of `passes`, one pass after the other. Each pass has: block_seqs."""
     tiles = tiles_of(backend, "padding", "packed", q, v, options, cu_seqlens_q)
 
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
@@ -60,7 +60,7 @@ def forward(
     block_tables: list[Tensor],
     scales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Launch the forward. `scales`: what q, k and v of float8_e4m3fn are times; o is then bfloat16."""
+    """Launch the forward. `scales`: the scales of q, k and v of float8_e4m3fn; o is then bfloat16."""
     num_heads, q_len, head_dim = q.shape[1:]
     head_dim_v = v.shape[3]
     group_size = num_heads // k.shape[1]
@@ -123,7 +123,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq, which finds delta, then dk and dv; or all in one, after delta."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -154,7 +154,7 @@ def backward(
             **tile_constants(tiles["dq"], head_dim, head_dim_v),
         )
     if tile.family == "hopper":
-        # Each sequence has whole blocks of rows: so many at most.
+        # The most blocks of rows that there can be, because each sequence has whole blocks.
         num_row_blocks = q_len // tile.block_m + cu_seqlens_q.shape[0] - 1
         row_lse = q.new_empty((num_heads, num_row_blocks * tile.block_m), dtype=backend.FP32)
         row_delta = q.new_empty(row_lse.shape, dtype=backend.FP32)

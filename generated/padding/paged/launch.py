@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/paged_launch.py.jinja
-# hash: 72cb3604a9afe971
+# hash: e49d3ff707eb2f23
 """Launches of the kernels of `padding` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -16,7 +16,7 @@ from .portable import padding_paged_fwd, padding_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, length: Tensor) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -56,7 +56,7 @@ def plan(backend: Backend, call: CacheCall, length: Tensor) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: Tensor) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: 4ca8134179b40c0d
+# hash: 8f93ab1cf2c9c8a9
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -16,7 +16,7 @@ from .portable import prefix_lm_paged_fwd, prefix_lm_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, length: int) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -59,7 +59,7 @@ def plan(backend: Backend, call: CacheCall, length: int) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

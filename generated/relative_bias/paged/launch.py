@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 18cf2fad6bfff1e2
+# hash: 57417a26d3a511cf
 """Launches of the kernels of `relative_bias` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -17,7 +17,7 @@ from .portable import relative_bias_paged_fwd, relative_bias_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -58,7 +58,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tensor) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

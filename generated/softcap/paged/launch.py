@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/paged_launch.py.jinja
-# hash: f5177fb778d98880
+# hash: 44c1ff06c80d7e62
 """Launches of the kernels of `softcap` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -16,7 +16,7 @@ from .portable import softcap_paged_fwd, softcap_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -57,7 +57,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/paged_launch.py.jinja
-# hash: 65e6dfe20531080a
+# hash: 75c1e7365cece735
 """Launches of the kernels of `streaming_llm` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -13,7 +13,7 @@ from .portable import streaming_llm_paged_fwd, streaming_llm_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, size: int, sinks: int) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -53,7 +53,7 @@ def plan(backend: Backend, call: CacheCall, size: int, sinks: int) -> list[Tenso
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int, sinks: int) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

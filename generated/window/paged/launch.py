@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: ccdda8e126478b9d
+# hash: 0e906f2c81ced0b5
 """Launches of the kernels of `window` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -16,7 +16,7 @@ from .portable import window_paged_fwd, window_paged_plan
 
 
 def plan(backend: Backend, call: CacheCall, size: int) -> list[Tensor]:
-    """Split the keys of each sequence: the tables of each class of rows."""
+    """Split the keys of each sequence. Returned are the tables of each class of rows."""
     found: list[Tensor] = []
     for rows in call.classes:
         records, tiles, counts = tables = call.tables(backend, rows)
@@ -59,7 +59,7 @@ def plan(backend: Backend, call: CacheCall, size: int) -> list[Tensor]:
 
 
 def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
-    """o and lse of a call, by the tables of `plan`."""
+    """o and lse of a call, whose splits are in the tables of `plan`."""
     q, k, v = call.q, call.k, call.v
     o, lse = call.results(backend)
     pairs = call.column_pairs(backend)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/portable.py.jinja
-# hash: 42ff939916895258
+# hash: 1fce17fa79ba5f7b
 """`window` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and q_idx - kv_idx < size
@@ -31,8 +31,8 @@ A tile has BLOCK_M rows: the query heads that share a key head, token by token. 
 queries on long caches occupy the chip. `window_paged_plan` plans the splits: `least_keys` or more each, at most
 `most_splits` of a sequence. Each split is folded in block by block (online softmax, arXiv:2205.14135), and splits
 are folded into each other in their order: by one program, if it takes several, else by `merge_splits`. Splits
-follow from the sequence's own lengths alone, and who folds them changes no bits: results are the same in any
-batch. Scores are kept times log2(e), so that each exponential is one `exp2`.
+follow from the sequence's own lengths alone, and the bits do not depend on where they are folded: results are the
+same in any batch. Scores are kept times log2(e), so that each exponential is one `exp2`.
 """
 
 import triton
@@ -117,9 +117,9 @@ def window_paged_fwd(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     if OVERLAPS:
-        # What merges the parts may be launched: it waits for the end of this kernel.
+        # The kernel that merges the parts may be launched: it waits for the end of this one.
         gdc_launch_dependents()
-    # Programs take the splits of one key head after the other: how many there are, memory knows.
+    # An item is an entry of the records and a key head. Memory holds the number of entries: the host does not know it.
     num_items = tl.load(counts_ptr) * num_kv_heads
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         record = records_ptr + item // num_kv_heads * 16
@@ -147,7 +147,7 @@ def window_paged_fwd(
             q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
         scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
-        # What acc is times.
+        # The unit of acc: the sum of values is acc times it.
         v_unit = value_unit(v_scale, hkv, V_SCALE)
         qk_scale = scale * LOG2E
         q_idx = rows + q_shift
@@ -228,7 +228,7 @@ def window_paged_fwd(
             alpha = tl.exp2(row_max - max_ref)
             row_sum = row_sum * alpha + tl.sum(p, 1)
             if V_SCALE == "token":
-                # In units of the largest scale so far: 16 bits hold no product of a weight and a small scale.
+                # In units of the largest scale so far: a weight times a small scale does not fit into 16 bits.
                 scales = token_scales(v_scale, hkv, num_kv_heads, page, start_n, seen, PAGE_SIZE, BLOCK_N)
                 unit_new = tl.maximum(v_unit, tl.max(scales, 0))
                 p *= (scales / unit_new)[None, :]
@@ -285,7 +285,7 @@ def window_paged_fwd(
                 alpha = tl.exp2(row_max - max_new)
                 row_sum = row_sum * alpha + tl.sum(p, 1)
                 if V_SCALE == "token":
-                    # In units of the largest scale so far: 16 bits hold no product of a weight and a small scale.
+                    # In units of the largest scale so far: a weight times a small scale does not fit into 16 bits.
                     scales = token_scales(v_scale, hkv, num_kv_heads, page, start_n, seen, PAGE_SIZE, BLOCK_N)
                     unit_new = tl.maximum(v_unit, tl.max(scales, 0))
                     p *= (scales / unit_new)[None, :]
@@ -353,8 +353,12 @@ def window_paged_plan_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The splits of a tile of one sequence, or of some: start and length of its queries, its keys, first visited key
-    and number of them with gaps taken out, keys of a split, splits of a part, number of parts: 0 of no tile."""
+    """The splits of a tile of one sequence, or of several sequences, if `b` is a vector.
+
+    Returned are start and length of the queries; the number of keys; the first visited key and the number of visited
+    keys, both with gaps taken out; keys of a split; splits of a part; and the number of parts, 0 if the sequence does
+    not have that tile.
+    """
     kv_len = most_keys
     if kv_lengths_ptr is not None:
         kv_len = tl.maximum(tl.minimum(tl.load(kv_lengths_ptr + b), most_keys), 0)
@@ -363,7 +367,7 @@ def window_paged_plan_tile(
     # Sequences of fewer rows than FIRST_ROWS or more than LAST_ROWS are left to another plan.
     is_served = (q_len * GROUP >= FIRST_ROWS) & (q_len * GROUP <= LAST_ROWS)
     num_tiles = tl.where(is_served, tl.cdiv(q_len * GROUP, BLOCK_M), 0)
-    # Tiles of one sequence share its splits: of a long prompt none is split.
+    # The tiles of one sequence share the most splits that it may have: those of a long prompt are not split.
     most = tl.cdiv(most_splits, tl.maximum(num_tiles, 1))
     least = least_keys
     if BALANCED:
@@ -378,7 +382,7 @@ def window_paged_plan_tile(
     first_step = kv_begin
     span = tl.maximum(kv_end - first_step, 0)
     keys = tl.maximum(tl.cdiv(tl.cdiv(span, most), BLOCK_N) * BLOCK_N, least)
-    # Where the batch alone occupies the chip a program takes several splits, which saves their merging.
+    # If the batch alone occupies the chip, a program takes several splits, so that they need not be merged.
     taken = tl.where(keys * FOLDED * WAVES <= share, FOLDED, 1) if FOLDS else 1
     parts = tl.cdiv(tl.maximum(tl.cdiv(span, keys), 1), taken)
     return q_start, q_len, kv_len, first_step, span, keys, taken, tl.where(tile < num_tiles, parts, 0)
@@ -412,7 +416,7 @@ def window_paged_plan(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     b = tl.program_id(0).to(tl.int64)
-    # If all sequences of the batch were cut into as many keys for each program, this would be how many.
+    # `share`: the keys of each program if all keys of the batch were divided evenly over `most_splits` programs.
     all_keys = num_seqs * most_keys
     if kv_lengths_ptr is not None:
         all_keys = 0
