@@ -1,8 +1,8 @@
 """The attention functions that two small engines call, computed by an op of this package.
 
 `FlashAttentionCalls` has the two functions of the package `flash_attn` that nano-vllm reads, `MinivllmCalls` the three
-of MinivLLM's `layers/attention.py`. Names, arguments and shapes are those of the engines. Importing this module does not
-replace the engines' functions: `examples/nano_vllm.py` and `examples/minivllm.py` show how to do that.
+of MinivLLM's `layers/attention.py`. Names, arguments and shapes are those of the engines. Importing this module does
+not replace the engines' functions: `examples/nano_vllm.py` and `examples/minivllm.py` show how to do that.
 """
 
 from __future__ import annotations
