@@ -15,7 +15,7 @@ from .values import Operand, Pointer, Value, broadcast, elementwise, load, scala
 
 
 def _add_four(pointer: Pointer, bits: Value) -> Value:
-    """Add to memory 16 bytes at a time: of each four addresses the first alone is given to the instruction."""
+    """Add to memory 16 bytes at a time: of each four addresses, the instruction gets only the first."""
     offsets = pointer.places(None)[0].data.view(-1, 4)
     check(bool((offsets == offsets[:, :1] + torch.arange(4)).all()), "an addition of four to what is not in a row")
     check(bool((offsets[:, 0] % 4 == 0).all()) and pointer.memory.align % 16 == 0, "an addition across 16 bytes")
@@ -84,7 +84,7 @@ def _transposed(words: Value) -> Value:
 
 
 def _sign_mask(words: Value, selectors: Value) -> Tensor:
-    """All bits set where the byte that a selector repeats has its sign set."""
+    """All bits set if the sign bit is set in the byte that a selector picks four times."""
     words, selectors = broadcast(words, selectors)
     byte = selectors.data & 7
     check(bool((selectors.data == 0x1111 * (8 | byte)).all()), "a selector of several bytes")
@@ -101,7 +101,7 @@ def _where_signed(otherwise: Value, if_set: Value, words: Value, selectors: Valu
 
 
 def _rounded_to_bytes(*given: Value) -> Value:
-    """Four numbers in a word of e4m3, the first one in its lowest byte; what is beyond the largest becomes that."""
+    """Four numbers as e4m3 in a word, the first one in the lowest byte. Numbers beyond the largest e4m3 are clamped."""
     most = torch.finfo(torch.float8_e4m3fn).max
     numbers = torch.stack([x.data.clamp(-most, most) for x in broadcast(*given)], -1)
     words = numbers.to(torch.float8_e4m3fn).view(torch.int32).squeeze(-1)
@@ -109,13 +109,13 @@ def _rounded_to_bytes(*given: Value) -> Value:
 
 
 def _first_word(words: Value) -> Value:
-    """The bytes of the first of each four words that are a thread's next ones in a row."""
+    """The four bytes of the first of each four consecutive words, one byte per element."""
     first = words.data.reshape(-1, 4)[:, :1].contiguous()
     return Value(first.view(torch.int8).reshape(words.data.shape), words.layout)
 
 
 class Instruction(NamedTuple):
-    """What an instruction that a kernel spells out does; of how many elements at once; whether it may be moved."""
+    """What an inline instruction computes, on how many elements at once, and whether the compiler may move it."""
 
     run: Callable[..., Value | tuple[Value, ...]]
     pack: int = 1
@@ -131,11 +131,11 @@ ASSEMBLY = {
     "{.reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; "
     "mov.b32 $0, {a, b};}": Instruction(_rounded_to_bytes),
     "{.reg .b16 a, b; mov.b32 {a, b}, $1; mov.b32 $0, {a, b};}": Instruction(_first_word, 4, False),
-    # Computed of ahead of its place, what is loaded is waited for there.
+    # Not pure: if it were computed earlier, the kernel would wait there for a number that is still being loaded.
     "mov.b32 $0, $1;": Instruction(lambda x: x, is_pure=False),
-    # Among products in flight it would make them wait for each other.
+    # Not pure: if it were moved between products in flight, they would wait for each other.
     "mov.b32 {$0, $1}, $2;": Instruction(_halves, is_pure=False),
-    # Computed of there, all rounds of a random number would have their keys ahead of the loop.
+    # Not pure: otherwise the keys of all rounds of a random number would be computed ahead of the loop.
     "mov.b64 {$0, $1}, $2;": Instruction(_words, is_pure=False),
     **{
         f"{{.reg .b64 t; mul.wide.u32 t, $2, {factor}; mov.b64 {{$0, $1}}, t;}}": Instruction(_product_with(factor))
@@ -158,7 +158,7 @@ def inline_asm_elementwise(
 ) -> Value | tuple[Value, ...]:
     dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
     if "\n" in asm:
-        # They ask what other threads need, which is not the same in another place.
+        # The lines have votes of the warp's threads, whose result depends on the place, so they must not be moved.
         check(not is_pure, f"{asm!r} with is_pure={is_pure}")
         results = _run_lines(asm, constraints, args, len(dtypes), pack)
     else:
@@ -169,7 +169,7 @@ def inline_asm_elementwise(
 
 
 def _run_one(asm: str, constraints: str, args: list[Any], is_pure: bool, pack: int) -> tuple[Value, ...]:
-    """A single instruction, one of ASSEMBLY."""
+    """Run a single instruction, one of ASSEMBLY."""
     check(asm in ASSEMBLY, f"no emulation of the instruction {asm!r}")
     instruction = ASSEMBLY[asm]
     check(pack == instruction.pack, f"{asm!r} of {pack} elements")
@@ -182,8 +182,9 @@ def _run_one(asm: str, constraints: str, args: list[Any], is_pure: bool, pack: i
 
 
 def _run_lines(asm: str, constraints: str, args: list[Any], count: int, pack: int) -> tuple[Value, ...]:
-    """Lines that give `count` results, for `pack` numbers of each argument. What belongs to a thread here is `pack` in
-    a row: that is for the layouts to say, so the lines may give each number of equal rows the same."""
+    """Run lines that give `count` results for `pack` numbers of each argument. The numbers of a thread are `pack`
+    consecutive ones here, while on the device the layout decides. So the lines must give numbers of equal rows equal
+    results, whichever numbers share a thread."""
     data = [x.data for x in broadcast(*args)]
     inputs = [x for each in data for x in each.reshape(-1, pack).unbind(1)]
     outputs = pack * count

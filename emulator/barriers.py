@@ -1,4 +1,4 @@
-"""mbarriers: what partitions and copies arrive at, and what a partition knows once it has waited."""
+"""mbarriers: partitions and copies arrive at them, and a partition that has waited learns what happened before."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .values import Operand
 
 
 class Barrier:
-    """An mbarrier: a phase completes once all have arrived and all bytes expected have come."""
+    """An mbarrier: a phase completes once all arrivals and all expected bytes have come."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.phases = 0  # complete so far
-        self.known: Known = {}  # to those who wait for it
+        self.phases = 0  # that are complete
+        self.known: Known = {}  # what a partition learns when it has waited for this barrier
         self._arriving: Known = {}
         self._arrivals = self._missing = self._bytes = 0
 
@@ -40,7 +40,7 @@ class Barrier:
             self._arriving = {}
 
     def is_past(self, parity: int) -> bool:
-        """Whether the phase before the present one has this parity."""
+        """Whether the phase before the current phase has this parity."""
         return self.phases % 2 != parity
 
     def check_wait(self, parity: int) -> None:

@@ -26,11 +26,11 @@ SHARED_BYTES = 227 * 1024
 """Shared memory of a program on sm_90."""
 
 NAMED_BARRIER = re.compile(r"bar\.(sync|arrive) (\d+), (\d+);")
-"""Of the barriers that the hardware has 16 of, at which so many threads arrive; `sync` waits for the others."""
+"""Instructions on one of the 16 named barriers of the hardware: number, and threads that arrive; `sync` also waits."""
 
 
 class Timing(Enum):
-    """When the asynchronous happens, within what the hardware may do. Each shows bugs that the other hides."""
+    """When asynchronous operations happen. The hardware may do either, and each shows bugs that the other hides."""
 
     EARLY_PRODUCTS = "products at their issue, copies when nothing else can go on"
     LATE_PRODUCTS = "copies at their issue, products when they are waited for"
@@ -57,7 +57,7 @@ class Program:
 
     @property
     def partition(self) -> Partition:
-        """The one that runs; before there are any, all warps of the launch."""
+        """The partition that runs now; outside `warp_specialize` a partition of all warps of the launch."""
         return self.scheduler.current or self._launch
 
     def _land_oldest(self) -> bool:
@@ -67,7 +67,7 @@ class Program:
         return True
 
     def _allocation(self) -> str:
-        """What an allocation is called: after the variable that it goes to, and where it is made."""
+        """The name of an allocation in errors: the variable that it is assigned to, and its place in the source."""
         place = emulated_place()
         outermost = linecache.getline(self.source, int(place.split(" > ")[0].rpartition(":")[2]))
         self.allocations += 1
@@ -82,7 +82,7 @@ class Program:
             return Barriers([Barrier(f"barrier {i} of {name}") for i in range(shape[0])])
         slots = [Slot(f"tile {i} of {name}") for i in range(shape[0])]
         self._slots += slots
-        # Whatever is read before it is written is NaN, or the smallest int.
+        # Elements that are read before they are written are NaN, or the smallest int.
         data = torch.empty(shape, dtype=DTYPES[dtype])
         data.fill_(float("nan") if data.is_floating_point() else torch.iinfo(data.dtype).min)
         return Tile(self, data, layout, slots)
@@ -98,7 +98,7 @@ class Program:
             Partition(f"{i} ({function.__name__}) of program {self.number}", warps[i])
             for i, (function, _) in enumerate(functions)
         ]
-        # They begin at a barrier.
+        # The partitions begin at a barrier, so they know what the launch did before.
         for partition in partitions:
             learn(partition.known, self._launch.arrive())
         self.scheduler.run(partitions, [lambda f=f, args=args: f(*args) for f, args in functions])  # type: ignore[misc]
@@ -121,7 +121,7 @@ class Program:
 
     def arrive(self, barrier: Barrier, *, count: int = 1) -> None:
         barrier.arrive(count, self.partition.arrive())
-        # Whoever waited for this does at once all that it now may.
+        # A partition that waited for this arrival runs at once, as far as it can.
         self.scheduler.yield_turn()
 
     def inline_asm_elementwise(
@@ -136,7 +136,7 @@ class Program:
         return zeros([threads], dtype, args[0].layout)
 
     def _meet(self, waits: bool, number: int, partitions: int) -> None:
-        """Arrive at a named barrier, as so many partitions do."""
+        """Arrive at a named barrier, where `partitions` partitions arrive in each phase."""
         check(number < 16, f"there is no barrier {number}")
         if number not in self._named:
             self._named[number] = Barrier(f"named barrier {number}")
@@ -181,7 +181,7 @@ class Program:
             self._land_oldest()
 
     def check_overwrite(self, slot: Slot) -> None:
-        """That nobody still reads what is in a place, as far as this partition knows."""
+        """Check that this partition knows that all reads of a slot are over."""
         check(slot.readers == 0, f"{slot.name} is overwritten while a wgmma may still read it")
         for reader, arrival in slot.reads.items():
             known = reader is self.partition or self.partition.known.get(reader, -1) >= arrival
@@ -223,7 +223,7 @@ class Program:
         added = acc if use_acc else None
 
         def compute() -> Tensor:
-            # What the tiles hold by now; a value never changes.
+            # The tiles are read as they are when the product happens; values in registers never change.
             before = added.result if isinstance(added, Product) else None if added is None else added.data
             assert added is None or before is not None
             return multiply(a.data, b.data, before)
@@ -245,7 +245,7 @@ class Program:
             check(a.layout == wanted, f"an operand in {a.layout}, not {wanted}")
 
     def readable(self, tile: Tile, *, by_hardware: bool = True) -> Slot:
-        """The place of a tile that this partition may read, or have read by TMA and wgmma."""
+        """The slot of a tile, after a check that this partition, or TMA and wgmma for it, may read the tile."""
         slot = tile.slot
         for partition, store in slot.stores.items():
             check(store.is_fenced or not by_hardware, f"{slot.name} is read without a fence after a store")

@@ -1,8 +1,8 @@
-"""What the emulation reports."""
+"""The errors of the emulation."""
 
 
 class EmulationError(Exception):
-    """What a compiler would refuse, or what is undefined on the device."""
+    """A kernel does something that the compiler would refuse, or that is undefined on the device."""
 
 
 def check(holds: bool, message: str) -> None:

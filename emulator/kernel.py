@@ -26,19 +26,19 @@ LAUNCH_OPTIONS = ("num_warps",)
 
 
 VERSIONS = "gl_versions"
-"""The module of the device library that hides the versions of Triton: the emulation has its own."""
+"""The module of the device library that hides differences between versions of Triton; the emulation replaces it."""
 
 
 def device_sources(kernel_file: Path) -> dict[str, str]:
-    """The device library of the package of a kernel file: module name -> source."""
+    """The device library of the package that a kernel file belongs to: module name -> source."""
     folder = next(parent / "_runtime" / "device" for parent in kernel_file.parents if (parent / "_runtime").is_dir())
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("gl*.py"))}
 
 
 class Kernel:
-    """`kernel[grid](*arguments, **constants)`, as of a jitted function.
+    """A kernel that is launched as a jitted function is: `kernel[grid](*arguments, **constants)`.
 
-    `device`: the modules of the device library, of which the kernel imports functions: name -> source.
+    `device`: the modules of the device library from which the kernel imports functions: name -> source.
     """
 
     def __init__(self, source: str, name: str, timing: Timing, device: Mapping[str, str] | None = None) -> None:
@@ -84,7 +84,7 @@ class Kernel:
         return lambda *args, **options: getattr(self._running(), name)(*args, **options)
 
     def _builtins(self) -> dict[str, Any]:
-        """Python's, but that `range` counts in 32 bits, and that what is imported is emulated."""
+        """Python's builtins, except that `range` counts in 32 bits and that imports return emulated modules."""
 
         def find(
             name: str, _globals: Any = None, _locals: Any = None, _names: Sequence[str] = (), level: int = 0
@@ -100,7 +100,7 @@ class Kernel:
         return {**vars(builtins), "range": values.device_range, "__import__": find}
 
     def _language(self) -> dict[str, Any]:
-        """Triton's modules as the emulation has them."""
+        """The emulated modules of Triton, by name."""
         method = self._of_program
         language = SimpleNamespace(
             **{name: getattr(values, name) for name in _FUNCTIONS},
@@ -148,7 +148,7 @@ class Kernel:
         }
 
 
-# What `values` has under the name that Gluon gives it; what is Gluon's own; and what torch computes under that name.
+# Names of Gluon that `values` implements; names taken from Gluon itself; and functions that torch has by the same name.
 _FUNCTIONS = (
     *(
         "arange",
@@ -172,12 +172,12 @@ _ELEMENTWISE = ("abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log
 
 
 def _constexpr(value: Any) -> Any:
-    """Marks a parameter, and is its value."""
+    """`gl.constexpr`, which marks a parameter as an annotation and returns a value unchanged."""
     return value
 
 
 def _constexpr_function(function: FunctionType) -> Callable[..., Any]:
-    """What the compiler runs is Python: its `range` counts in Python's numbers."""
+    """A function with Python's own builtins: the compiler runs it as Python, where `range` counts in Python's ints."""
 
     def run(*arguments: Any) -> Any:
         space = {**function.__globals__, "__builtins__": builtins}

@@ -1,6 +1,6 @@
-"""The partitions of a program, each a thread, of which one runs at a time: until it waits, or lets the others go first.
+"""The partitions of a program. Each is a thread; one runs at a time, until it waits or lets the others go first.
 
-What runs is therefore the same each time, and a deadlock is seen at once: no partition can go on.
+The order of execution is therefore the same each time, and a deadlock is found at once: no partition can go on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from .errors import EmulationError
 
 EMULATED = "<emulated "
-"""How the file names of emulated source begin."""
+"""The prefix of the file names of emulated source."""
 
 
 class DeadlockError(EmulationError):
@@ -29,7 +29,7 @@ class _Abandoned(BaseException):
 
 @dataclass(frozen=True)
 class Wait:
-    """What a partition waits for, as text when it is asked for, and where it does."""
+    """A wait of a partition: a function that describes it, whether it is over, and its place in the source."""
 
     describe: Callable[[], str]
     is_over: Callable[[], bool]
@@ -37,7 +37,7 @@ class Wait:
 
 
 Known: TypeAlias = dict["Partition", int]
-"""Of each partition the last of its arrivals after which somebody runs, directly or through others."""
+"""A vector clock: for each partition, the last of its arrivals that happened before, directly or through others."""
 
 
 def learn(known: Known, more: Known) -> None:
@@ -46,18 +46,18 @@ def learn(known: Known, more: Known) -> None:
 
 
 class Partition:
-    """A function of a program, run by `warps` warps of their own."""
+    """A function of a program, run by its own `warps` warps."""
 
     def __init__(self, name: str, warps: int) -> None:
         self.name, self.warps = name, warps
         self.seen: dict[Any, int] = {}
-        """How many phases of a barrier it knows to be complete."""
+        """For each barrier, how many phases this partition knows to be complete."""
         self.products: list[Any] = []
-        """The wgmma in flight, from the oldest."""
+        """The wgmma in flight, the oldest first."""
         self.additions: list[Any] = []
-        """The additions by TMA in flight, from the oldest."""
+        """The additions by TMA in flight, the oldest first."""
         self.arrivals = 0
-        """Its own, each the end of a stretch of its work."""
+        """The number of its own arrivals. Each of them ends a section of its work."""
         self.known: Known = {}
         self.waits_for: Wait | None = None
         self.is_done = False
@@ -65,7 +65,7 @@ class Partition:
         self._thread: threading.Thread | None = None
 
     def arrive(self) -> Known:
-        """What whoever sees it arrive knows."""
+        """Count an arrival; returns the vector clock that a partition learns when it waits for this arrival."""
         self.known[self] = self.arrivals
         self.arrivals += 1
         return self.known
@@ -90,18 +90,18 @@ class Partition:
 
 
 def _lines(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The functions and lines of the frames that are in emulated source."""
+    """The function names and line numbers of the frames that are in emulated source."""
     emulated = [each for each in frames if each[0].f_code.co_filename.startswith(EMULATED)]
     return " > ".join(f"{frame.f_code.co_name}:{line}" for frame, line in emulated)
 
 
 def emulated_place() -> str:
-    """Where in emulated source this thread is, from the outermost function, which is the kernel's or a partition's."""
+    """The place of this thread in emulated source, from the outermost function, the kernel's or a partition's."""
     return _lines(reversed(list(traceback.walk_stack(sys._getframe()))))
 
 
 class Scheduler:
-    """Takes turns among partitions."""
+    """Runs the partitions of a program in turns."""
 
     def __init__(self, land_copy: Callable[[], bool]) -> None:
         """`land_copy` completes a pending copy, or returns False. It is called when no partition can go on."""

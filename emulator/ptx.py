@@ -1,4 +1,4 @@
-"""The lines of PTX that kernels spell out for several numbers of a thread at once, run one after the other."""
+"""Runs the lines of inline PTX that kernels write for several numbers of a thread at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "sub.f32": torch.sub,
     "mul.f32": torch.mul,
     "fma.rn.f32": lambda a, b, c: a * b + c,
-    # Of the bits of numbers that are not negative, which are in the same order.
+    # Kernels compare the bits of floats that are not negative, which have the same order as the floats.
     "max.s32": lambda a, b: torch.maximum(a.view(torch.int32), b.view(torch.int32)).view(torch.float32),
     "tanh.approx.f32": torch.tanh,
     "ex2.approx.ftz.f32": torch.exp2,
@@ -29,15 +29,15 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "setp.gtu.f32": lambda a, b: ~(a <= b),
     "setp.neu.f32": torch.ne,
     "or.pred": torch.logical_or,
-    # All threads that are emulated are those of one warp here: what one alone needs, all do.
+    # All emulated threads count as one warp here: if one thread votes yes, the vote is yes for all.
     "vote.sync.any.pred": lambda a, _members: a.any().expand_as(a),
 }
 
 
 def run(text: str, inputs: Sequence[Tensor], outputs: int, tied: Mapping[int, Tensor]) -> list[Tensor]:
-    """What the lines `text` give for `inputs`, each a number of every thread.
+    """The outputs of the lines `text` for `inputs`; each input holds a number of every thread.
 
-    `$0` and on are outputs, of which those in `tied` begin as an input, and then inputs.
+    `$0` and on are first the outputs, then the inputs. Outputs in `tied` begin with the value of an input.
     """
     known: dict[str, Tensor] = {f"${outputs + i}": x for i, x in enumerate(inputs)}
     known |= {f"${i}": x for i, x in tied.items()}

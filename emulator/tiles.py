@@ -1,6 +1,6 @@
-"""Tiles in shared memory, and what the hardware does with them on its own: copies, additions and products.
+"""Tiles in shared memory, and the asynchronous operations on them: copies and additions by TMA, products by wgmma.
 
-A tile's place, its slot, has what is known of it: who filled it, and who may still read it.
+The slot of a tile records who filled the tile and who may still read it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Store:
-    """What a partition stored: seen by TMA and wgmma once it is fenced, by others once they waited for an arrival."""
+    """A store of a partition: TMA and wgmma see it after a fence, other partitions after a wait for the arrival."""
 
-    arrival: int  # the partition's, which tells of it
+    arrival: int  # the partition's next arrival after the store
     is_fenced: bool = False
 
 
 @dataclass
 class Slot:
-    """What is known of one tile's place."""
+    """The memory of one tile, and who wrote and reads it."""
 
     name: str
-    copy: Copy | None = None  # that filled it last
-    stores: dict[Partition, Store] = field(default_factory=dict)  # or that did
+    copy: Copy | None = None  # the last copy to it
+    stores: dict[Partition, Store] = field(default_factory=dict)  # the stores since that copy
     readers: int = 0  # products and additions in flight
-    reads: Known = field(default_factory=dict)  # since that copy: the arrival of each reader that tells of its last
+    reads: Known = field(default_factory=dict)  # since that copy: for each reader, its next arrival after its last read
 
 
 class Tile:
@@ -46,7 +46,7 @@ class Tile:
 
     def __init__(self, program: Program, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
         self.program, self.data, self.layout, self._slots = program, data, layout, slots
-        self._places: Tensor | Sequence[Tensor] = data  # of what `index` gives
+        self._places: Tensor | Sequence[Tensor] = data  # the data of each tile that `index` returns
 
     @property
     def shape(self) -> list[int]:
@@ -67,8 +67,8 @@ class Tile:
         return Tile(self.program, self._places[place], self.layout, [self._slots[place]])
 
     def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
-        """Pieces as the `[tiles, rows, columns]` that they are in memory: a tile has one block of a swizzle's columns
-        after the other. What is known of a piece is known of its tile from then on."""
+        """Pieces as `[tiles, rows, columns]`, as they lie in memory: a tile consists of blocks of a swizzle's columns,
+        one after the other. From then on a piece has the slot of its tile."""
         count = shape[0]
         piece_rows, piece_columns = self.shape[-2:]
         check(dtype == self.dtype and math.prod(shape) == self.data.numel(), f"{self.shape} as {shape} of {dtype}")
@@ -116,8 +116,8 @@ class BlockType:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A tensor in global memory of which TMA copies tiles: the elements that are there, and how it is said to lie in
-    them. An address wraps around at 2**64: what counts is where the elements inside a tensor's edges are."""
+    """A tensor in global memory whose tiles TMA copies: the elements of the memory, and the tensor's sizes and strides
+    in them. Addresses wrap around at 2**64, so only the addresses of elements inside the tensor's edges matter."""
 
     elements: Tensor
     sizes: Sequence[int]
@@ -130,14 +130,14 @@ class Descriptor:
         return self.block_type.element_ty
 
     def places(self, coordinates: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of each element of the tile that begins there: its place, and whether it is inside the tensor's edges."""
+        """For each element of the tile at `coordinates`: its index, and whether it is inside the tensor's edges."""
         itemsize, rank = self.elements.element_size(), len(self.sizes)
         address, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
         axes = zip(coordinates, self.block_type.shape, self.sizes, self.strides, strict=True)
         for axis, (first, length, size, stride) in enumerate(axes):
             check(-(2**31) <= first < 2**31, f"coordinate {first} for TMA")
             index = torch.arange(first, first + length).view([-1 if each == axis else 1 for each in range(rank)])
-            # In 64 bits, as the hardware computes it.
+            # In 64 bits, as the hardware computes addresses.
             address = address + index * (stride * itemsize)
             inside = inside & (index >= 0) & (index < size)
         address, inside = torch.broadcast_tensors(address, inside)
@@ -149,7 +149,7 @@ class Descriptor:
         return address // itemsize, inside
 
     def tile_at(self, coordinates: Sequence[int]) -> Tensor:
-        """The tile that begins there, zero beyond the tensor's edges."""
+        """The tile that begins at `coordinates`, zero outside the tensor's edges."""
         places, inside = self.places(coordinates)
         tile = torch.zeros(places.shape, dtype=self.elements.dtype)
         tile[inside] = self.elements[places[inside]]
@@ -158,7 +158,7 @@ class Descriptor:
 
 @dataclass(eq=False)
 class Copy:
-    """A copy by TMA; its data is there for those who saw phase `phase` of its barrier complete."""
+    """A copy by TMA. A partition may read the data once it has seen phase `phase` of the barrier complete."""
 
     data: Tensor
     tile: Tile
@@ -183,14 +183,14 @@ class Addition:
 
 
 def multiply(a: Tensor, b: Tensor, before: Tensor | None) -> Tensor:
-    """What a wgmma computes, with float32's rounding: hardware cuts off digits."""
+    """The product of a wgmma, rounded as float32; the hardware truncates instead."""
     result = a.float() @ b.float()
     return result if before is None else result + before
 
 
 @dataclass(eq=False)
 class Product:
-    """A wgmma: `a @ b`, added to the sums so far."""
+    """A wgmma: `a @ b`, added to the accumulators."""
 
     compute: Callable[[], Tensor]
     layout: Any

@@ -1,7 +1,7 @@
 """Scalars, blocks and pointers of a Gluon kernel, as torch tensors on the CPU.
 
-Types are found by Triton's own function: a Python number takes the type of what it meets. Integers wrap at their width,
-`//` and `%` round towards zero. As in the compiler, blocks meet in one layout only.
+Triton's own function finds the type of a result: a Python number takes the type of the other operand. Integers wrap at
+their width, `//` and `%` round towards zero. As in the compiler, blocks can be combined only in the same layout.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _arithmetic(function: Function, a: Operand, b: Operand, divides: bool = Fals
 
 
 def _operators(function: Function, divides: bool = False) -> tuple[Operator, Operator]:
-    """An operator, and the same with its operands the other way round."""
+    """An operator, and the same operator with its operands swapped."""
     return lambda a, b: _arithmetic(function, a, b, divides), lambda a, b: _arithmetic(function, b, a, divides)
 
 
@@ -59,7 +59,7 @@ class Value:
     __slots__ = ("data", "layout")
 
     def __init__(self, data: Tensor, layout: Any = None) -> None:
-        # Here and where operands meet an error's text is made only where there is one: they are most of what is called.
+        # Here and in `broadcast`, the text of an error is made only if there is an error: these are called most often.
         if layout is None and data.dim():
             raise EmulationError(f"a block {list(data.shape)} without a layout")
         self.data, self.layout = data, layout
@@ -123,7 +123,7 @@ Operand: TypeAlias = Value | Number
 
 
 def scalar(number: Operand) -> Value:
-    """A number as an argument of a kernel: an int of 32 bits, where it fits them, or a float of 32."""
+    """A number as an argument of a kernel: an int32, an int64 if 32 bits are too few, or a float32."""
     if isinstance(number, Value):
         return number
     if isinstance(number, bool):
@@ -135,13 +135,13 @@ def scalar(number: Operand) -> Value:
 
 @cache
 def _common_type(a: torch.dtype, a_is_number: bool, b: torch.dtype, b_is_number: bool, divides: bool) -> torch.dtype:
-    """Triton's own rule."""
+    """The type of a result by Triton's own rule."""
     found = TritonSemantic(None).computation_type_impl(NAMES[a], a_is_number, NAMES[b], b_is_number, divides)
     return DTYPES[found]
 
 
 def _together(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
-    """Two operands in one type, and where there are blocks in one shape and layout."""
+    """Two operands in one type and, if one is a block, in one shape and layout."""
     for operand in (a, b):
         if not isinstance(operand, (Value, int, float)):
             raise EmulationError(f"arithmetic on a {type(operand).__name__}")
@@ -153,7 +153,7 @@ def _together(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Val
 
 
 def broadcast(*values: Value) -> list[Value]:
-    """Values in the shape and layout that they have in common."""
+    """Values broadcast to their common shape, in their common layout."""
     blocks = [x for x in values if x.layout is not None]
     if not blocks:
         return list(values)
@@ -173,7 +173,7 @@ def _expanded(x: Value, axis: int) -> Value:
 
 
 class Memory(NamedTuple):
-    """What a kernel may read and write through a pointer argument: a tensor from its first element to its last."""
+    """The memory that a kernel may access through a pointer argument: a tensor from its first to its last element."""
 
     elements: Tensor
     align: int
@@ -190,7 +190,7 @@ class PointerType(NamedTuple):
 
 
 class Pointer:
-    """Addresses in one memory: offsets, in elements, of its first."""
+    """Addresses in one memory: offsets in elements from its first element."""
 
     def __init__(self, memory: Memory, offsets: Value) -> None:
         self.memory, self.offsets = memory, offsets
@@ -202,11 +202,11 @@ class Pointer:
     def __add__(self, other: Operand) -> Pointer:
         step = scalar(other)
         check(not step.data.is_floating_point(), "a float is added to a pointer")
-        # The step itself was computed, and may have wrapped, in its own width.
+        # The step was computed in its own width, and may have wrapped there.
         return Pointer(self.memory, self.offsets + step.to(real.int64))
 
     def places(self, mask: Operand | None) -> tuple[Value, Tensor]:
-        """The offsets, and which of them are accessed, all of these inside the memory."""
+        """The offsets, and which of them are accessed. Raises an error if an accessed offset is outside the memory."""
         given = scalar(True if mask is None else mask)
         check(given.data.dtype == torch.bool, f"a mask of {given.data.dtype}")
         offsets, keep = broadcast(self.offsets, given)
@@ -219,10 +219,10 @@ class Pointer:
 
 
 def load(pointer: Pointer, mask: Operand | None = None, other: Number | None = None) -> Value:
-    """What is not loaded and has no `other` is undefined: NaN, or the smallest int."""
+    """Elements that are masked off are `other`; without `other` they are undefined: NaN, or the smallest int."""
     offsets, keep = pointer.places(mask)
     elements = pointer.memory.elements
-    found = elements[torch.where(keep, offsets.data, 0)].clone()  # of one element it would be a view
+    found = elements[torch.where(keep, offsets.data, 0)].clone()  # indexing by a scalar returns a view
     if not keep.all():
         undefined = float("nan") if elements.is_floating_point() else -(2 ** (8 * elements.element_size() - 1))
         found = found.masked_fill(~keep, undefined if other is None else other)
@@ -239,7 +239,7 @@ def store(pointer: Pointer, value: Operand, mask: Operand | None = None) -> None
 
 
 def atomic_add(pointer: Pointer, value: Operand, *, sem: str, mask: Value | None = None) -> Value:
-    """Programs run one after the other: no other comes between, whatever `sem` says."""
+    """Add without regard to `sem`: programs run one after the other, so no other access comes between."""
     check(sem in ("relaxed", "acquire", "release", "acq_rel"), f"an atomic operation with the semantics {sem!r}")
     offsets, keep = pointer.places(mask)
     places = offsets.data[keep].flatten()
@@ -281,7 +281,7 @@ def where(condition: Operand, a: Operand, b: Operand) -> Value:
     return Value(torch.where(keep.data, x.data, y.data), keep.layout)
 
 
-# NaN if either is, where the device's gives the other: what is undefined stays in sight.
+# NaN if either operand is NaN; the device returns the other operand. So undefined numbers stay visible.
 def minimum(a: Operand, b: Operand) -> Value:
     return _arithmetic(torch.minimum, a, b)
 
@@ -291,12 +291,12 @@ def maximum(a: Operand, b: Operand) -> Value:
 
 
 def cdiv(a: Operand, b: Operand) -> Operand:
-    """As Triton has it, rounded towards zero where `a` is negative."""
+    """Triton's formula; a quotient of a negative `a` is rounded towards zero."""
     return (a + (b - 1)) // b
 
 
 def unsigned(number: int, dtype: Any) -> Value:
-    """An argument of an unsigned type: blocks have the signed one of that width, and the same bits."""
+    """An argument of an unsigned type, stored as the signed type of the same width with the same bits."""
     bits = int(dtype.primitive_bitwidth)
     check(0 <= number < 2**bits, f"{number} as {dtype}")
     signed = number - 2**bits if number >= 2 ** (bits - 1) else number
@@ -305,7 +305,7 @@ def unsigned(number: int, dtype: Any) -> Value:
 
 def reduction(function: Callable[[Tensor, int], Tensor]) -> Callable[[Value, int], Value]:
     def reduce(x: Value, axis: int) -> Value:
-        # In the type of its numbers, also where torch would count further.
+        # In the type of the block, also if torch would use a wider type.
         found = function(x.data, axis).to(x.data.dtype)
         return Value(found, real.SliceLayout(axis, x.layout) if found.dim() else None)
 
@@ -313,7 +313,7 @@ def reduction(function: Callable[[Tensor, int], Tensor]) -> Callable[[Value, int
 
 
 class Derived(NamedTuple):
-    """A layout that the compiler finds for itself, of that of a block to which something was done."""
+    """A layout that the compiler derives from a block's layout `of` and the operation `done` on the block."""
 
     of: Any
     done: tuple[Any, ...]
@@ -343,5 +343,5 @@ def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Value], Value
 
 
 def device_range(*bounds: Operand) -> Iterator[Value]:
-    """`range` of a kernel: its counter is an int of 32 bits, `//` of which is not Python's."""
+    """`range` of a kernel: its counter is an int32, whose `//` rounds towards zero, unlike Python's."""
     return map(scalar, builtins.range(*(int(x) for x in bounds)))

@@ -4,7 +4,7 @@
 2. Trains a small language model on real text with `generated.torch.causal`, and evaluates it again with PyTorch's own
    attention. `--full` trains a second model with PyTorch's attention and compares the loss curves.
 
-It ends with a page of what it found, `build/demo.html` or the file that `--page` names. The exit status is 1 if a
+It ends with a page of its results, `build/demo.html` or the file that `--page` names. The exit status is 1 if a
 variant is wrong, if the losses of both attentions differ, or if the loss does not fall.
 """
 
@@ -72,7 +72,7 @@ HELD_OUT_BOUND = {"cpu": 1e-4, "cuda": 1e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What step 2 found: whether it is as expected, what was trained, and how."""
+    """The results of step 2: whether they are as expected, what was trained, and how."""
 
     is_right: bool
     model: str
@@ -99,7 +99,7 @@ def _compare_with_golden(device: str, full: bool, table: Path) -> bool:
 
 
 def train_shown(name: str, size: Size, train: Callable[[Report, int], Run]) -> tuple[Run, float]:
-    """Call `train(report, every)` and show its progress; its result and the seconds that it took.
+    """Call `train(report, every)` and show its progress; returns its result and the seconds that it took.
 
     On a terminal the progress is one line that ends as the summary; elsewhere four lines.
     """
@@ -183,7 +183,7 @@ def compare_curves(size: Size, ours: Curve, theirs: Curve, peer: str, bound: flo
 
 
 def _evaluate(size: Size, run: Run, device: str) -> tuple[bool, float]:
-    """Whether the loss fell and is the same with PyTorch's attention in place of ours, and the loss with that."""
+    """Whether the loss fell and is the same with PyTorch's attention in place of ours, and PyTorch's loss."""
     curve = means(run.losses)
     theirs = held_out_loss(size, run.with_attention(_sdpa), device)
     gap, bound = abs(run.held_out - theirs), HELD_OUT_BOUND[device]

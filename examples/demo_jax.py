@@ -4,7 +4,7 @@
 2. Trains a small Flax model twice on real text, once with `generated.jax.causal` as its `attention_fn` and once with
    Flax's own attention (from `jax.nn`), and compares the loss curves.
 
-It ends with a page of what it found, `build/demo-jax.html` or the file that `--page` names. The exit status is 1 if a
+It ends with a page of its results, `build/demo-jax.html` or the file that `--page` names. The exit status is 1 if a
 variant is wrong, if the curves differ, or if the loss does not fall. `--table` runs step 1 only; with
 `TRITON_INTERPRET=1 JAX_PLATFORMS=cpu` the kernels run in Triton's interpreter.
 """

@@ -1,8 +1,8 @@
 """The attention functions that two small engines call, computed by an op of this package.
 
 `FlashAttentionCalls` has the two functions of the package `flash_attn` that nano-vllm reads, `MinivllmCalls` the three
-of MinivLLM's `layers/attention.py`; names, arguments and shapes are theirs. Nothing is put in their place by importing
-this module: `examples/nano_vllm.py` and `examples/minivllm.py` show how.
+of MinivLLM's `layers/attention.py`. Names, arguments and shapes are those of the engines. Importing this module does
+not replace the engines' functions: `examples/nano_vllm.py` and `examples/minivllm.py` show how to do that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from generated import paging
 class FlashAttentionCalls:
     """`flash_attn_varlen_func` and `flash_attn_with_kvcache` by `op`, whose own tensors and scalars are `own`.
 
-    The plan of a step is made by its first layer. A cache that comes again begins a new step: its layer has been there.
+    The first layer of a step makes its plan. Each layer has its own cache, so a cache that this step has already used
+    marks the beginning of a new step.
     """
 
     op: Any
@@ -92,7 +93,7 @@ class MinivllmCalls:
     def flash_attention_prefill(
         self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, *_sizes: int
     ) -> Tensor:
-        """q `[T, Hq, D]`, k and v `[T, Hkv, D]`; the last arguments, heads and head_dim, are what the shapes say."""
+        """q `[T, Hq, D]`, k and v `[T, Hkv, D]`; heads and head_dim, the last arguments, are read from the shapes."""
         o: Tensor = self.op(q, k, v, scale=scale, cu_seqlens_q=cu_seqlens)
         return o
 

@@ -4,12 +4,12 @@ Layers that see a window alternate with layers that see the whole document, all 
 hold several documents, and no token attends to another one. In both APIs a model is trained twice with the same start
 and the same batches: with the ops, and with Flax's own attention and an explicit mask. The losses have to agree.
 
-The ids of documents come with each batch. Two ways to hand them to a module of Flax:
+The ids of documents come with each batch. There are two ways to pass them to a module of Flax:
 
-1. linen makes its layers while it is traced: `attention_fn` is bound to the batch there.
-2. nnx makes them once. Its attention passes `mask` through untouched, so `mask` carries the ids to `by_documents`.
+1. linen makes its layers while it is traced, so `attention_fn` is bound to the ids of the batch there.
+2. nnx makes its layers once. Its attention passes `mask` on unchanged, so `mask` carries the ids to `by_documents`.
 
-`--full` uses sizes for a GPU. The exit status is 1 if losses differ, or if a model has not learnt.
+`--full` uses sizes for a GPU. The exit status is 1 if losses differ, or if the loss of a model does not fall.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from generated.packing import pack_rows
 VOCABULARY = 32
 CAP = 20.0
 BOUND = {"cpu": 1e-4, "gpu": 3e-2}
-"""Largest difference of two losses, relative: float32 sums in another order, which steps add up; bfloat16 on a GPU."""
+"""Largest relative difference of two losses. CPU: float32 sums in another order, added up over steps. GPU: bfloat16."""
 
 Attend = Callable[..., Array]
 """`attention_fn` of a layer of Flax."""
@@ -44,7 +44,7 @@ Attend = Callable[..., Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Sizes of model and batches. `windows`: of each layer how many tokens a query sees; None the whole document."""
+    """Sizes of model and batches. `windows`: how many tokens a query sees in each layer; None: the whole document."""
 
     width: int
     heads: int
@@ -70,7 +70,7 @@ FULL = Size(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Rows `[B, S]` of several documents: tokens, ids of their documents, -1 for padding, and positions in these."""
+    """Rows `[B, S]` of several documents: tokens, document ids (-1 for padding), and positions within the document."""
 
     tokens: Array
     ids: Array
@@ -78,7 +78,7 @@ class Batch:
 
 
 def batches(size: Size) -> Iterator[Batch]:
-    """Documents that count modulo the vocabulary, each from a token and in steps of its own."""
+    """Documents that count modulo the vocabulary, each with its own random first token and step."""
     draw = np.random.default_rng(0)
     for _ in range(size.steps):
         documents: list[Any] = []
@@ -99,7 +99,7 @@ def batches(size: Size) -> Iterator[Batch]:
 
 
 def by_documents(op: Callable[..., Any], **fixed: Any) -> Attend:
-    """`op` as an `attention_fn` whose `mask` is the ids of documents `[B, S]`."""
+    """`op` as an `attention_fn` whose argument `mask` holds the ids of documents `[B, S]`."""
 
     @wraps(attention_fn(op, **fixed))
     def attend(query: Array, key: Array, value: Array, *, mask: Array, **options: Any) -> Array:
@@ -110,12 +110,12 @@ def by_documents(op: Callable[..., Any], **fixed: Any) -> Attend:
 
 
 def capped_einsum(formula: str, query: Array, key: Array, **options: Any) -> Array:
-    """Scores of Flax's own attention, capped: q comes scaled."""
+    """The scores of Flax's own attention with a cap. q is scaled already."""
     return CAP * jnp.tanh(jnp.einsum(formula, query, key, **options) / CAP)
 
 
 def own_attention(query: Array, key: Array, value: Array, *, mask: Array, **_options: Any) -> Array:
-    """Flax's attention, all scores in memory."""
+    """Flax's own attention, which holds all scores in memory."""
     group = query.shape[-2] // key.shape[-2]
     key, value = (jnp.repeat(x, group, axis=-2) for x in (key, value))
     o: Array = linen.dot_product_attention(
@@ -125,7 +125,7 @@ def own_attention(query: Array, key: Array, value: Array, *, mask: Array, **_opt
 
 
 def own_mask(ids: Array, reach: int) -> Array:
-    """Who sees whom, `[B, 1, S, S]`."""
+    """The mask `[B, 1, S, S]`, True where a query sees a key."""
     places = jnp.arange(ids.shape[1])[None]
     distance = places[:, :, None] - places[:, None, :]
     seen = (distance >= 0) & (distance <= reach) & (ids[:, :, None] == ids[:, None, :])
@@ -194,7 +194,7 @@ def train_linen(size: Size, ours: bool) -> list[float]:
 
 
 class NnxBlock(nnx.Module):
-    """One layer; fewer key heads than query heads, which linen's attention does not have."""
+    """One layer. It has fewer key heads than query heads, which linen's attention does not support."""
 
     def __init__(self, size: Size, attend: Attend, rngs: nnx.Rngs) -> None:
         made: dict[str, Any] = {"dtype": size.dtype, "rngs": rngs}
@@ -275,7 +275,7 @@ def compared(train: Callable[[Size, bool], list[float]], size: Size) -> tuple[fl
 
 
 def main() -> int:
-    """Train with both APIs; returns 0 if all is as it should be."""
+    """Train with both APIs; returns 0 if the losses agree and fall."""
     parser = argparse.ArgumentParser(prog="python -m examples.flax_recipes", description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="sizes for a GPU")
     size = FULL if parser.parse_args().full else SMALL

@@ -7,8 +7,8 @@ v, g=g)` on `[B, S, H, D]`. Here it is `generated.torch.forgetting` with the sam
     from fla.ops.attn.parallel import parallel_attn        from generated.torch import forgetting
     o = parallel_attn(q, k, v, g=g)                        o = forgetting(q, k, v, g=g, layout="bshd")
 
-The script compares output and gradients, that of g included, with the formula in plain PyTorch in float64, and with
-FLA where it is installed and there is a GPU. `--full` uses sizes for a GPU and prints times.
+The script compares output and gradients, including the gradient of g, with the formula in plain PyTorch in float64. If
+FLA is installed and there is a GPU, it compares FLA's op too. `--full` uses sizes for a GPU and prints times.
 
 The exit status is 1 if a result is wrong.
 """
@@ -52,7 +52,7 @@ def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
 
 
 def fla() -> Attention | None:
-    """FLA's op, None where it is not installed."""
+    """FLA's op, or None if it is not installed."""
     if importlib.util.find_spec("fla") is None:
         return None
     from fla.ops.attn.parallel import parallel_attn
@@ -96,7 +96,7 @@ def main() -> int:
     k, v = (torch.randn(batch, seq, kv_heads, dim, device=device, dtype=dtype) for _ in range(2))
     g = functional.logsigmoid(torch.randn(batch, seq, heads, device=device) + 2)  # float32, as FLA keeps it
     inputs = (q, k, v, g)
-    # One batch row of the formula at a time: it takes memory for every pair.
+    # One batch row of the formula at a time, because it holds a number per pair of query and key in memory.
     want = [
         torch.cat(parts)
         for parts in zip(

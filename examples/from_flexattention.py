@@ -1,6 +1,6 @@
 """FlexAttention code ported line by line: `python -m examples.from_flexattention`.
 
-The functions below are what a user of FlexAttention has: a document mask with a sliding window, and ALiBi under a
+The functions below are what a user of FlexAttention has: a document mask with a sliding window, and ALiBi added after a
 softcap. `PORTED` is the same as an entry, with the line that each part comes from. The script asks `codegen port` for
 its own version of this file, renders the entry, and compares the op with `torch.nn.attention.flex_attention` on the
 same tensors. `--full` uses sizes for a GPU, where the gradients are compared too (FlexAttention has none on a CPU).
@@ -117,7 +117,7 @@ def compare(op: Any, device: str, seq: int) -> bool:
         if trained:
             o.float().square().sum().backward()
         results[name] = [o.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-    # float32: sums in another order; bfloat16: both round probabilities and results, and the gradients those of both.
+    # float32: sums in another order. bfloat16: both sides round probabilities and results, which gradients amplify.
     bound = 3e-2 if trained else 2e-5
     right = True
     for name, a, b in zip(("o", "dq", "dk", "dv"), results["FlexAttention"], results["ported"], strict=False):

@@ -1,12 +1,12 @@
 """MinivLLM's three attention functions by an op: `python -m examples.minivllm`.
 
-MinivLLM (github.com/Wenyueh/MinivLLM) teaches a small engine. Its `layers/attention.py` calls three functions of its
-own: prefill of packed prompts, decoding from paged caches, storing keys and values. `examples/engine_calls.py` has the
-same three by an op. The script compares them with the formula in float64, on prompts and in the shapes in which
-MinivLLM measures decoding.
+MinivLLM (github.com/Wenyueh/MinivLLM) is a small engine for teaching. Its `layers/attention.py` calls three functions
+of its own: prefill of packed prompts, decoding from paged caches, storing keys and values. `examples/engine_calls.py`
+computes the same three by an op. The script compares them with the formula in float64, on prompts and in the shapes in
+which MinivLLM measures decoding.
 
 With `--source FOLDER`, a clone of MinivLLM, its own functions are compared too. On a GPU all are timed: decoding in a
-CUDA graph, prefill as separate calls, because MinivLLM's prefill copies a length to the CPU, which no graph holds.
+CUDA graph, prefill as separate calls, because MinivLLM's prefill copies a length to the CPU, which no graph can record.
 
 The exit status is 1 if a result of the op differs by more than rounding.
 """
@@ -33,7 +33,7 @@ DECODING = ((2, 60), (1, 512), (16, 256), (4, 2048))
 """Sequences and their length, as MinivLLM's benchmark of decoding has them."""
 
 PREFILL = (64, 128, 256, 512, 1024)
-"""Lengths of a prompt: MinivLLM's benchmark looks for the one from which a tiled kernel is worth it."""
+"""Lengths of a prompt: MinivLLM's benchmark looks for the length from which a tiled kernel is faster."""
 
 CALLS = 20
 """Calls of a CUDA graph."""
@@ -104,7 +104,7 @@ def microseconds(call: Callable[[], Any]) -> float:
 
 
 def replayed_microseconds(call: Callable[[], Any]) -> float:
-    """The same of a call in a CUDA graph of CALLS, as engines decode: no time of Python is in it."""
+    """The same for a call in a CUDA graph of CALLS calls, as engines decode: the time of Python is not in it."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,7 @@
 """nano-vllm on the ops of this package: `python -m examples.nano_vllm`.
 
-nano-vllm (github.com/GeeeekExplorer/nano-vllm) serves Qwen3 with paged caches, a prefix cache and CUDA graphs. Of
-attention it reads two functions of the package `flash_attn`; `examples/engine_calls.py` computes both by an op.
+nano-vllm (github.com/GeeeekExplorer/nano-vllm) serves Qwen3 with paged caches, a prefix cache and CUDA graphs. For
+attention it imports two functions of the package `flash_attn`; `examples/engine_calls.py` computes both by an op.
 
 The script first calls both with arguments as nano-vllm makes them, and compares the results with the formula in
 float64. On a GPU with `pip install nano-vllm-fork==20260210` it then serves a Qwen3 with random weights; `--full` takes
@@ -33,19 +33,19 @@ BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest error relative to the largest element."""
 
 LIKELIHOOD_BOUND = 2.0
-"""How many times as far below the largest logit a served token may lie as the token that transformers itself chooses in
-bfloat16. All logits are computed in float32."""
+"""A served token's logit lies below the largest logit by some distance. This distance may be at most so many times that
+of the token that transformers itself chooses in bfloat16. All logits are computed in float32."""
 
 
 # ------------------------------------------------------------------------------------------------------- the functions
 
 
 def check_functions(calls: FlashAttentionCalls, device: str) -> float:
-    """The largest error of both functions, on prompts, prompts behind a cached prefix, and decoding sequences."""
+    """The largest error of both functions: on prompts, on prompts with a cached prefix, and on decoding sequences."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     torch.manual_seed(0)
     scale, lengths, cached = DIM**-0.5, (300, 1, 40, 0), (256, 0, 0, 0)
-    # Blocks of the cache that no sequence has hold NaN, and rows of the table end in -1.
+    # Cache blocks that belong to no sequence hold NaN, and rows of the table are padded with -1.
     k_cache, v_cache = torch.full((2, 8, BLOCK, KV_HEADS, DIM), float("nan"), dtype=dtype, device=device)
     table = torch.tensor([[5, 2], [1, -1], [7, -1], [-1, -1]], dtype=torch.int32, device=device)
     keys, values = [], []
@@ -85,7 +85,7 @@ def check_functions(calls: FlashAttentionCalls, device: str) -> float:
             block_table=table if behind else None,
         )
         found[name] = error(o, queries)
-    # As in a graph: the last row pads the batch, its length is 0.
+    # As in a CUDA graph: the last row pads the batch, its length is 0.
     queries = drawn([1] * 4)
     o = calls.flash_attn_with_kvcache(
         torch.cat(queries)[:, None],
@@ -108,10 +108,10 @@ def check_functions(calls: FlashAttentionCalls, device: str) -> float:
 
 @contextmanager
 def nanovllm(calls: FlashAttentionCalls) -> Iterator[ModuleType]:
-    """nano-vllm with these functions, as long as this is open: its modules are imported anew, and forgotten at the end.
+    """nano-vllm with these functions inside the `with` block. Its modules are imported anew, and dropped at the end.
 
-    transformers 5 gives every configuration a `rope_scaling`, which nano-vllm takes for one that it does not know: it
-    reads the configuration without it.
+    transformers 5 gives every configuration a `rope_scaling`, which nano-vllm takes for an unknown kind of scaling. So
+    nano-vllm gets the configuration without it.
     """
     before = {name: module for name, module in sys.modules.items() if _is_theirs(name)}
     for name in before:
@@ -165,7 +165,7 @@ def serve(calls: FlashAttentionCalls, full: bool) -> bool:
     reference: Any = Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
     lengths = torch.randint(longest // 4, longest, (count,)).tolist()
     shared = torch.randint(config.vocab_size, (longest // 4,)).tolist()
-    # Every other prompt begins alike, for the prefix cache.
+    # Every second prompt begins with the same tokens, for the prefix cache.
     prompts = [
         (shared if i % 2 else []) + torch.randint(config.vocab_size, (n,)).tolist() for i, n in enumerate(lengths)
     ]
@@ -173,7 +173,7 @@ def serve(calls: FlashAttentionCalls, full: bool) -> bool:
         reference.save_pretrained(folder)
         tokenizer = SimpleNamespace(eos_token_id=-1, decode=lambda _: "")
         llm = engine.LLM(folder, tokenizer=tokenizer, max_num_seqs=count, gpu_memory_utilization=0.6)
-        # As good as greedy: nano-vllm samples always.
+        # Almost greedy, because nano-vllm always samples.
         sampling = engine.SamplingParams(temperature=1e-4, max_tokens=new_tokens, ignore_eos=True)
         llm.generate(prompts[:2], sampling, use_tqdm=False)
         begin = time.perf_counter()
@@ -198,13 +198,13 @@ def serve(calls: FlashAttentionCalls, full: bool) -> bool:
 
 
 def miss(logits: Tensor, tokens: Tensor) -> float:
-    """How far the logits of tokens lie below the largest of their rows, at most, in standard deviations of a row."""
+    """The largest distance of a token's logit below the largest of its row, in standard deviations of the row."""
     below = logits.amax(-1) - logits.gather(1, tokens[:, None])[:, 0]
     return float((below / logits.std(-1)).max())
 
 
 def main() -> int:
-    """Check both functions, and serve where that is possible; returns 0 if all results are right."""
+    """Check both functions, and serve if that is possible; returns 0 if all results are right."""
     parser = argparse.ArgumentParser(prog="python -m examples.nano_vllm", description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="the shape of Qwen3 0.6B and 64 requests")
     full: bool = parser.parse_args().full

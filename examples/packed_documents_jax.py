@@ -1,13 +1,13 @@
 """Packed documents in JAX: `python -m examples.packed_documents_jax`.
 
 Documents of different lengths share the rows of a batch, and no token attends to another document. The script does it
-in three ways and checks that each document gets what it gets alone:
+in three ways and checks that each document gets the same result as in a call of its own:
 
 1. rows of one length with segment ids, as most JAX data loaders make them: `pack_rows`;
 2. all documents end to end, without any padding: `pack` and `cu_seqlens`;
 3. a variant whose mask compares document numbers: `generated.jax.document`.
 
-Gradients go through all of it under `jax.jit`. `--full` uses sizes for a GPU.
+Gradients are computed in all three ways, under `jax.jit`. `--full` uses sizes for a GPU.
 
 The exit status is 1 if a document's result depends on its neighbours.
 """
@@ -58,7 +58,7 @@ def make_step(batch: Packed | PackedRows, attend: Attend) -> Callable[[Array], t
 
 
 def main() -> int:
-    """Compare the three ways; returns 0 if all give what the documents give alone."""
+    """Compare the three ways; returns 0 if all give the results of each document alone."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.packed_documents_jax", description=__doc__.splitlines()[0]
     )
@@ -93,7 +93,7 @@ def main() -> int:
         f"As rows of {row}: {rows.data.shape[0]} rows, {100 * rows.fill:.0f} % of them filled. End to end: no padding."
     )
 
-    # In rows, `document` reads the ids as a tensor; padding has id -1 and attends to padding, which nobody reads.
+    # In rows, `document` reads the ids as a tensor. Padding has id -1 and attends to padding; its output is not read.
     ways: dict[str, tuple[Packed | PackedRows, Attend]] = {
         "segment ids": (
             rows,

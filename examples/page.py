@@ -1,4 +1,4 @@
-"""The page that a demo ends with: one HTML file with what it measured, which loads nothing."""
+"""The page that a demo writes at its end: one HTML file with the results, which loads no other file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from codegen.spec.model import Variant
 from codegen.testing.golden import OUTPUTS, Checked
 
 QUERIES = 1024
-"""Query rows and keys of the pictures: blocks of 64, as kernels have them, then make 16 by 16 squares."""
+"""Query rows and keys of the pictures: with blocks of 64, as kernels have them, a picture has 16 by 16 squares."""
 
 BLOCK = 64
 CLASSES = ("e", "p", "f")
-"""Of an empty, a partial and a full block, by `codegen.inspect.block_status.Status`."""
+"""CSS classes of an empty, a partial and a full block, indexed by `codegen.inspect.block_status.Status`."""
 
 CHART_WIDTH, CHART_HEIGHT, LEFT, BOTTOM = 640, 240, 40, 24
 
@@ -117,7 +117,7 @@ def _errors(checked: Sequence[Checked]) -> Iterator[str]:
 def _error_row(row: Checked) -> str:
     shared = "".join(f"<td>{row.errors[name]:.1e}</td>" for name in OUTPUTS)
     own = ", ".join(f"{escape(name)} {error:.1e}" for name, error in row.errors.items() if name not in OUTPUTS)
-    # From 1e-8 of the largest element, below what float32 holds, up to the bound.
+    # The bar begins at 1e-8 of the largest element, below float32's precision, and ends at the bound.
     worst = max(row.errors.values())
     share = 1.0 if not 0 < worst < math.inf else math.log(worst / 1e-8) / math.log(row.bound / 1e-8)
     bar = f'<meter min="0" max="1" high="0.999" value="{min(max(share, 0), 1):.2f}"></meter>'
@@ -167,7 +167,7 @@ def _chart(curves: Sequence[Curve], steps: int) -> Iterator[str]:
         anchor = "start" if step == 0 else "end" if step == steps else "middle"
         yield f'<text x="{x:.0f}" y="{CHART_HEIGHT - 6}" text-anchor="{anchor}">step {step}</text>'
     for number, curve in enumerate(drawn):
-        # A point stands in the middle of the part of the run that it is the mean of.
+        # Each point is drawn in the middle of the part of the run over which it is the mean.
         places = [LEFT + (i + 0.5) / len(curve.losses) * (right - LEFT) for i in range(len(curve.losses))]
         points = " ".join(f"{x:.1f},{y_of(loss):.1f}" for x, loss in zip(places, curve.losses, strict=True))
         color, dash = ("var(--a)", "") if number == 0 else ("var(--b)", ' stroke-dasharray="6 4"')

@@ -82,7 +82,7 @@ def compare(op: Op, device: str, seq: int) -> bool:
 
 
 class Kerple(nn.Module):
-    """The op with the numbers that it trains, kept positive as the paper asks, by their logarithms."""
+    """The op with its trained numbers, stored as logarithms to keep them positive, as the paper requires."""
 
     def __init__(self, op: Op, heads: int) -> None:
         super().__init__()

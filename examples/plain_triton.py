@@ -1,11 +1,11 @@
 """A rendered kernel called directly from Triton, without an op: `python -m examples.plain_triton`.
 
 A portable kernel is an ordinary `triton.jit` function. The script launches the forward of `generated/causal` on torch
-tensors, and on JAX arrays through jax-triton's `triton_call` where jax-triton is installed and JAX has a GPU. Without
+tensors, and on JAX arrays through jax-triton's `triton_call` if jax-triton is installed and JAX has a GPU. Without
 a GPU Triton's interpreter runs the kernel. `--full` uses sizes for a GPU.
 
-What the op does and a direct call does not: check arguments, choose tiles, give gradients, and copy inputs whose rows
-do not begin at multiples of 16 bytes.
+A direct call lacks what the op does in addition: it checks arguments, chooses tiles, computes gradients, and copies
+inputs whose rows do not begin at multiples of 16 bytes.
 
 The exit status is 1 if the result differs from PyTorch's attention.
 """
@@ -50,7 +50,7 @@ def kernel(variant: str, name: str) -> Any:
 
 
 def constants(head_dim: int, kv_len: int) -> dict[str, Any]:
-    """The compile-time arguments. RAGGED: the last block of keys is cut. BLOCK_D: head_dim as a power of two."""
+    """The compile-time arguments. RAGGED: the last block of keys is not full. BLOCK_D: head_dim as a power of two."""
     if head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(f"head_dim: expected a power of two from 16 on, which needs no padding, got {head_dim}")
     return {
@@ -66,14 +66,14 @@ def constants(head_dim: int, kv_len: int) -> dict[str, Any]:
 
 
 def strides(name: str, shape: tuple[int, ...], unit: int) -> dict[str, int]:
-    """Strides of a dense `[B, H, S, D]` array: of batch and head in units of some elements, of a row in elements."""
+    """Strides of a dense `[B, H, S, D]` array: of batch and head in units of `unit` elements, of a row in elements."""
     _, heads, seq, dim = shape
     return {f"stride_{name}b": heads * seq * dim // unit, f"stride_{name}h": seq * dim // unit, f"stride_{name}s": dim}
 
 
 def numbers(q_shape: tuple[int, ...], k_shape: tuple[int, ...], itemsize: int) -> dict[str, Any]:
     """The run-time arguments of the forward that are no arrays, by name."""
-    # Inputs are read 16 bytes at a time, and the kernel counts where a head of theirs begins in such units.
+    # The kernel reads inputs 16 bytes at a time, so their batch and head strides are in units of 16 bytes.
     unit = 16 // itemsize
     return {
         **strides("q", q_shape, unit),
@@ -113,9 +113,9 @@ def from_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_jax_triton(jax_triton: ModuleType, q: Any, k: Any, v: Any, compute_capability: int | None = None) -> Any:
-    """The same of JAX arrays. Arrays go by position, outputs after inputs; all else by name, compiled in.
+    """The same for JAX arrays. Arrays are passed by position, outputs after inputs; the rest by name, as constants.
 
-    `compute_capability`, 90 for an H100, compiles where there is no GPU to ask."""
+    With `compute_capability`, 90 for an H100, the kernel is compiled even if there is no GPU to ask."""
     import jax
     import numpy as np
 
@@ -146,7 +146,7 @@ def _jax_triton() -> tuple[ModuleType | None, str]:
 
     if jax.default_backend() != "gpu":
         return None, "jax-triton launches on GPUs alone, and JAX has none here"
-    # jax-triton empties Triton's cache setting when it is imported, which other kernels of this process need.
+    # On import jax-triton empties the setting of Triton's cache folder, which other kernels of this process need.
     before = os.environ.get("TRITON_CACHE_DIR")
     jax_triton = importlib.import_module("jax_triton")
     if before is None:

@@ -1,13 +1,13 @@
 """A small server on paged caches: `python -m examples.serve --variant alibi`.
 
-Requests wait, are prefilled in chunks beside those that decode, and leave when they have all their tokens. A step is
-one forward pass over the tokens of all sequences that run: `generated.paging.append` writes their keys and values, the
-op reads each sequence's pages. The op's plan is made once a step for all layers. On a GPU, steps in which every
-sequence has one token replay a CUDA graph, one for each power of two of sequences.
+Requests wait, are prefilled in chunks while other requests decode, and leave when they have all their tokens. A step is
+one forward pass over the tokens of all running sequences: `generated.paging.append` writes their keys and values, and
+the op reads each sequence's pages. The op's plan is made once a step for all layers. On a GPU, steps in which every
+sequence has one token replay a CUDA graph; there is one for each power of two of sequences.
 
 The model has random weights: tiny, or with `--full` in the shape of Llama 3 8B in bfloat16. The script prints tokens
-per second, the time to the first token and between tokens. Then it computes some sequences again without a cache; the
-exit status is 1 if a token that was served is not the likeliest there, but for rounding.
+per second, the time to the first token and between tokens. Then it computes some sequences again without a cache. The
+exit status is 1 if a served token is not the likeliest token there, apart from rounding.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TINY = Size(layers=2, heads=6, kv_heads=2, head_dim=16, width=96, inner=192, voc
 LLAMA_8B = Size(layers=32, heads=32, kv_heads=8, head_dim=128, width=4096, inner=14336, vocabulary=128256, longest=8192)
 
 BOUND = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""How far below the likeliest token's logit that of a served one may be, in standard deviations of the logits."""
+"""How far a served token's logit may be below that of the likeliest token, in standard deviations of the logits."""
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and what it is continued with. `times` are those at which tokens came, in seconds."""
+    """A prompt and the tokens generated after it. `times`: when each token was generated, in seconds."""
 
     prompt: list[int]
     new_tokens: int
@@ -46,15 +46,15 @@ class Request:
     times: list[float] = field(default_factory=list)
 
     def next_tokens(self, most: int) -> list[int]:
-        """What is to be computed next: a part of the prompt, or the last token."""
+        """The tokens to compute next: a part of the prompt, or the last generated token."""
         return [*self.prompt, *self.generated][self.computed : self.computed + most]
 
 
 class Batch:
     """The inputs of a step in one buffer of integers, so that one copy brings them to the GPU.
 
-    tokens, positions and slots are `[tokens]`, lengths and the last row of each sequence `[sequences]`, begins
-    `[sequences + 1]`, the table `[sequences, most pages]`.
+    tokens, positions and slots are `[tokens]`; lengths, and last, the last row of each sequence, are `[sequences]`;
+    begins is `[sequences + 1]`; the table is `[sequences, most pages]`.
     """
 
     def __init__(self, tokens: int, sequences: int, most_pages: int, device: str) -> None:
@@ -65,7 +65,7 @@ class Batch:
         self.table = parts[-1].view(sequences, most_pages)
 
     def fill(self, rows: Sequence[Sequence[int]]) -> None:
-        """Each part's numbers; what they leave is filled with -1, which no kernel reads, or 0."""
+        """Write the numbers of each part. The rest of a part is filled with -1, which no kernel reads, or with 0."""
         padded = [[*row, *[rest] * (size - len(row))] for row, size, rest in zip(rows, self.sizes, _REST, strict=True)]
         self.buffer.copy_(torch.tensor([x for row in padded for x in row], dtype=torch.int32))
 
@@ -77,12 +77,12 @@ class Server:
     """Continuous batching.
 
     Args:
-        model: what it serves.
-        pages: how many the caches have.
+        model: the model to serve.
+        pages: the number of pages of the caches.
         page_size: tokens of a page.
         longest: the most tokens of a sequence, answer included.
-        batch_tokens: tokens of a step at most.
-        most_running: sequences that run at once at most.
+        batch_tokens: the most tokens of a step.
+        most_running: the most sequences that run at once.
         graphs: whether steps of one token for each sequence replay CUDA graphs.
     """
 
@@ -128,7 +128,7 @@ class Server:
         self.mixed_steps = self.decode_steps = 0
 
     def run(self) -> list[Request]:
-        """Serve until nobody waits; the requests in the order in which they ended."""
+        """Serve until no request waits or runs; returns the requests in the order in which they ended."""
         ended = []
         while self.waiting or self.running:
             ended += self.step()
@@ -136,7 +136,7 @@ class Server:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One forward pass: a token for each sequence that decodes, and parts of prompts. Returns who has ended."""
+        """One forward pass over a token of each decoding sequence and parts of prompts. Returns the ended requests."""
         self._admit()
         parts = list(self._parts())
         is_decode = all(len(tokens) == 1 for _, tokens in parts)
@@ -158,7 +158,7 @@ class Server:
         return -(-(len(request.prompt) + request.new_tokens) // self.page_size)
 
     def _admit(self) -> None:
-        """Let requests run for whose last token there is room as well."""
+        """Start waiting requests while there are enough pages for all tokens of each, up to its last one."""
         while self.waiting and len(self.running) < self.most_running:
             if self._pages(self.waiting[0]) > self.unpromised:
                 return
@@ -166,7 +166,7 @@ class Server:
             self.running.append(self.waiting.popleft())
 
     def _parts(self) -> Iterator[tuple[Request, list[int]]]:
-        """Who computes what: those that decode come first, prompts take the rest of the step's tokens."""
+        """The requests of a step and their tokens: decoding requests come first, prompts take the rest of the step."""
         room = self.batch_tokens
         for request in sorted(self.running, key=lambda each: not each.generated):
             tokens = request.next_tokens(room)
@@ -175,7 +175,7 @@ class Server:
                 yield request, tokens
 
     def _rows(self, parts: Sequence[tuple[Request, list[int]]]) -> list[list[int]]:
-        """The parts of a Batch."""
+        """The numbers of each part of a Batch."""
         requests = [request for request, _ in parts]
         begins = [0]
         for _, tokens in parts:
@@ -201,7 +201,7 @@ class Server:
         return found
 
     def _decode(self, parts: Sequence[tuple[Request, list[int]]]) -> list[int]:
-        """Rows up to the next power of two have length 0: they read and write nothing."""
+        """A step of one token each. Rows that pad it to a power of two have length 0: they read and write nothing."""
         self.decode_steps += 1
         batch, forward = self._decoding(1 << (len(parts) - 1).bit_length())
         batch.fill(self._rows(parts))
@@ -209,14 +209,14 @@ class Server:
         return found
 
     def _decoding(self, count: int) -> tuple[Batch, Callable[[], Tensor]]:
-        """The step of so many sequences: its inputs, and what computes their next tokens."""
+        """The decoding step of `count` sequences: its inputs, and a function that computes their next tokens."""
         if count not in self.captured:
             batch = Batch(count, count, self.most_pages, self._device)
             self.captured[count] = batch, self._capture(batch) if self.graphs else lambda: self._forward(batch, 1)
         return self.captured[count]
 
     def _capture(self, batch: Batch) -> Callable[[], Tensor]:
-        """The step as a CUDA graph: its plan too is made by the GPU, from the lengths of each replay."""
+        """The step as a CUDA graph. The GPU also makes its plan in each replay, from the lengths of that replay."""
         batch.fill([[]] * len(batch.sizes))
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -265,7 +265,7 @@ class Server:
 
 
 def report(requests: Sequence[Request], seconds: float) -> None:
-    """Print what a server's users see."""
+    """Print the figures that users of a server see: throughput and latencies."""
     first = sorted(request.times[0] - request.arrival for request in requests)
     between = sorted(b - a for each in requests for a, b in zip(each.times, each.times[1:], strict=False))
     generated, prompts = sum(len(r.generated) for r in requests), sum(len(r.prompt) for r in requests)
@@ -280,7 +280,10 @@ def report(requests: Sequence[Request], seconds: float) -> None:
 
 @torch.inference_mode()
 def largest_miss(model: Model, requests: Sequence[Request]) -> float:
-    """How far below the likeliest token a served one is at most, computed without a cache, in standard deviations."""
+    """The largest distance of a served token's logit below the likeliest token's, computed without a cache.
+
+    It is in standard deviations of the logits.
+    """
     most = 0.0
     for request in requests:
         tokens = torch.tensor([*request.prompt, *request.generated[:-1]], device=model.head.weight.device)
@@ -291,7 +294,7 @@ def largest_miss(model: Model, requests: Sequence[Request]) -> float:
 
 
 def drawn_requests(count: int, prompt: int, new_tokens: int, vocabulary: int) -> list[Request]:
-    """Prompts of half to all of so many tokens."""
+    """Requests with random prompts of `prompt / 2` to `prompt` tokens."""
     lengths = torch.randint((prompt + 1) // 2, prompt + 1, (count,)).tolist()
     return [Request(torch.randint(vocabulary, (length,)).tolist(), new_tokens) for length in lengths]
 

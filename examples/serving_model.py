@@ -31,7 +31,7 @@ class Size:
 
 
 def _slopes(size: Size) -> Tensor:
-    """A geometric row of slopes, as ALiBi's, moved a little as training does."""
+    """Slopes in a geometric sequence, as in ALiBi, each changed a little at random as training would."""
     exponents = torch.arange(1, size.heads + 1) * (8 / size.heads)
     return torch.exp2(-exponents) * (1 + 0.1 * torch.randn(size.heads))
 
@@ -46,10 +46,10 @@ OWN: dict[str, Callable[[Size], dict[str, Any]]] = {
     "streaming_llm": lambda size: {"size": size.longest // 4, "sinks": 4},
     "window": lambda size: {"size": size.longest // 4},
 }
-"""The variants that can be served and what each takes beside q, k and v, drawn anew for each layer."""
+"""The variants that can be served, and the arguments of each beside q, k and v, drawn anew for each layer."""
 
 WITHOUT_ROTATION = ("alibi", "relative_bias")
-"""Their scores know the distance of query and key, so q and k are not rotated."""
+"""Variants whose scores depend on the distance of query and key, so that q and k need no rotary embedding."""
 
 
 class Layer(nn.Module):

@@ -3,9 +3,10 @@
     pip install trl
     python -m examples.sft_trl --architecture Gemma2 --steps 20
 
-TRL packs documents by best-fit decreasing and says by `position_ids` where each begins. After training the logits
-of a batch are compared with those of its documents alone, by transformers' eager attention. Model, tokenizer and text
-are made here: nothing is downloaded. On a GPU the model is larger, its rows longer, and all of it in bfloat16.
+TRL packs documents by best-fit decreasing and marks where each begins by `position_ids`. After training, the logits
+of a batch are compared with the logits of each of its documents alone, computed by transformers' eager attention.
+Model, tokenizer and text are made here: nothing is downloaded. On a GPU the model is larger, its rows are longer, and
+it runs in bfloat16.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Gemma2": {"sliding_window": 32, "query_pre_attn_scalar": 16},
     "GptOss": {"sliding_window": 32, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
-"""Models that may be trained, and what their configs have beside the common size."""
+"""Models that may be trained, and the fields of their configs in addition to the common size."""
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model, the tokens of a row, the documents, and how far logits may be apart, as a share of the largest."""
+    """A model, the tokens of a row, the documents, and the largest difference of logits, as a share of the largest."""
 
     layers: int
     heads: int
@@ -88,7 +89,7 @@ def save_model(architecture: str, size: Size, words: Any, folder: str) -> None:
         pad_token_id=words.pad_token_id,
         bos_token_id=words.bos_token_id,
         eos_token_id=words.eos_token_id,
-        initializer_range=0.02 if size is LARGE else 0.2,  # of so few channels, larger: attention is to matter
+        initializer_range=0.02 if size is LARGE else 0.2,  # with few channels, so large that attention matters
         **ARCHITECTURES[architecture],
     )
     torch.manual_seed(0)
@@ -97,7 +98,7 @@ def save_model(architecture: str, size: Size, words: Any, folder: str) -> None:
 
 
 def trainer_of(folder: str, documents: list[str], size: Size, steps: int, out: str) -> Any:
-    """TRL's trainer as a user writes it: the name of the attention is all that is ours."""
+    """TRL's trainer as a user writes it: only the name of the attention is from this package."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -124,8 +125,8 @@ def trainer_of(folder: str, documents: list[str], size: Size, steps: int, out: s
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """From the logits of each document alone, by eager attention, as a share of the largest: of the packed batch by the
-    ops, and of the same batch without where its documents begin."""
+    """Differences from the logits of each document alone by eager attention, as a share of the largest logit. `packed`:
+    of the packed batch by the ops. `leaking`: of the same batch without the positions where documents begin."""
 
     packed: float
     leaking: float

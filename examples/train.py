@@ -100,7 +100,7 @@ def load_text() -> tuple[Tensor, Tensor]:
 
 
 def _windows(text: Tensor, starts: Tensor, seq: int, device: str) -> Tensor:
-    """`seq + 1` bytes from each start: the inputs, and shifted by one the targets."""
+    """`seq + 1` bytes from each start: the inputs, and, shifted by one, the targets."""
     return text[starts[:, None] + torch.arange(seq + 1)].long().to(device)
 
 

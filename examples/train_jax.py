@@ -86,7 +86,7 @@ def _optimizer(size: Size) -> optax.GradientTransformation:
 
 
 def _batches(size: Size, text: Tensor) -> Iterator[Array]:
-    """The batches of `examples.train`, `[B, S + 1]`: the inputs, and shifted by one the targets."""
+    """The batches of `examples.train`, `[B, S + 1]`: the inputs, and, shifted by one, the targets."""
     order = torch.Generator().manual_seed(1)
     for _ in range(size.steps):
         starts = torch.randint(len(text) - size.seq, (size.batch,), generator=order)

@@ -2,7 +2,8 @@
 
     python -m examples.train_parallel --ranks 2 --variant causal --strategy ring --compile
 
-With as many GPUs as ranks each process has one, and NCCL connects them; else they are processes of the CPU, with gloo.
+With at least as many GPUs as ranks, each process has one GPU and NCCL connects them. Otherwise the processes run on the
+CPU, with gloo.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def batches(size: Size) -> list[Tensor]:
 
 
 def train(size: Size, attend: Attend, device: str, layout: Any = None) -> list[float]:
-    """The loss of each step. With a layout this process has some rows of each sequence, and sums are over all."""
+    """The loss of each step. With a layout this process holds some rows of each sequence; losses are over all rows."""
     torch.manual_seed(0)
     model = Transformer(size, attend).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate)
@@ -46,7 +47,7 @@ def train(size: Size, attend: Attend, device: str, layout: Any = None) -> list[f
         tokens, targets = window[:, :-1].to(device), window[:, 1:].to(device)
         position = model.position
         if layout is not None:
-            # Targets are shifted by one, so that the padding, which is 0, is none of them.
+            # Padding is 0. Targets are shifted by one before and after, so that padding becomes -1, which is ignored.
             tokens, targets = layout.shard(tokens, 1), layout.shard(targets + 1, 1) - 1
             position = layout.shard(position)
         logits = model.logits(model.norm(model.blocks(model.embed(tokens) + position)))
@@ -62,7 +63,7 @@ def train(size: Size, attend: Attend, device: str, layout: Any = None) -> list[f
 
 
 def _summed(loss: Tensor, model: nn.Module) -> Tensor:
-    """Add up the loss and the gradients of all ranks, each of which has those of its rows."""
+    """Add up the loss and the gradients of all ranks. Each rank has computed those of its own rows."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
     dist.all_reduce(loss)

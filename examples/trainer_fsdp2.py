@@ -2,8 +2,9 @@
 
     python -m examples.trainer_fsdp2 --ranks 2 --architecture Gemma2
 
-With as many GPUs as ranks each process has one, and NCCL connects them; else they are processes of the CPU, with gloo.
-Each rank has rows of its own, of packed documents. The attention is named once, and no line of FSDP2's knows of it.
+With at least as many GPUs as ranks, each process has one GPU and NCCL connects them. Otherwise the processes run on the
+CPU, with gloo. Each rank has its own rows of packed documents. The attention is named once, and the lines that call
+FSDP2 do not depend on it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3": {},
     "Gemma2": {"sliding_window": 32, "query_pre_attn_scalar": 16},
 }
-"""Models that may be trained, and what their configs have beside the common size."""
+"""Models that may be trained, and the fields of their configs in addition to the common size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ def make_model(architecture: str, size: Size, device: str) -> Any:
 
 
 def batches(size: Size, rows: int) -> list[dict[str, Tensor]]:
-    """The rows of each step, bytes `[rows, row]`, and positions that begin again with each document."""
+    """The rows of each step: bytes `[rows, row]`, and positions that restart at 0 with each document."""
     text, _ = load_text()
     order = torch.Generator().manual_seed(1)
     found = []
@@ -90,7 +91,7 @@ def batches(size: Size, rows: int) -> list[dict[str, Tensor]]:
 
 
 def train(model: Any, size: Size, device: str, rank: int, ranks: int, rows: int) -> list[float]:
-    """The loss of each step over the rows of all ranks. This one computes `rows` of them, from `rank * rows` on."""
+    """The loss of each step over the rows of all ranks. This rank computes `rows` rows, beginning at `rank * rows`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate)
     losses = []
     for batch in batches(size, rows * ranks):
@@ -102,7 +103,7 @@ def train(model: Any, size: Size, device: str, rank: int, ranks: int, rows: int)
         optimizer.step()
         mean = loss.detach().float()
         if dist.is_initialized():
-            # Every rank has as many tokens: the mean of means is that of all tokens.
+            # All ranks have the same number of tokens, so the mean of their means is the mean over all tokens.
             dist.all_reduce(mean)
             mean /= ranks
         losses.append(mean.item())
@@ -110,7 +111,7 @@ def train(model: Any, size: Size, device: str, rank: int, ranks: int, rows: int)
 
 
 def shard(model: Any, device: str, ranks: int) -> None:
-    """FSDP2 as its users write it: a layer at a time, then what is left."""
+    """FSDP2 as its users write it: each layer, then the rest of the model."""
     mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("shards",))
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)

@@ -1,1 +1,1 @@
-"""Hooks into other libraries, a module for each. A library is imported by the modules that its name begins, alone."""
+"""Hooks into other libraries. Only the modules whose names begin with the name of a library import that library."""

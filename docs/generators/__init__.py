@@ -1,4 +1,4 @@
-"""Pages that are generated when the site is built: each module here with a function `pages` adds some."""
+"""Pages that are generated when the site is built: each module here with a function `pages` adds pages."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SPEC = "variants.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
-    """One set of ops: its folder in the reference, its name, and how it is introduced."""
+    """One set of ops: its folder in the reference, its name, and its introduction."""
 
     folder: str
     name: str
@@ -75,7 +75,7 @@ def _op(variant: Variant, framework: Framework) -> str:
         for name in ("portable.py", "hopper_fwd.py", "hopper_bwd.py")
     )
     symbol = function_symbol(variant.name)
-    # The pages of the ops resemble each other: the search puts those of the language and of calls first.
+    # The pages of ops are alike, so the search ranks them below the pages of the language and of calls.
     return "---\nsearch: {boost: 0.3}\n---\n" + page(
         variant.name,
         f"`from generated.{framework.folder} import {variant.name}`. Portable kernels: {links}. The entry:",

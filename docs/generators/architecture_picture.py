@@ -12,7 +12,7 @@ WIDTH, HEIGHT, BOX_WIDTH, BOX_HEIGHT = 880, 330, 150, 54
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A box with a title and a line below it; `x` and `y` are those of its upper left corner."""
+    """A box with a title and a line of text below it; `x` and `y` are the upper left corner."""
 
     x: int
     y: int
@@ -50,7 +50,7 @@ AREAS = (
     (430, "M175 24 H702 V210 H360 V318 H175 Z", "codegen/: no framework, no GPU"),
     (798, "M716 24 H880 V318 H716 Z", "the package: no generator"),
 )
-"""The grounds behind some boxes: the middle of the title, the outline, and the title."""
+"""The shaded areas behind some boxes: the middle of the title, the outline, and the title."""
 
 
 def architecture_picture(scheme: Scheme) -> str:
@@ -84,7 +84,7 @@ def _width(box: Box) -> int:
 
 
 def _arrow(start: Box, end: Box, scheme: Scheme) -> str:
-    if start.x == end.x:  # from one above the other
+    if start.x == end.x:  # one box is above the other
         x1 = x2 = start.x + _width(start) // 2
         y1, y2 = (start.y + BOX_HEIGHT, end.y) if start.y < end.y else (start.y, end.y + BOX_HEIGHT)
     else:

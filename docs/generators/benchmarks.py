@@ -1,4 +1,4 @@
-"""`benchmarks/`: a page for each suite of the stored runs, and one that compares them."""
+"""`benchmarks/`: a page for each suite of the stored runs, and a page that compares the suites."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _ratio(value: float) -> str:
 
 
 def _computed(run: Run, computed: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:
-    """Our rate of each variant as a share of causal's, counting all scores of computed blocks."""
+    """Our rate of each variant as a share of causal attention's rate, counting all scores of computed blocks."""
     rows = [[case, *(f"{shares[which][1]:.0%}" for which in PASSES)] for case, shares in computed.items()]
     heads = ["case", *(f"{PASS_NAMES[which]}, share of causal's rate" for which in PASSES)]
     text = (
@@ -207,7 +207,7 @@ def _computed(run: Run, computed: Mapping[str, Mapping[str, tuple[float, float]]
 
 
 def _shares(run: Run) -> str:
-    """Our rate of each variant as a share of causal's."""
+    """Our rate of each variant as a share of causal attention's rate."""
     timed = run.results.timed()
     rows = []
     for case in run.suites()["variants"]:
@@ -307,7 +307,7 @@ def _decode(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _over(row: Mapping[str, Any]) -> str:
-    """The ratio of a row of `decode`, and to what."""
+    """The ratio of a row of `decode`, and the implementation that it compares with."""
     if not row.get("ratio"):
         return "-"
     return f"{row['ratio']:.2f} of {DECODE.get(row['over'], row['over'])}"

@@ -34,7 +34,7 @@ SCHEMES = (LIGHT, DARK)
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of dots: `ratios` of a pass (0 forward, 1 backward) against what `label` names."""
+    """One row of dots: `ratios` of a pass (`which`: 0 forward, 1 backward) against the peer that `label` names."""
 
     label: str
     of: str
@@ -44,12 +44,12 @@ class Row:
 
 LEFT, WIDTH, TOP, STEP = 190, 760, 62, 26
 FARTHEST = 8.0
-"""The end of the axis: larger ratios are written out there, since a single one would squeeze all others."""
+"""The end of the axis. Larger ratios are written as text there, because one large ratio would squeeze all others."""
 _TICKS = (0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
 
 
 def ratio_chart(title: str, rows: Sequence[Row], scheme: Scheme) -> str:
-    """How many times as long each peer takes, on a logarithmic axis; where ours is slower the ground is shaded."""
+    """How many times as long each peer takes, on a logarithmic axis; the part where ours is slower is shaded."""
     values = [ratio for row in rows for ratio in row.ratios]
     low, high = min(0.8, *values) / 1.06, min(max(1.5, *values), FARTHEST) * 1.06
     height = TOP + STEP * len(rows) + 42

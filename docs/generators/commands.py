@@ -1,4 +1,4 @@
-"""`reference/commands.md`: every command and option, from the parsers themselves."""
+"""`reference/commands.md`: every command and option, read from the argument parsers."""
 
 from __future__ import annotations
 

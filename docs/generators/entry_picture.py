@@ -1,4 +1,4 @@
-"""The picture at the top of README.md: an entry, the blocks that its mask leaves, and what is rendered of it."""
+"""The picture at the top of README.md: an entry, the blocks that its mask leaves, and the files rendered from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENTRY = (
     "    size: {type: int, min: 1}",
     "    sinks: {type: int, min: 0}",
 )
-"""The entry of the variant, without its examples, in lines of the picture."""
+"""The entry of the variant, without its examples, as the lines of the picture."""
 
 RENDERED = (
     ("portable.py", "forward, backward"),

@@ -1,4 +1,4 @@
-"""`reference/errors.md`: errors of specs, from the messages that tests pin; of calls and commands, from the source."""
+"""`reference/errors.md`: errors of specs, from the tests' expected messages; of calls and commands, from the source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MESSAGE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """One message: the line of the spec, the rule, and the remedy, empty where the rule says it."""
+    """One message: the line of the spec, the rule, and the remedy, which is empty if the rule contains it."""
 
     line: int
     where: str
@@ -38,7 +38,7 @@ class Reported:
 
 
 def parse_message(text: str) -> Reported:
-    """A line of a golden.
+    """The parts of a message, which is a line of a golden file.
 
     >>> parse_message("a.yaml:3: masks.near: unknown name 'scor'; did you mean 'score'? (column 4)").remedy
     "did you mean 'score'?"
@@ -93,7 +93,7 @@ def _section(path: Path) -> str:
 
 
 def _escaped(row: list[str]) -> list[str]:
-    """Messages hold characters that Markdown reads: they are shown as they are."""
+    """Escape the characters of messages that have a meaning in Markdown, so that they are shown literally."""
     line, cause, rule, remedy = row
     return [line, cause, _shown(rule), _shown(remedy)]
 

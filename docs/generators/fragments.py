@@ -1,4 +1,4 @@
-"""Tables that pages written by hand hold a place for: `<!-- generated: language-functions -->` in a line of its own."""
+"""Tables for handwritten pages, which mark their places by a line such as `<!-- generated: language-functions -->`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PLACE = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
 
 def with_fragments(text: str) -> str:
-    """A page with its places filled.
+    """A page with each marked place replaced by its table.
 
-    Raises `ValueError` for a place whose name there is no table of.
+    Raises `ValueError` for a place whose name is not that of a table.
     """
     return _PLACE.sub(_filled, text)
 
@@ -87,7 +87,7 @@ def chips() -> str:
 
 
 def tuning_gains() -> str:
-    """For each tuned GPU what `codegen explain --gpu` prints."""
+    """For each tuned GPU, the text that `codegen explain --gpu` prints."""
     parts = []
     for folder in sorted(path for path in TUNED.iterdir() if path.is_dir()):
         parts += [f"### {folder.name.upper()}", fence("\n".join(gains(PACKAGE, folder.name)), "text")]
@@ -95,7 +95,7 @@ def tuning_gains() -> str:
 
 
 def families() -> str:
-    """The two families at the longest length that tuned files compare them at, by variant and head dim."""
+    """The times of both kernel families at the longest compared length of the tuned files, by variant and head dim."""
     rows = []
     for path in sorted((TUNED / "h100").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -126,4 +126,4 @@ FRAGMENTS: dict[str, Callable[[], str]] = {
     "language-precedence": precedence,
     "tuning-gains": tuning_gains,
 }
-"""Name -> the Markdown in its place."""
+"""Name -> a function that returns the Markdown for that place."""

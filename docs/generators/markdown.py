@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells may hold any text. A bar in inline code needs no backslash, and would show it.
+    """A table; cells may hold any text. Bars are escaped by a backslash except in inline code, which would show it.
 
     >>> print(table(["a", "b"], [["1", "x | `y | z`"]]).replace(chr(92), "!"))
     | a | b |
@@ -30,7 +30,7 @@ def _cell(text: str) -> str:
 
 
 def code(text: object) -> str:
-    """Text as inline code, also where it holds backquotes.
+    """Text as inline code, also if it contains backquotes.
 
     >>> code("x"), code("a `b`")
     ('`x`', '`` a `b` ``')
@@ -40,7 +40,7 @@ def code(text: object) -> str:
 
 
 def figures(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of narrow columns; those that hold numbers alone stand to the right and are not broken."""
+    """A table of narrow columns; columns that hold only numbers are aligned to the right and are not broken."""
     rows = list(rows)
     rule = ["---:" if all(_is_number(row[i]) for row in rows) else "---" for i in range(len(heads))]
     lines = [heads, rule, *rows]

@@ -7,7 +7,7 @@ import importlib.util
 import re
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-r"""What the Markdown extension `pymdownx.arithmatex` leaves of a formula: `\(` begins one in a line, `\[` one apart."""
+r"""A formula as the extension `pymdownx.arithmatex` writes it: `\(` begins an inline formula, `\[` a formula block."""
 
 
 def has_converter() -> bool:

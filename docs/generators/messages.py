@@ -10,22 +10,22 @@ from pathlib import Path
 from docs.generators import ROOT
 
 ELLIPSIS = "…"
-"""Stands for what a message fills in."""
+"""Replaces the values that a message fills in."""
 
 
 def expected_arguments() -> dict[str, list[str]]:
-    """Argument of a call -> what the errors about it say they expect, from each `fail(op, argument, expected, got)`."""
+    """Argument of a call -> what errors about it say was expected, from each `fail(op, argument, expected, got)`."""
     found: dict[str, set[str]] = {}
     for _, call in _calls(ROOT / "runtime", "fail", 4):
         argument, expected = template(call.args[1]), template(call.args[2])
-        # What is all filled in says nothing here.
+        # A text that consists of filled-in values alone says nothing here.
         if argument != ELLIPSIS and expected.strip("… ") and not expected.startswith(ELLIPSIS):
             found.setdefault(argument, set()).add(expected)
     return {argument: sorted(found[argument]) for argument in sorted(found)}
 
 
 def command_errors() -> list[tuple[str, str]]:
-    """Room of the generator and message of each `CodegenError(...)` whose text is at least half its own."""
+    """Folder of codegen/ and message of each `CodegenError(...)` with more than 12 word characters of literal text."""
     found = set()
     for path, call in _calls(ROOT / "codegen", "CodegenError", 1):
         message = template(call.args[0])
@@ -35,7 +35,7 @@ def command_errors() -> list[tuple[str, str]]:
 
 
 def template(node: ast.expr) -> str:
-    """A string of the source with an ellipsis in the place of what is filled in.
+    """A string of the source, with an ellipsis in place of each filled-in value.
 
     >>> template(ast.parse("f'{name}: expected {low} to 3'", mode="eval").body)
     '…: expected … to 3'
@@ -48,7 +48,7 @@ def template(node: ast.expr) -> str:
 
 
 def _calls(folder: Path, name: str, least: int) -> Iterator[tuple[Path, ast.Call]]:
-    """Each call of a function with at least so many arguments, in the modules of a folder."""
+    """Each call of a function with at least `least` arguments, in the modules of a folder."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or len(node.args) < least:

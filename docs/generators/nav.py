@@ -1,4 +1,4 @@
-"""The navigation, made from the folders of docs/: sections in one order, pages in that of each folder's index."""
+"""The navigation, made from the folders of docs/: sections in a fixed order, pages in the order of their index."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def navigation(pages: Mapping[str, str]) -> Nav:
 
 
 def folder(name: str, pages: Mapping[str, str]) -> Nav:
-    """The entries of a folder: its index, then what the index's `order` names, then the rest by name.
+    """The entries of a folder: its index, then the pages that the index's `order` names, then the rest by name.
 
-    Folders in it are sections of their own; the `title` of their index is the section's, else the folder's name.
+    Folders in it become sections. The title of a section is the `title` of the folder's index, or the folder's name.
     """
     inside = [path.removeprefix(f"{name}/") for path in pages if path.startswith(f"{name}/")]
     index = front_matter(pages.get(f"{name}/{INDEX}", ""))

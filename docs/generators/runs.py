@@ -16,13 +16,13 @@ from docs.generators import ROOT
 FOLDER = ROOT / "bench" / "results"
 
 OTHERS = ("packed", "decode", "models", "parallel", "jax", "host")
-"""Suites that are no speed suites, whose results a run holds under their own keys."""
+"""Suites other than speed suites. A run holds the results of each under the suite's own key."""
 
 ALONE = ("variants",)
-"""Suites without a peer."""
+"""Suites that compare with no other library."""
 
 UNNAMED = "paper"
-"""The speed suite of a run from before suites were stored."""
+"""The speed suite of runs that do not store the name of their suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Run:
 
     @property
     def revision(self) -> str:
-        """The commit whose kernels were measured; empty where the run does not say."""
+        """The commit whose kernels were measured; empty if the run does not say."""
         return self.results.machine.get("revision", "")
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that measured it; empty where the run does not say."""
+        """The command that measured the run; empty if the run does not say."""
         arguments = list(self.results.settings.get("arguments", []))
         if "--json" in arguments:
             at = arguments.index("--json")
@@ -64,13 +64,13 @@ class Run:
         return " ".join(["python -m bench", *quoted]) if arguments else ""
 
     def suites(self) -> dict[str, list[str]]:
-        """Suite -> names of its cases that were measured; of suites that are no speed suites none."""
+        """Suite -> names of its measured cases; an empty list for suites other than speed suites."""
         panels = self.results.panels() if self.results.measurements else {}
         found = {(UNNAMED if suite == "all" else suite): cases for suite, cases in panels.items()}
         return found | {name: [] for name in OTHERS if name in self.results.others}
 
     def measured(self, suite: str) -> set[tuple[str, str]]:
-        """Case and implementation of each time of a suite."""
+        """Case and implementation of each measured time of a suite."""
         if suite in OTHERS:
             return {(row["case"], row["implementation"]) for row in self.results.others[suite]}
         cases = set(self.suites()[suite])
@@ -94,7 +94,7 @@ def suites() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a page shows of a run: a suite's cases and implementations that no later run on the same GPU has."""
+    """The part of a run that a page shows: a suite's cases and implementations that no later run on the GPU has."""
 
     run: Run
     suite: str
@@ -119,7 +119,7 @@ class Shown:
 
 
 def shown_runs(suite: str) -> Iterator[Shown]:
-    """What there is of a suite, the latest first."""
+    """The parts of all runs that a suite's page shows, the latest first."""
     seen: dict[str, set[tuple[str, str]]] = {}
     for run in stored_runs():
         if suite not in run.suites():

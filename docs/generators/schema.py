@@ -95,7 +95,7 @@ def _kind(schema: Schema, root: Schema) -> str:
         return "a mapping"
     words = [{"string": "text", "boolean": "`true` or `false`", "null": "nothing"}.get(kind, kind) for kind in kinds]
     if kinds == ["string"] and "maxLength" not in schema:
-        words = ["an expression"]  # each other text has a limit
+        words = ["an expression"]  # all texts other than expressions have a maxLength
     limits = [f"from {schema['minimum']}"] if "minimum" in schema else []
     limits += [f"to {schema['maximum']}"] if "maximum" in schema else []
     return " ".join([" or ".join(words), *limits])

@@ -1,4 +1,4 @@
-"""Files outside docs/ that pages link to, as pages of the site: a link that works in the repository works there too."""
+"""Files outside docs/ that pages link to, as pages of the site, so that links of the repository work there too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TITLES = {
     "templates/README.md": "Templates",
     "templates/hopper/README.md": "Hopper kernels",
 }
-"""Titles of documents in the navigation, where these are not their headings."""
+"""Titles of documents in the navigation, if they differ from the documents' headings."""
 
 PAGES = {
     "README.md": "index.md",
@@ -25,14 +25,14 @@ PAGES = {
     "templates/README.md": "reference/templates.md",
     "templates/hopper/README.md": "project/hopper.md",
 }
-"""Documents of the repository that have a place of their own in the site."""
+"""Documents of the repository that have their own path in the site."""
 
 COPIED = (".json", ".png", ".svg", ".csv", ".ipynb")
-"""Files that are copied as they are; all others become a page with their text."""
+"""Files that are copied unchanged; all others become a page with their text."""
 
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".jinja": "jinja", ".sh": "bash"}
 
-# Code comes first: what looks like a link in it is none.
+# Code comes first, so that text in code that looks like a link is not taken for a link.
 _LINK = re.compile(
     r"(?P<code>^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[ \t]*$|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
     r"|(?P<before>\]\(|^\[[^\]]+\]:[ ]+)(?P<target>[^)\s]+)",
@@ -56,7 +56,7 @@ def links(text: str) -> list[str]:
 
 
 def map_links(text: str, new: Callable[[str], str]) -> str:
-    """A Markdown text whose links and images have the targets that `new` makes of them."""
+    """A Markdown text in which each target of a link or image is replaced by `new(target)`."""
 
     def replaced(match: re.Match[str]) -> str:
         return match[0] if match["code"] is not None else match["before"] + new(match["target"])
@@ -65,7 +65,7 @@ def map_links(text: str, new: Callable[[str], str]) -> str:
 
 
 def with_schemes(text: str) -> str:
-    """A text whose `<picture>`s, with an image for each colour scheme, are images that follow the site's scheme."""
+    """A text whose `<picture>`s, with an image per colour scheme, are replaced by images for the site's schemes."""
     return _PICTURE.sub(r"![\g<alt>](\g<light>#only-light)\n![\g<alt>](\g<dark>#only-dark)", text)
 
 
@@ -82,7 +82,7 @@ class Sources:
         self._origins: dict[str, str] = {page: path for path, page in PAGES.items() if path != "README.md"}
 
     def pages_for(self, texts: Mapping[str, str]) -> dict[str, str | bytes]:
-        """Path in the site -> content of the documents of `PAGES`, and of all files that pages or these link to.
+        """Path in the site -> content: the documents of `PAGES`, and all files that pages or these documents link to.
 
         `texts`: the pages under docs/, path in the site -> Markdown.
         """
@@ -100,7 +100,7 @@ class Sources:
         return found
 
     def with_links(self, text: str, page: str) -> str:
-        """The Markdown of a page with its links to other files of the checkout as links within the site."""
+        """The Markdown of a page, with its links to other files of the checkout replaced by links within the site."""
         is_foreign = page in self._origins
         folder = posixpath.dirname(page)
 
@@ -137,7 +137,7 @@ class Sources:
         return {path for path in resolved if path is not None and not path.startswith("docs/")}
 
     def _resolved(self, target: str, page: str) -> str | None:
-        """The path of a link's target from the root of the checkout; None if it is no file of it."""
+        """The path of a link's target from the root of the checkout; None if the target is not in the checkout."""
         path = target.partition("#")[0]
         if not is_local(target) or not path:
             return None

@@ -1,4 +1,4 @@
-"""Where the kernels cannot run, every test of this folder is skipped."""
+"""If the kernels cannot run, every test of this folder is skipped."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def seeded() -> None:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of an importable package of the variants of library.yaml."""
-    # In a folder of this name hypothesis does not look for numbers to try, which takes it long.
+    # Hypothesis searches source files for numbers to try, which takes long. It leaves out folders of this name.
     folder = tmp_path_factory.mktemp("library") / "tests"
     with importable(folder, LIBRARY_PACKAGE, LIBRARY):
         yield LIBRARY_PACKAGE
@@ -43,7 +43,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread: for tiles more take longer."""
+    """torch computes in one thread, because more threads are slower for tensors of the size of a tile."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -52,7 +52,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """torch fills what it allocates with NaN. Nothing else of its deterministic mode is wanted: the golden may sum."""
+    """torch fills allocated memory with NaN. Its deterministic mode does more, but only warns: the golden may sum."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         assert torch.empty(4, device=DEVICE).isnan().all()
@@ -63,7 +63,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests with sizes for a GPU where kernels are interpreted."""
+    """Leave out tests with sizes for a GPU if kernels are interpreted."""
     if INTERPRET:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]

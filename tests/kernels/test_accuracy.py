@@ -24,7 +24,7 @@ from tests.support.judge import check_call
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
 
-# Head groups 1, 3, 4, 6 and 8 go to the short lengths, where the interpreter is done with them soon.
+# Head groups 1, 3, 4, 6 and 8 are combined with short lengths, which the interpreter computes fast.
 LENGTHS = [
     Shape(q_len=1, batch=2),
     Shape(q_len=17, group=8),
@@ -43,12 +43,12 @@ LONG = [
 ]
 DIMS = [16, 40, 80, 96, 128, 192, 256]
 DIM_PAIRS = [(64, 128), (192, 128), (40, 16)]
-# Of q and k, of v or of both in two parts of columns: among them a second part that is cut.
+# Head dims for which q and k, v, or both are in two parts of columns; some second parts are not full.
 IN_PARTS = [(72, 72), (48, 48), (96, 80), (64, 96)]
 
 
 def _dtypes_of(number: int) -> tuple[torch.dtype, ...]:
-    """In the interpreter one of them in turn: of the dtype it knows no more than how results are rounded."""
+    """In the interpreter one dtype in turn: there the dtype only decides how results are rounded."""
     return (DTYPES[number % len(DTYPES)],) if INTERPRET else DTYPES
 
 
@@ -88,7 +88,7 @@ def test_long_in_jax(variant: str) -> None:
 
 
 def _dims_of(variant: str) -> list[int]:
-    """Every other head_dim for each variant, in turn: each is covered by half of them, at half the time."""
+    """Every other head_dim for each variant, in turn: half of the variants cover each head_dim, in half the time."""
     return DIMS[VARIANTS.index(variant) % 2 :: 2]
 
 
@@ -114,7 +114,7 @@ def test_values_of_another_head_dim(variant: str, dim: int, dim_v: int) -> None:
 @pytest.mark.parametrize("variant", ["causal", "alibi"])
 @pytest.mark.covers(framework="jax")
 def test_head_dims_in_jax(variant: str, dim: int, dim_v: int) -> None:
-    """Among them rows that are no multiple of 16 bytes, which are copied."""
+    """Some head dims give rows that are no multiple of 16 bytes, so that inputs are copied."""
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]), framework="jax")
 
 
@@ -129,7 +129,7 @@ def test_head_dims_in_parts(variant: str, dim: int, dim_v: int, framework: str) 
 @pytest.mark.parametrize(("dim", "dim_v"), [(64, 32), pytest.param(80, 80, marks=pytest.mark.gpu)])
 @with_variants
 def test_tiles_of_several_widths_without_a_pipeline(variant: str, dim: int, dim_v: int) -> None:
-    """One stage: k and v then reach shared memory by way of registers, as nothing else here makes them."""
+    """One stage: only then do k and v reach shared memory through registers, in these tests."""
     check_call(variant, draw(variant, Shape(q_len=70, dim=dim, dim_v=dim_v), DTYPES[0]), config=tiles(64, 64))
 
 
@@ -139,7 +139,7 @@ def test_tiles_of_several_widths_without_a_pipeline(variant: str, dim: int, dim_
 )
 @pytest.mark.parametrize("variant", variants_where(lambda name: any(MANIFEST[name][key] for key in OWN_TENSORS)))
 def test_own_gradients(variant: str, framework: str, dtype: torch.dtype) -> None:
-    """Heads enough for the mean error of a gradient per head to tell something."""
+    """Enough heads that the mean error of a gradient per head is meaningful."""
     inputs = draw(variant, Shape(q_len=70, kv_heads=4, group=8), dtype)
     check_call(variant, inputs, config=tiles(128, 128), framework=framework)
 

@@ -1,4 +1,4 @@
-"""Which gradients come back, that the same call gives the same bits, and autocast."""
+"""Which gradients a call returns, equal bits for equal calls, and autocast."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGE = Shape(batch=2, kv_heads=2, group=3, q_len=1000)
 
 
 def frozen_but(inputs: Inputs, trained: str) -> Inputs:
-    """The same call, with one leaf."""
+    """The same call, in which only `trained` requires a gradient."""
 
     def leaf(name: str, x: Tensor) -> Tensor:
         return x.detach().requires_grad_(name == trained)
@@ -68,7 +68,7 @@ def test_without_leaves_nothing_is_recorded(variant: str) -> None:
 
 @with_variants
 def test_a_loss_of_o_or_of_lse_alone(variant: str) -> None:
-    """As if the other's gradient were zero."""
+    """The gradients are those of a loss of both in which the other's gradient is zero."""
     inputs = draw(variant, Shape(q_len=33))
     leaves = inputs.leaves()
     zero = {"o": torch.zeros_like(inputs.do), "lse": torch.zeros_like(inputs.dlse)}
@@ -84,7 +84,7 @@ def test_a_loss_of_o_or_of_lse_alone(variant: str) -> None:
 @pytest.mark.parametrize("variant", variants_where(lambda name: "dense" in MANIFEST[name]["deterministic"]))
 def test_same_inputs_same_bits(variant: str) -> None:
     inputs = draw(variant, Shape(q_len=70, group=3) if INTERPRET else LARGE, DTYPES[0])
-    # Without it Hopper's backward adds up dq in any order.
+    # Without `deterministic`, Hopper's backward sums dq in any order.
     first, second = (evaluate(variant, inputs, deterministic=True) for _ in range(2))
     for name, got in second.items():
         assert torch.equal(got, first[name]), name
@@ -92,7 +92,7 @@ def test_same_inputs_same_bits(variant: str) -> None:
 
 @with_variants
 def test_gradients_twice(variant: str) -> None:
-    """`retain_graph` keeps what the backward needs."""
+    """`retain_graph` keeps the tensors that the backward needs."""
     inputs = draw(variant, Shape(q_len=33))
     o = inputs.call(golden.load_op(variant))
     first = torch.autograd.grad(o, inputs.v, inputs.do, retain_graph=True)[0]

@@ -14,7 +14,7 @@ from generated._runtime.core.checks import ArgumentError, check_float, check_int
 from tests.support.cases import DEVICE, INTERPRET, MANIFEST, VARIANTS, Shape, draw, own_names, with_variants
 
 Arguments = dict[str, Any]
-# As messages name it. No tensor is made before the tests run: there may be no GPU.
+# The device's name in messages. No tensor is made before the tests run, because there may be no GPU.
 AT = "cpu" if INTERPRET else "cuda:0"
 
 
@@ -39,7 +39,7 @@ def message(variant: str, call: Arguments) -> str:
 
 TILE = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}
 
-# what is changed in a good call of `causal`, and the message
+# a name, the arguments that are changed in a good call of `causal`, and the message
 SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     ("no_tensor", lambda: {"q": [1.0]}, "q: expected a torch.Tensor, got list"),
     ("none", lambda: {"v": None}, "v: expected a torch.Tensor, got NoneType"),

@@ -1,4 +1,4 @@
-"""What the tuner compares on a GPU with several families of kernels: each contender is right, and is timed."""
+"""The contenders that the tuner compares on a GPU with several kernel families: each is correct, and is timed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_contenders(variant: str, pass_: str, head_dim: int, mode: str) -> None:
     spec, folder = load(DEFAULT_SPEC), ROOT / "generated"
     families = Families(Context(spec=spec, package=PACKAGE, folder=folder, machine=this_machine()))
     of = Comparison(variant=variant, mode=mode, dtype="bfloat16", head_dim=head_dim, pass_=pass_)
-    # Another tile of Hopper's forward serves long sequences of 64 columns.
+    # Hopper's forward has another tile for long sequences of 64 columns.
     for workload in (Workload(seq=1024, group=2), Workload(seq=16384, group=1)):
         contenders, bench = families.contenders(of, workload), FamilyBench(PACKAGE, of)
         assert [bench.check(contender) for contender in contenders] == [""] * len(contenders)

@@ -1,4 +1,4 @@
-"""What the tests of this folder leave out without `--full` is covered by others of them."""
+"""The tests that run without `--full` cover everything that the left out tests of this folder cover."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.selection import SELECTION, Selection
 
 ALL = Selection(collected=(), selected=())
-"""Of a session in which nothing is left out: on a GPU, with `--full`, or of tests that are named."""
+"""The selection of a session that leaves out no test: on a GPU, with `--full`, or with tests that are named."""
 
 MODES = ("dense", "packed", "segmented")
 FILES = {
@@ -31,8 +31,8 @@ def selection(request: pytest.FixtureRequest) -> Selection:
 
 
 def pairs(cases: Iterable[Case]) -> set[object]:
-    """Every value of every axis, and pairs of them: of a variant the mode, dtype, framework, family and direction; of a
-    function and of its parameters all but the variant."""
+    """Every value of every axis, and pairs of values: a variant with each mode, dtype, framework, family and direction,
+    and a function and its parameters with all axes but the variant."""
     return {found for case in cases for found in _pairs(case)}
 
 
@@ -61,7 +61,7 @@ def test_selection_covers_every_trait_of_a_plan_with_every_function(selection: S
 
 
 def test_selection_runs_every_variant_in_every_mode_and_family(selection: Selection) -> None:
-    """Holds for the whole folder: fewer files cannot have all of it."""
+    """Holds for the whole folder only: fewer files cannot cover all of it."""
     run = {(c.variant, c.axes.get("mode"), c.axes.get("family")) for c in selection.selected}
     wanted = {(v, mode, family) for v in VARIANTS for mode in MODES for family in ("portable", "hopper")}
     wanted |= {(name, "dense", "portable") for name in FORMULAS}

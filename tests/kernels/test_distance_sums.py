@@ -1,4 +1,4 @@
-"""The gradient of a table by head and distance, made of sums by distance."""
+"""The gradient of a table by head and distance, computed from sums by distance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_sums_go_where_they_are_read(
     size: int, sign: int, rest: int, offsets: tuple[int, ...] | None, has_limits: bool
 ) -> None:
     batch, heads, rows, keys = 2, 3, 20, 17
-    # The distances of the first and the last element, or the other way round.
+    # The distances of the first and the last element, in ascending order.
     ends = sorted(sign * (element - rest) for element in (0, size - 1))
     first, last = ends if has_limits else (None, None)
     q, k = (torch.empty(batch, heads, length, 1, device=DEVICE) for length in (rows, keys))

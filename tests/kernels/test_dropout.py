@@ -1,4 +1,4 @@
-"""Dropout on the probabilities: which are dropped, in every kernel the same, and what of a call that depends on."""
+"""Dropout on the probabilities: which pairs are dropped, in every kernel the same, and what in a call decides it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def with_numbers(inputs: golden.Inputs, **numbers: Any) -> golden.Inputs:
 
 
 def kept_by_forward_and_backward(variant: str, shape: Shape, dtype: torch.dtype, **options: Any) -> list[Tensor]:
-    """The pairs `[B, Hq, Sq, Skv]` that keep their probability, as o and as dv tell: v and do are unit matrices."""
+    """The pairs `[B, Hq, Sq, Skv]` that keep their probability, read from o and from dv: v and do are unit matrices."""
     inputs = draw(variant, shape, dtype)
     v, do = torch.zeros_like(inputs.v), torch.zeros_like(inputs.do)
     v.diagonal(dim1=2, dim2=3).fill_(1)
     do.diagonal(dim1=2, dim2=3).fill_(1)
     inputs = with_numbers(replace(inputs, v=v.requires_grad_(), do=do), dropout_p=0.75, seed=17)
-    # So far to the right that a causal mask hides no key.
+    # The query offset is so large that a causal mask hides no key.
     got = evaluate(variant, inputs, q_offset=shape.keys, **options)
     return [got["o"] > 0, got["dv"].mT > 0]
 
@@ -46,7 +46,7 @@ def test_forward_and_backward_drop_the_same_whatever_the_tiles(variant: str, blo
 
 @with_dropout
 def test_a_part_of_the_keys_drops_what_the_whole_does(variant: str) -> None:
-    """Rows are counted from 32 rows further on than `q_offset` says, and keys from the 64th on."""
+    """For dropout, rows are counted from `q_offset + 32` on, and keys from 64 on."""
     shape = Shape(batch=2, kv_heads=2, group=1, q_len=40, dim=16, dim_v=40)
     words = dropout_words(17, (2, 2, 40, 104), torch.device(DEVICE), row_offset=40 + 32)[..., 64:]
     own = dropout_words(17, (2, 2, 40, 40), torch.device(DEVICE), row_offset=40 + 32, key_offset=64)
@@ -75,7 +75,7 @@ def test_layouts_drop_the_same(variant: str) -> None:
 
 @with_dropout
 def test_the_seed_decides(variant: str) -> None:
-    """All of its bits do; lse knows nothing of what is dropped."""
+    """All bits of the seed decide which pairs are dropped. lse does not depend on dropout."""
     inputs = draw(variant, SHAPE)
     found = [evaluate(variant, with_numbers(inputs, seed=seed)) for seed in (0, 0, 1, 2**32, 2**63 - 1)]
     for name in ("o", "dq", "dk", "dv"):
@@ -88,7 +88,7 @@ def test_the_seed_decides(variant: str) -> None:
 
 
 def _without_dropout(variant: str) -> str | None:
-    """The variant that is the same but for the dropout."""
+    """The variant that is the same except that it has no dropout."""
     same = ("mask", "score", "tensors", "scalars", "sink", "decay")
     twins = variants_where(lambda name: not MANIFEST[name]["dropout"])
     return next((name for name in twins if all(MANIFEST[name][key] == MANIFEST[variant][key] for key in same)), None)
@@ -96,9 +96,9 @@ def _without_dropout(variant: str) -> str | None:
 
 @with_dropout
 def test_a_dropout_of_zero_is_none(variant: str) -> None:
-    """Bit for bit, by the same family and tiles, which each variant is tuned for on its own.
+    """Bit for bit, with the same family and tiles, which are tuned separately for each variant.
 
-    Compiled, dk may differ in its last bit: without dropout its sums start elsewhere.
+    Compiled, dk may differ in its last bit: without dropout its sums start from another number.
     """
     twin = _without_dropout(variant)
     if twin is None:
@@ -162,7 +162,7 @@ def test_compiled_without_a_seed(variant: str) -> None:
 @pytest.mark.parametrize("q_offset", [-40, 7, 35, (16, -3)])
 @with_dropout
 def test_rows_are_counted_from_the_query_offset_on(variant: str, q_offset: int | tuple[int, ...]) -> None:
-    """Rounded down to a multiple of 16: what a call with more rows drops of them, where the offset is one."""
+    """The offset is rounded down to a multiple of 16. Rows then drop what these rows drop in a call with more rows."""
     shape = Shape(batch=2, kv_heads=2, group=2, q_len=24, dim=16)
     inputs = with_numbers(draw(variant, shape), dropout_p=0.75, seed=17)
     offset = torch.tensor(q_offset, device=DEVICE) if isinstance(q_offset, tuple) else q_offset

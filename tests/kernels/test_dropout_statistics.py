@@ -1,7 +1,7 @@
 """Whether the random words of dropout look random: shares, independence along each axis, bytes, runs, and bit flips.
 
-All draws are of fixed seeds, and each bound is one that a random sequence passes but for once in a million or so. The
-tests know nothing of Philox but where its 16 bytes go.
+All draws have fixed seeds. A random sequence fails each bound about once in a million draws. The tests use nothing of
+Philox except the places of its 16 bytes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def centred(seed: int, dropout_p: float) -> Tensor:
 
 
 def check_mean(products: Tensor, what: object) -> None:
-    """The mean of numbers of variance 1 is 0."""
+    """Check that the mean of numbers of variance 1 is close to 0."""
     assert abs(products.mean()) <= SIGMAS / math.sqrt(products.numel()), what
 
 
 def check_chi_squared(counts: Tensor, expected: Tensor | float, what: object = None) -> None:
-    """Counts are as expected, neither further away nor nearer than chance has it."""
+    """Check that counts differ from expected counts neither more nor less than by chance."""
     found = float(((counts - expected) ** 2 / expected).sum())
     freedom = counts.numel() - 1
     # Wilson and Hilferty, 1931: the cube root of chi-squared over its degrees of freedom is nearly normal.
@@ -47,14 +47,14 @@ def check_chi_squared(counts: Tensor, expected: Tensor | float, what: object = N
 
 
 RATES = pytest.mark.parametrize("dropout_p", [0.002, 0.1, 0.5, 0.9])
-"""The first is half of the least that a byte can tell, and the second no multiple of it."""
+"""The first rate is half of the smallest step of a byte, and the second is no multiple of that step."""
 
 
 @RATES
 def test_the_share_of_dropped_pairs(dropout_p: float) -> None:
     dropped = centred(11, dropout_p)
     check_mean(dropped, "all")
-    # The largest of 4096 means of rows, and of keys.
+    # The largest of 4096 means over rows, and over keys.
     for axis in (2, 3):
         means = dropped.mean(axis) * math.sqrt(dropped.shape[axis])
         if dropout_p >= 0.1:
@@ -81,7 +81,7 @@ def test_seeds_are_independent(dropout_p: float) -> None:
 
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5])
 def test_pairs_of_one_counter_are_independent(dropout_p: float) -> None:
-    """Each two of the 16, and how many of the 16 are dropped at once."""
+    """Every two of the 16 pairs, and the number of the 16 that are dropped together."""
     dropped = centred(5, dropout_p).view(16, 16, 2, 8, 8, 2, 2, 4, 2)
     groups = dropped.permute(0, 1, 3, 4, 7, 2, 5, 6, 8).reshape(-1, 16)
     correlations = groups.T @ groups / groups.shape[0]
@@ -105,7 +105,7 @@ def test_bytes_are_uniform_alone_and_beside_their_neighbours() -> None:
 
 
 def test_the_shared_bytes_are_uniform_beside_each_own_byte() -> None:
-    """So that a threshold between two bytes is met with its exact probability."""
+    """This makes the drop probability exact for a threshold between two bytes."""
     pairs = (words(7) >> 16).view(16, 16, 2, 8, 8, 2, 2, 4, 2).permute(2, 5, 6, 8, 0, 1, 3, 4, 7).reshape(16, -1)
     for i, each in enumerate(pairs):
         check_chi_squared(torch.bincount(each, minlength=65536).double(), each.numel() / 65536, i)
@@ -122,14 +122,14 @@ def test_runs_are_as_many_as_of_coins(axis: int) -> None:
 
 
 def test_no_frequency_stands_out() -> None:
-    """Of masks as pictures: the power of each of a million waves is exponentially distributed."""
+    """In the Fourier transform of the masks, the power of each of a million waves is exponentially distributed."""
     power = torch.fft.fft2(centred(9, 0.5)).abs().square()[..., 1:128, 1:] / 256**2
     assert power.max() <= math.log(power.numel()) + 14
     check_chi_squared(torch.histc((-power).exp(), 64, 0, 1).double(), power.numel() / 64)
 
 
 def test_each_bit_of_seed_and_counter_flips_half_of_the_bits() -> None:
-    """Of six rounds the words fail this, of five also most of the tests above."""
+    """With six rounds of Philox the words fail this test, with five also most of the tests above."""
     count, seed = 512, 0x0123456789ABCDEF
     draw = torch.Generator().manual_seed(1)
     key, row, head = (torch.randint(0, 2**32, (count,), generator=draw) for _ in range(3))
@@ -142,5 +142,5 @@ def test_each_bit_of_seed_and_counter_flips_half_of_the_bits() -> None:
         differ = before ^ torch.stack(philox4x32(*changed, zero))
         bits = (differ[..., None] >> torch.arange(32) & 1).double()
         check_mean(2 * bits - 1, number)
-        # Of each of the 128 bits alone, too.
+        # The same for each of the 128 bits alone.
         assert ((2 * bits - 1).mean(1) * math.sqrt(count)).abs().max() <= 6.0, number

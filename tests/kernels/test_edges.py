@@ -37,7 +37,7 @@ def test_window_sizes(variant: str, size: int) -> None:
 
 @pytest.mark.parametrize("variant", MASKED)
 def test_rows_without_keys(variant: str) -> None:
-    """The first nine queries come before every key: o is 0, lse that of no key, and no gradient is a NaN."""
+    """The first nine queries come before every key: o is 0, lse is that of a row without keys, no gradient is NaN."""
     inputs = draw(variant, Shape(q_len=90, group=2), DTYPES[0])
     got = check_call(variant, inputs, q_offset=-9)
     assert (got["o"][:, :, :9] == 0).all()
@@ -96,7 +96,7 @@ def test_scales(variant: str, scale: float) -> None:
 @with_variants
 @pytest.mark.usefixtures("poisoned_memory")
 def test_every_element_is_written(variant: str, shape: Shape) -> None:
-    """Of outputs, and of whatever lies between the kernels: a NaN that is not overwritten would come out."""
+    """Every element of outputs and of buffers between kernels: a NaN that is not overwritten would reach a result."""
     inputs = draw(variant, shape)
     check_results(variant, inputs, evaluate(variant, inputs, config=tiles(32, 64)), ratios=False)
 
@@ -136,7 +136,7 @@ def test_no_elements(variant: str, shape: Shape) -> None:
 
 @pytest.mark.parametrize("variant", variants_where(lambda name: any(MANIFEST[name][key] for key in OWN_TENSORS)))
 def test_own_tensors_of_lower_precision_and_any_stride(variant: str) -> None:
-    """A sink and a log-decay may come in 16 bits, any tensor non-contiguous; gradients come back in the same dtype."""
+    """A sink and a log-decay may have 16 bits, and any tensor may be non-contiguous; gradients have the same dtype."""
     inputs = draw(variant, Shape(batch=2, q_len=40))
 
     def spread(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Masks that keep no pair, in every mode of calls: o = 0, lse = -inf and gradients of 0, with a schedule and without.
 
-A spec with such a mask is refused where the analysis sees it; here it is not, as of a mask that is empty in one mode.
+A spec with such a mask is refused if the analysis finds that it is empty. This check is switched off here, because a
+mask may also be empty in one mode only.
 """
 
 from __future__ import annotations

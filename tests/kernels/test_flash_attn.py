@@ -1,6 +1,6 @@
 """flash_attn's functions and torch's flash attention operators on the kernels: tests/integrations has all their cases.
 
-`test_sdpa_on_a_gpu` and those after it need torch 2.10 or newer and a GPU: they go through torch's own functions.
+`test_sdpa_on_a_gpu` and the tests after it need torch 2.10 or newer and a GPU, because they call torch's own functions.
 """
 
 from __future__ import annotations

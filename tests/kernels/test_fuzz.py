@@ -1,6 +1,6 @@
-"""Random variants and calls, of a fixed seed, against an evaluator that shares nothing with the generator.
+"""Random variants and calls, from a fixed seed, against an evaluator that shares no code with the generator.
 
-`make fuzz` runs thousands; `tests/fuzz/README.md` says what is drawn, and how a failure is repeated.
+`make fuzz` runs thousands of them; `tests/fuzz/README.md` says what is drawn, and how to repeat a failure.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SEED = 21
 CHUNK = 20
 
 FAMILIES = {"portable": 40, "hopper": 20}
-"""Variants drawn for each family of kernels, interpreted or emulated: as many as a minute of two cores allows. The
-plain reference runs beside the former."""
+"""Variants drawn for each family of kernels, interpreted or emulated: as many as fit into a minute on two cores. The
+plain reference is tested together with the portable family."""
 
 ON_GPU = 300
 
 REFUSED = 0.03
-"""The part of drawn variants that the loader may refuse: those are not tested."""
+"""The largest share of drawn variants that the loader may refuse; refused variants are not tested."""
 
 
 def check(outcome: Outcome, variants: int) -> None:

@@ -1,4 +1,4 @@
-"""Sizes only a GPU can hold: memory that is linear in the length, offsets beyond 32 bits, large grids."""
+"""Sizes that only a GPU can run: memory that is linear in the length, offsets beyond 32 bits, large grids."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_memory_is_linear_in_the_length(variant: str) -> None:
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     of_queries = length * heads * dim * 2
-    # o and dq, and dk and dv of half as many heads; per row and head: lse, delta, dlse, and six for a log-decay.
+    # o and dq, and dk and dv with half as many heads. Per row and head: lse, delta, dlse, and six for a log-decay.
     rows = 9 if MANIFEST[variant]["decay"] else 3
-    # Lists of blocks have room for so many 16-bit entries before they are counted.
+    # Lists of blocks have room for this many 16-bit entries, before larger lists are counted first.
     lists = 2 * DENSE_ENTRIES
-    # Where a backward of Hopper's adds up dq with atomics, it does so in float32.
+    # If Hopper's backward sums dq with atomics, it does so in float32.
     sums = 2 * of_queries if torch.cuda.get_device_capability() == (9, 0) else 0
     assert peak <= 3 * of_queries + sums + rows * length * heads * 4 + lists + 2**20, f"{peak / 2**20:.0f} MiB"
 
@@ -63,7 +63,7 @@ def _per_batch(variant: str, name: str) -> bool:
 
 def check_last_batch_row(variant: str, inputs: Inputs) -> None:
     """The batch row with the largest offsets, alone, against float64; other rows only for NaN."""
-    if "dropout_p" in inputs.scalars:  # which a batch row alone would draw otherwise
+    if "dropout_p" in inputs.scalars:  # a batch row alone would draw other numbers
         inputs = replace(inputs, scalars=inputs.scalars | {"dropout_p": 0.0})
     got = evaluate(variant, inputs)
     part = last_batch_row(variant, inputs)
@@ -92,7 +92,7 @@ def test_more_than_2_to_the_31_elements(variant: str) -> None:
 
 @with_variants
 def test_rows_further_apart_than_2_to_the_31(variant: str) -> None:
-    """Few elements, far apart: the offset of a row alone passes 32 bits."""
+    """Few elements, far apart, so that the offset of a single row exceeds 32 bits."""
     require_memory(12 * GIB)
     shape = Shape(q_len=300, kv_heads=1, group=1, dim=64)
     inputs = draw(variant, shape, torch.bfloat16)

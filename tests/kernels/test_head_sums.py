@@ -1,4 +1,4 @@
-"""Sums over all but heads."""
+"""Sums over all axes except heads."""
 
 from __future__ import annotations
 

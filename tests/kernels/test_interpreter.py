@@ -1,4 +1,4 @@
-"""What `tests.support.interpreter` remembers and omits leaves every result of Triton's interpreter as it is."""
+"""The caches and omissions of `tests.support.interpreter` change no result of Triton's interpreter."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_the_type_of_numpy_is_that_of_the_elements() -> None:
 
 
 def test_integers_wrap_as_before() -> None:
-    """No assertion read the check of overflow that is omitted."""
+    """No assertion reads the overflow check that is omitted."""
     import triton
 
     @triton.jit  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""What is JAX's alone: scalars and seeds that are arrays, schedules, errors while tracing; and bits beside torch's."""
+"""Features of the JAX ops alone: scalars and seeds as arrays, schedules, errors while tracing; and bits as torch's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     [(variant, call) for call in CALLS for variant in (VARIANTS if call == "dense" or not INTERPRET else KINDS)],
 )
 def test_the_same_bits_as_torch(variant: str, call: str) -> None:
-    """The same kernels on the same blocks. A tensor's own gradient is summed up in another order."""
+    """The same kernels on the same blocks. Gradients of the variant's own tensors are summed in another order."""
     options = CALLS[call]()
     inputs = draw_packed(variant, MIXED, DTYPES[0]) if call == "packed" else draw(variant, SMALL, DTYPES[0])
     want = evaluate(variant, inputs, config=tiles(32, 32), **options)
@@ -87,7 +87,7 @@ def given(variant: str, shape: Shape = SMALL) -> tuple[list[jax.Array], Argument
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", [name for name, entry in MANIFEST.items() if entry["scalars"]])
 def test_scalars_are_numbers_or_arrays(variant: str, packed: bool) -> None:
-    """Arrays are loaded by the kernels, numbers compiled into the launch: the same results."""
+    """Kernels load arrays, while numbers are compiled into the launch. The results are the same."""
     inputs = draw_packed(variant, MIXED, DTYPES[0]) if packed else draw(variant, SMALL, DTYPES[0])
     options = MIXED.options() if packed else {}
     want = evaluate(variant, inputs, framework="jax", **options)
@@ -120,7 +120,7 @@ def dropped_under(op: Callable[..., Any], qkv: list[jax.Array], own: Arguments) 
 @pytest.mark.parametrize("mode", ["dense", "packed", "segments"])
 @pytest.mark.parametrize("variant", ["document", "natten", "causal"])
 def test_a_schedule_changes_nothing(variant: str, mode: str) -> None:
-    """Made once, outside or inside of jit."""
+    """Whether the schedule is made outside or inside of jit."""
     options = {name: array(x) for name, x in CALLS[mode]().items()}
     inputs = draw_packed(variant, MIXED, DTYPES[0]) if mode == "packed" else draw(variant, SMALL, DTYPES[0])
     own = {name: array(x) for name, x in (inputs.tensors | inputs.scalars).items()}
@@ -154,7 +154,7 @@ def test_layouts(variant: str) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("variant", KINDS)
 def test_nothing_to_attend_from_or_to(variant: str, packed: bool, q_len: int, kv_len: int) -> None:
-    """No row, or rows without any key: o and all gradients are 0."""
+    """Without rows, or with rows that have no key, o and all gradients are 0."""
     shape = Shape(q_len=q_len, kv_len=kv_len, dim=32)
     inputs = draw(variant, shape, DTYPES[0])
     qkv = [array(x) for x in (inputs.q, inputs.k, inputs.v)]
@@ -182,7 +182,7 @@ def test_a_negative_scale_and_one_of_zero() -> None:
 
 
 def test_tokens_of_64_bits_and_tensors_of_any_float() -> None:
-    """They reach the kernels in the dtypes that these read; gradients come back in the tensors' own."""
+    """They are cast to the dtypes that the kernels read; gradients have the dtypes of the tensors."""
     (q, k, v), own = given("alibi")
     ids = np.asarray([[0] * 20 + [1] * 20, [3] * 40])
 
@@ -199,7 +199,7 @@ def test_tokens_of_64_bits_and_tensors_of_any_float() -> None:
 
 
 def test_derivatives_that_do_not_exist_are_refused() -> None:
-    """By the same error as on the CPU."""
+    """The error is the same as on the CPU."""
     (q, k, v), own = given("causal")
 
     def first(q: jax.Array) -> Any:

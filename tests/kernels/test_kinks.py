@@ -1,4 +1,4 @@
-"""Gradients where a score has a kink, as at tables of zeros: those of torch's functions, in kernels and references."""
+"""Gradients at kinks of a score, such as at tables of zeros: kernels and references agree with torch's functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ variants:
     tensors: {w: {dims: [n], grad: true}, u: {dims: [n], grad: true}}
 """
 
-# The score of each by torch's own functions, of the scaled product and the tensors with their axes in place.
+# The score of each variant by torch's own functions, from the scaled product and the tensors.
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "relu_table": lambda s, w: s + torch.relu(w[:, None, None]),
     "relu_score": lambda s, w: torch.relu(s) + 0.1 * w,
@@ -54,7 +54,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def arguments(variant: str) -> dict[str, Tensor]:
-    """Half of the rows of q are zeros, and so are their scores; tables hold few numbers, equal at many pairs."""
+    """Half of the rows of q, and so their scores, are zeros. Tables hold few numbers, which many pairs share."""
     q, k, v = torch.randn(3, 1, HEADS, LENGTH, DIM)
     q[:, :, ::2] = 0.0
     table = torch.ones(HEADS) if variant == "max_tables" else torch.zeros(HEADS)

@@ -1,5 +1,5 @@
-"""The words of the expression language, each against formulas written by hand in float64: values and gradients of the
-kernels, dense, packed and with lengths, and of the references of both frameworks."""
+"""Every name and function of the expression language against formulas written by hand in float64: values and gradients
+of the kernels, dense, packed and with lengths, and of the references of both frameworks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ variants:
 """
 HEADS, KV_HEADS, DIM = 2, 1, 16
 HOPPER_DIM = 48
-"""As few columns as Hopper's kernels take."""
+"""The fewest columns that Hopper's kernels take."""
 
 LENGTHS = ((30, 36), (17, 27))
 """Query rows and keys of two sequences."""
@@ -123,7 +123,7 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 
 
 def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
-    """The variant's own. No score lies on a step of a rounding, where one that is rounded itself goes either way."""
+    """The variant's own arguments. No score lies at a step of a rounding function, where float errors would decide."""
     t = torch.tensor([0.7, -1.3], device=DEVICE)
     if name == "chosen_blocks":
         chosen = torch.randint(-1, 7, (sequences, KV_HEADS, 3, 3), device=DEVICE)
@@ -137,7 +137,7 @@ def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
 
 
 def _inputs(sequences: int, dim: int) -> list[Tensor]:
-    """q, k and v of packed sequences, on a coarse grid: sums of their products are exact."""
+    """q, k and v of packed sequences, rounded to a coarse grid, so that sums of their products are exact."""
     q_total, kv_total = (sum(x) for x in zip(*LENGTHS[:sequences], strict=True))
     shapes = ((q_total, HEADS), (kv_total, KV_HEADS), (kv_total, KV_HEADS))
     return [(torch.randn(*shape, dim, device=DEVICE) * 8).round().div(8).requires_grad_() for shape in shapes]
@@ -198,17 +198,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 NAMES = sorted({*KEPT, *SCORES})
 OF_SEQUENCES = ("last_keys", "log_lengths", "length_reads", "chosen_blocks")
-"""What says of one sequence something else than of another."""
+"""Variants whose value depends on the sequence, by its lengths or its number."""
 
 FLOAT32 = 32 * torch.finfo(torch.float32).eps
-"""Scores reach 32: so much of a probability is lost with their last bit."""
+"""Scores reach 32, so an error in their last bit changes a probability by this share."""
 
 SCALE = 0.25
-"""A power of two: scores stay exact."""
+"""A power of two, so that scores stay exact."""
 
 
 def _case(name: str, sequences: int, dim: int = DIM) -> tuple[list[Tensor], dict[str, Any], list[Tensor]]:
-    """Inputs, the variant's own arguments, and what is wanted of them."""
+    """Inputs, the variant's own arguments, and the expected results."""
     torch.manual_seed(3)
     inputs, own = _inputs(sequences, dim), _arguments(name, sequences)
     doubles, own_doubles = [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}
@@ -277,7 +277,7 @@ def test_jax_references(package: str, name: str, dense: bool) -> None:
 @pytest.mark.parametrize("framework", ["kernels", "hopper", "reference", "jax"])
 @pytest.mark.parametrize("name", ["last_keys", "log_lengths", "length_reads"])
 def test_lengths_of_rows(monkeypatch: pytest.MonkeyPatch, package: str, name: str, framework: str) -> None:
-    """With `kv_lengths`, `kv_len` is that of the batch row, and `q_len` the number of query rows."""
+    """With `kv_lengths`, `kv_len` is the length of the batch row, and `q_len` the number of query rows."""
     if framework == "reference" and INTERPRET:
         op = importlib.import_module(f"{package}.{name}.torch_reference").reference
     else:
@@ -317,7 +317,7 @@ def test_lengths_of_rows(monkeypatch: pytest.MonkeyPatch, package: str, name: st
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("name", NAMES)
 def test_hopper_kernels(monkeypatch: pytest.MonkeyPatch, package: str, name: str, packed: bool) -> None:
-    """The same words as Gluon spells them, in 16 bits: each product is exact, each weight rounded to 11 bits."""
+    """The same names and functions in Gluon, with 16-bit inputs: products are exact, weights are rounded to 11 bits."""
     mode = "packed" if packed else ""
     backward = emulate_backward(monkeypatch, name, Timing.LATE_PRODUCTS, package=package, mode=mode)
     inputs, own, want = _case(name, 2 if packed else 1, HOPPER_DIM)

@@ -1,4 +1,4 @@
-"""Any strides are read in place, and outputs lie in memory as q does."""
+"""Inputs of any strides are read in place, and outputs have the memory order of q."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPE = Shape(batch=2, kv_heads=2, group=1, q_len=70, kv_len=90, dim=40, dim_v=2
 
 
 def _in_nan(x: Tensor) -> Tensor:
-    """Inside a larger tensor of NaN: between rows, heads and batch rows, and before and behind each."""
+    """The same values inside a larger tensor of NaN: with NaN between, before and after rows, heads and batch rows."""
     outer = x.new_full([size + 5 for size in x.shape], float("nan"))
     inner = outer[tuple(slice(2, 2 + size) for size in x.shape)]
     inner.copy_(x)
@@ -55,7 +55,7 @@ def by_order(x: Tensor) -> list[int]:
 
 @pytest.mark.parametrize(
     ("variant", "stored"),
-    # In the interpreter each way with half of the variants.
+    # In the interpreter, each way of storing is tested with half of the variants.
     [(v, way) for row, v in enumerate(VARIANTS) for way in (list(STORED)[row % 2 :: 2] if INTERPRET else STORED)],
 )
 def test_stored(variant: str, stored: str) -> None:
@@ -86,7 +86,7 @@ def test_layout_bshd(variant: str) -> None:
 
 @with_variants
 def test_slices_of_one_projection(variant: str) -> None:
-    """q, k and v as views of one `[B, S, (Hq + 2 Hkv) D]` tensor; the gradient arrives in it."""
+    """q, k and v as views of one `[B, S, (Hq + 2 Hkv) D]` tensor, which gets the gradient."""
     shape = Shape(batch=2, kv_heads=2, group=2, q_len=70, dim=32)
     inputs = draw(variant, shape)
     heads = [inputs.q.shape[1], inputs.k.shape[1], inputs.v.shape[1]]
@@ -110,7 +110,7 @@ def test_expanded_keys_values_and_gradients(variant: str) -> None:
     k, v = (_expanded(x.detach()).requires_grad_() for x in (inputs.k, inputs.v))
     do, dlse = torch.ones((), dtype=inputs.do.dtype, device=DEVICE), torch.ones((), device=DEVICE)
     same = replace(inputs, k=k, v=v, do=do.expand_as(inputs.do), dlse=dlse.expand_as(inputs.dlse))
-    # No ratios: with all values the same, plain PyTorch's roundings cancel as no other input's do.
+    # No ratios: if all values are the same, plain PyTorch's roundings cancel, unlike for any other input.
     check_results(variant, same, evaluate(variant, same), ratios=False)
 
 

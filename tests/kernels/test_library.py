@@ -1,5 +1,5 @@
-"""Every variant of library.yaml, rendered on the spot: its reference against a formula written by hand, and its kernels
-against its reference, forward and every gradient, in float64."""
+"""Every variant of library.yaml, rendered for the tests: its reference against a formula written by hand, and its
+kernels against its reference, forward and every gradient, in float64."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _reference(name: str) -> Callable[..., Any]:
 
 
 def _inputs(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], dict[str, Any]]:
-    """q, k, v, and the variant's own arguments, those that are trained as leaves."""
+    """q, k, v, and the variant's own arguments; trained arguments require gradients."""
     formula = FORMULAS[name]
     shapes = ((HEADS, formula.q_len), (KV_HEADS, formula.kv_len), (KV_HEADS, formula.kv_len))
     q, k, v = (torch.randn(BATCH, *shape, DIM, device=DEVICE).to(dtype) for shape in shapes)
@@ -78,7 +78,7 @@ def _double(x: Any) -> Any:
 
 
 def _scaled(q: Tensor, k: Tensor) -> Tensor:
-    """The scaled products `[B, H, Sq, Skv]`, rounded as the dtype of q has it."""
+    """The scaled products `[B, H, Sq, Skv]`, rounded to the dtype of q."""
     wide = torch.promote_types(q.dtype, torch.float32)
     keys = k.to(wide).repeat_interleave(HEADS // KV_HEADS, 1)
     products: Tensor = q.to(wide) @ keys.mT / DIM**0.5
@@ -130,7 +130,7 @@ def _by_kernels(name: str, inputs: list[Tensor], own: dict[str, Any]) -> dict[st
 
 
 def test_the_rendered_library_is_clean() -> None:
-    """In every mode, by the linter's rules for this repository."""
+    """In every mode, the linter finds nothing by the rules of this repository."""
     assert lint_problems(PACKAGE, settings=ROOT / "pyproject.toml") == ""
 
 
@@ -161,12 +161,12 @@ def test_kernels_agree_with_their_reference(name: str) -> None:
 @pytest.mark.covers(mode="segmented")
 @pytest.mark.parametrize("name", [name for name in FORMULAS if FORMULAS[name].kv_len <= 100])  # others take long
 def test_positions_in_any_order_are_right_or_refused(name: str) -> None:
-    """Tokens in other orders, of queries and of keys, with their positions: what the call in order gives, or one error
-    of the op that reads something by row."""
+    """Queries and keys in other orders, with their positions, give the results of the call in order. An op that reads
+    something by row raises one error instead."""
     formula, spec = FORMULAS[name], _variants()[name]
     inputs, own = _inputs(name)
     queries, keys = torch.randperm(formula.q_len), torch.randperm(formula.kv_len)
-    # A query and the key of its row are one token where they can be: what is read there may then be in any order.
+    # If the lengths allow it, a query and the key of its row are one token: reads by row may then be in any order.
     keys = queries if (formula.q_len, formula.q_offset) == (formula.kv_len, 0) else keys
     positions = {"q_idx": queries + formula.q_offset, "kv_idx": keys}
 
@@ -203,7 +203,7 @@ def test_positions_in_any_order_are_right_or_refused(name: str) -> None:
 @pytest.mark.gpu
 @with_names
 def test_kernels_in_16_bits(name: str) -> None:
-    """Judged by the error that the formula in plain PyTorch makes in float16."""
+    """The bound is the error of the formula in plain PyTorch in float16."""
     inputs, own = _inputs(name, torch.float16)
     got, plains = _by_kernels(name, inputs, own), _by_formula(name, inputs, own)
     for result, wanted in _golden(name, inputs, own).items():

@@ -1,4 +1,4 @@
-"""Variants, tensors and scalars of any names: those that generated code uses itself compute what plain ones do."""
+"""Variants, tensors and scalars may have any names: names that generated code uses give the results of plain names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.rendering import importable
 PACKAGE = "used_names"
 LENGTH, HEADS, DIM = 24, 2, 16
 
-# Variant, its entry, and what A, B and C are called in that.
+# Variant, its entry, and the names in place of A, B and C.
 CASES = {
     "reference": (
         '{mask: causal, score: "score + A[h] * (kv_idx - q_idx)", tensors: {A: {dims: [h], grad: true}}}',
@@ -66,7 +66,7 @@ CASES = {
 
 
 def names_of(variant: str, *, used: bool) -> dict[str, str]:
-    """What A, B and C are called."""
+    """The names in place of A, B and C: names that generated code uses, or plain ones."""
     names = CASES[variant][1]
     return {letter: name if used else f"plain_{letter.lower()}" for letter, name in zip("ABC", names, strict=False)}
 
@@ -91,7 +91,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def own_arguments(variant: str, mode: str, *, used: bool) -> dict[str, Any]:
-    """Keyword arguments, drawn alike under either names."""
+    """Keyword arguments, with equal values under both kinds of names."""
     entry = golden.load_manifest(PACKAGE)[variant if used else f"plain_{variant}"]
     generator = torch.Generator().manual_seed(3)
     packed = mode == "packed"

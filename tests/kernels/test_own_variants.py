@@ -1,7 +1,7 @@
-"""Variants the library does not have: rendered on the spot, against their own reference in float64.
+"""Variants that the library does not have, rendered for the tests, against their own reference in float64.
 
-They cover what the library's variants leave untouched of the expression language: every way a gradient is gathered,
-masks that only partly bound the blocks, derivatives that are infinite on masked scores.
+They cover the parts of the expression language that the library's variants do not use: every way of summing a gradient,
+masks that bound the blocks only in part, derivatives that are infinite on masked scores.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ def check(package: str, name: str, block_m: int, block_n: int, q_offset: int | l
     want = _results(reference, [_double(x) for x in inputs], {n: _double(x) for n, x in own.items()}, q_offset=offset)
     for index, (mine, wanted) in enumerate(zip(got, want, strict=True)):
         assert not mine.isnan().any(), index
-        # float32 throughout: a few roundings of terms that may cancel. Where pairs are added up one by one, in any
-        # order, the rounding of a sum walks at random, a step for each term.
+        # float32 throughout: a few roundings of terms that may cancel. If pairs are added one by one, in any order,
+        # the rounding error of the sum is a random walk with a step for each term.
         size = wanted.norm() if wanted.any() else 1.0
         error = (mine.double() - wanted).norm() / size
         terms = BATCH * HEADS * Q_LEN * KV_LEN / max(wanted.numel(), 1) if index >= 5 else 1
@@ -304,7 +304,7 @@ def test_own_variant(package: str, name: str, q_offset: int) -> None:
     check(package, name, 32, 32 if INTERPRET and q_offset else 16, q_offset)
 
 
-# What its ops say otherwise than torch's: gradients from sums and where these go, with what scalars do there.
+# Variants whose JAX op differs from the torch op: in gradients from sums, their destinations, and scalars in them.
 JAX_NAMES = [
     name
     for name in NAMES
@@ -344,13 +344,13 @@ def test_diagonals_of_every_tile(package: str, name: str, block_m: int, block_n:
 
 @pytest.mark.parametrize("name", ["rows", "pairs", "clamped", "distances"])
 def test_gradients_of_clamped_reads(package: str, name: str) -> None:
-    """Rows before the first element of a tensor, and behind the last, read that one, and their gradients go there."""
+    """Rows before the first or after the last element of a tensor read that element, and add to its gradient."""
     check(package, name, 32, 32, [-15, 70])
 
 
 @pytest.mark.parametrize("name", ["shared_heads", "rows", "keys", "pairs", "relative", "distances", "many_reads"])
 def test_gradients_that_a_call_does_not_want(package: str, name: str) -> None:
-    """Each trained tensor alone: its own gradient is what it is among others, and theirs are None."""
+    """Only one tensor is trained: its gradient is the same as with others, and the others' gradients are None."""
     own = _arguments(_variants()[name])
     inputs = [torch.randn(BATCH, heads, 20, DIM, device=DEVICE) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     op = getattr(importlib.import_module(f"{package}.torch"), name)
@@ -372,14 +372,14 @@ def test_a_span_that_32_bits_cannot_hold(package: str) -> None:
     message = (
         r"^clamped: bias: expected \(size - 1\) \* stride of axis 0 below 2\*\*31, got size 11 and stride 268435456$"
     )
-    # No memory is needed for tensors without a device, which autocast does not know.
+    # Meta tensors need no memory, but autocast does not support them.
     with mock.patch.object(module, "autocast_inputs", lambda *x: x), pytest.raises(ValueError, match=message):
         module.clamped(q, q, q, **own)
 
 
 @pytest.mark.parametrize("name", ["relative", "pairs", "many_reads"])
 def test_gradients_of_the_registered_operator(package: str, name: str) -> None:
-    """Traced calls see the shapes that the kernels give, with and without each gradient."""
+    """Fake tensors in traced calls have the shapes of the kernels' results, with and without each gradient."""
     kernels = importlib.import_module(f"{package}.{name}.torch_op").DENSE
     options = importlib.import_module(f"{package}._runtime.core.options").NO_OPTIONS
     own = _arguments(_variants()[name])

@@ -1,4 +1,4 @@
-"""Calls on paged caches against float64 of each sequence alone, with NaN wherever no query may look."""
+"""Calls on paged caches against float64 of each sequence alone, with NaN in all places that no query may read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float32"
 LEGAL = [
     name
     for name, entry in MANIFEST.items()
-    # `draw_tensor` draws no tensor of pairs, as a bias of each query and key is.
+    # `draw_tensor` draws no tensor with an element per pair of query and key, such as a bias.
     if not (entry["dropout"] or entry["decay"] or any("q_idx" in x["dims"] for x in entry["tensors"].values()))
 ]
 LENGTHS = (70, 0, 1, 133, 64)
@@ -60,7 +60,7 @@ class Case:
         return found
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """o and lse of all queries, one sequence behind the other, by the reference in float64."""
+        """o and lse of all queries, the sequences concatenated, by the reference in float64."""
         reference = importlib.import_module(f"generated.{self.variant}.torch_reference").reference
         o_parts, lse_parts = [], []
         for number, (q, k, v, own) in enumerate(self.alone):
@@ -80,7 +80,7 @@ class Case:
         return torch.cat(o_parts), torch.cat(lse_parts, 1)
 
     def got(self, **others: Any) -> tuple[Tensor, Tensor]:
-        """The same of the op on pages."""
+        """The same results of the op on pages."""
         o, lse = self.call(**others)
         if "cu_seqlens_q" in self.kwargs:
             return o, lse
@@ -90,11 +90,11 @@ class Case:
 def draw_case(
     variant: str, page_size: int, queries: Sequence[int], lengths: Sequence[int] = LENGTHS, sizes: Sizes = SIZES
 ) -> Case:
-    """Sequences with so many queries each, which are packed where these differ; pages in a random order."""
+    """Sequences with `queries` queries each, packed if the numbers differ; pages in a random order."""
     entry, count = MANIFEST[variant], len(lengths)
     packed = len(set(queries)) > 1
     most = max(-(-n // page_size) for n in lengths) + 1
-    # More pages than sequences have, the first of them nobody's.
+    # More pages than the sequences have; the first page belongs to no sequence.
     pages = torch.randperm(count * most)[:, None].view(count, most) + 1
     shape = (count * most + 2, page_size)
     used = torch.zeros(shape, dtype=torch.bool)
@@ -153,7 +153,7 @@ def draw_case(
 def draw_tensor(
     spec: dict[str, Any], lengths: Sequence[int], in_pages: Any, sizes: Sizes = SIZES
 ) -> tuple[Tensor, list[Tensor]]:
-    """One of a variant's own tensors as a call on pages takes it, and as the reference of each sequence does."""
+    """One of a variant's own tensors: in the form for a call on pages, and as each sequence's reference takes it."""
     dims = spec["dims"]
 
     def values(*shape: int) -> Tensor:
@@ -164,7 +164,7 @@ def draw_tensor(
     counts = {"h": sizes.heads, "hkv": sizes.kv_heads, "b": len(lengths)}
     if dims == ["b", "kv_idx"]:
         rows = [values(n) for n in lengths]
-        # Of a sequence without keys the reference reads some element all the same.
+        # The reference reads some element even for a sequence without keys.
         return in_pages(rows, 0), [row[None] if len(row) else values(1, 1) for row in rows]
     assert "kv_idx" not in dims, "draw the pages of such a tensor here"
     assert "q_idx" not in dims, "draw the rows of such a tensor here"
@@ -192,7 +192,7 @@ def test_rules_for_splits(splits: int | str) -> None:
 
 
 def test_a_sequence_has_the_same_bits_anywhere() -> None:
-    """Alone, in a batch, on pages of any size, with a flat table."""
+    """The bits are the same alone, in a batch, on pages of any size, and with a flat table."""
     case = draw_case("causal", 16, (2,) * 5)
     want = case.call()[0][3]
     op: Any = golden.load_op("causal")
@@ -215,8 +215,8 @@ def test_a_sequence_has_the_same_bits_anywhere() -> None:
 
 
 def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program takes eight splits of a batch that alone occupies the chip, here a small one; in Triton's interpreter,
-    which is slow, all two."""
+    """If a batch alone occupies the chip, which is small here, a program computes eight splits. In Triton's
+    interpreter, which is slow, a program computes both of two splits."""
     processors, own, others, want = (
         (2, 200, 4, [[72, 128], [200]]) if INTERPRET else (16, 1100, 16, [[76, *[128] * 8], [76, 1024]])
     )

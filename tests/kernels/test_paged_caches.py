@@ -1,4 +1,4 @@
-"""Caches of 8-bit floats with scales, against float64 of what they hold."""
+"""Caches of 8-bit floats with scales, against float64 of the values that they hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_kind_of_scale(dtype: torch.dtype, kinds: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("variant", LEGAL)
 def test_every_variant_on_scaled_caches(variant: str) -> None:
-    """Packed, of some and of many queries, on pages that hold no whole block."""
+    """Packed calls of few and of many queries, on pages smaller than a block."""
     case = draw_case(variant, 7, (5, 0, 1, 40, 2))
     case = quantised_case(case, torch.float8_e4m3fn, *own_scales(case, ("token", "token")))
     check(case.got(), case.expected())
@@ -44,14 +44,14 @@ def test_the_reference_on_scaled_caches(kinds: tuple[str, str], monkeypatch: pyt
 
 
 def test_small_scales_of_tokens_keep_their_digits() -> None:
-    """Half precision holds no product of a weight and such a scale."""
+    """Half precision cannot represent the product of a weight and such a small scale."""
     case = draw_case("causal", 16, (2,) * 5)
     scale = draw_scale("token", case.v) * 1e-6
     case = quantised_case(replace(case, v=case.v * 1e-6), torch.float8_e4m3fn, 0.01, scale)
     q = case.q.half()
     case = replace(case, q=q, alone=[(one.half(), k, v, own) for one, k, v, own in case.alone])
     o, want = case.got()[0].double(), case.expected()[0]
-    # Of an o in half precision: its subnormal numbers are 2**-24 apart.
+    # o is in half precision, whose subnormal numbers are 2**-24 apart.
     torch.testing.assert_close(o, want, atol=2**-24, rtol=1e-2)
 
 
@@ -129,7 +129,7 @@ def test_plans_need_no_scale() -> None:
 @pytest.mark.parametrize("dtype", FP8, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_append_quantises(dtype: torch.dtype, kind: str) -> None:
-    """A token's value is off by half a step of its own octave; one of -1 is skipped; too large ones are the largest."""
+    """A value is off by at most half a step of its octave. Slots of -1 are skipped. Too large values are clamped."""
     tokens, page_size = 37, 8
     k, v = (torch.randn(tokens, KV_HEADS, 24, device=DEVICE).to(DTYPE) for _ in range(2))
     k[3], v[5] = 0.0, 1e4
@@ -147,7 +147,7 @@ def test_append_quantises(dtype: torch.dtype, kind: str) -> None:
         held = (cache.double() * factor)[page, place]
         most = torch.finfo(dtype).max * torch.as_tensor(factor, device=DEVICE).expand(*cache.shape[:3], 1)[page, place]
         want = x[kept].double().clamp(-most, most)
-        # A step of subnormal numbers, in units of the scale.
+        # The spacing of subnormal numbers, in units of the scale.
         least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps * most / torch.finfo(dtype).max
         assert ((held - want).abs() <= (want.abs() * torch.finfo(dtype).eps + least) * 0.51).all()
         free = torch.ones(64, dtype=torch.bool, device=DEVICE)
@@ -159,7 +159,7 @@ def test_append_quantises(dtype: torch.dtype, kind: str) -> None:
 
 
 def test_appended_tokens_are_attended_to() -> None:
-    """Caches and scales of tokens, both made by append, serve a call."""
+    """A call reads caches and scales of tokens that `append` has written."""
     case = draw_case("causal", 16, (2,) * 5)
     caches = [torch.zeros(x.shape, device=DEVICE).to(torch.float8_e4m3fn) for x in (case.k, case.v)]
     scales = [torch.full(x.shape[:3], float("nan"), device=DEVICE) for x in caches]
@@ -199,7 +199,7 @@ def test_append_is_the_same_in_jax(kind: str) -> None:
     got = paging.append(given[0], given[1], given[2], given[3], given[4], **in_jax_scales)
     want = paging.append(k, v, caches[0], caches[1], slots, k_scale=scales[0], v_scale=scales[1])
     for x, y in zip(got, want, strict=True):
-        # XLA multiplies by a reciprocal: the last digit of a scale, and which of two neighbours is the nearer one.
+        # XLA multiplies by a reciprocal, so the last digit of a scale differs, and a value may round to its neighbour.
         rtol = {"token": 1e-6 if y.dtype == torch.float32 else 0.125}.get(kind, 0.0)
         torch.testing.assert_close(torch.tensor(x.astype(jnp.float32).tolist()), y.float(), rtol=rtol, atol=0.0)
 
@@ -220,7 +220,7 @@ def test_append_refuses_scales(scale: Tensor, dtype: torch.dtype, expected: str)
 
 
 def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a batch that alone occupies the chip a program takes several splits, each with scales of its own."""
+    """If a batch alone occupies the chip, a program computes several splits, each with its own scales."""
     processors, own, others, other = (2, 200, 4, 1100) if INTERPRET else (16, 1100, 16, 2048)
     monkeypatch.setattr("generated._runtime.torch.paged.multiprocessors", lambda _: processors)
     case = draw_case("causal", 64, (1,) * (1 + others), (own, *[other] * others))

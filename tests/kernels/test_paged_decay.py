@@ -22,7 +22,7 @@ TOLERANCE = 2e-5 if INTERPRET else 2e-2
 HEADS, KV_HEADS, DIM, DIM_V = 6, 2, 32, 16
 LENGTHS = (70, 0, 1, 133, 64)
 STEEP = -2000.0
-"""A log-decay of one token: after a few of them float32 keeps no digit of small ones behind the point."""
+"""The log-decay of one token. After a few such tokens, float32 sums lose all fractional digits."""
 
 
 def forget() -> Any:
@@ -30,7 +30,7 @@ def forget() -> Any:
 
 
 def sums_of(g: Tensor, page_size: int, chunks: Sequence[int], heads: int) -> tuple[Tensor, Tensor]:
-    """The caches of one sequence that comes in chunks, its pages in order."""
+    """The caches of one sequence that is appended in chunks, with its pages in order."""
     pages = -(-len(g) // page_size)
     g_cache = torch.full((pages, page_size, heads), float("nan"), device=DEVICE)
     g_base = torch.full((pages, heads), float("nan"), device=DEVICE)
@@ -46,7 +46,7 @@ def sums_of(g: Tensor, page_size: int, chunks: Sequence[int], heads: int) -> tup
 
 
 def differences(g_cache: Tensor, g_base: Tensor, count: int) -> Tensor:
-    """What a call adds to the scores of the last query, as its kernel computes it, for each key and head."""
+    """The decay that a call adds to the scores of the last query, for each key and head, as its kernel computes it."""
     bases = g_base.repeat_interleave(g_cache.shape[1], 0)[:count]
     own = g_cache.flatten(0, 1)[:count]
     return (bases[-1] - bases) + (own[-1] - own)
@@ -54,7 +54,7 @@ def differences(g_cache: Tensor, g_base: Tensor, count: int) -> Tensor:
 
 @pytest.mark.parametrize("page_size", [1, 16, 48])
 def test_sums_of_131072_tokens_are_exact(page_size: int) -> None:
-    """What is added to scores that matter is right to the last digits, where sums in float32 are off by far more."""
+    """The decay of keys that have weight is right to the last digits, while plain float32 sums are off by far more."""
     count = 131072 if page_size == 16 else 16384
     g = torch.nn.functional.logsigmoid(torch.randn(count, 1, device=DEVICE)) * 8
     found = differences(*sums_of(g, page_size, [count - 300, 300], 1), count)
@@ -63,7 +63,7 @@ def test_sums_of_131072_tokens_are_exact(page_size: int) -> None:
     near = want > -100
     assert near.sum() > 1
     assert (found - want)[near].abs().max() < 1e-4
-    # Far keys have no weight; their error is that of one rounding.
+    # Far keys have no weight; their error is one rounding.
     assert ((found - want).abs() <= 1e-6 * want.abs() + 1e-4).all()
     plain = g.cumsum(0)
     assert ((plain[-1] - plain) - want)[near].abs().max() > 1e-3
@@ -78,13 +78,13 @@ def test_chunks_and_single_tokens_agree(page_size: int) -> None:
         own = g_cache.flatten(0, 1)[:150].double() + g_base.repeat_interleave(page_size, 0)[:150].double()
         torch.testing.assert_close(own, total, atol=1e-5, rtol=0)
         if page_size > 1:
-            # Within a page sums are small: that is what keeps their digits.
+            # Sums within a page are small, and so keep their digits.
             assert g_cache.flatten(0, 1)[:150].abs().max() < 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Sequences whose keys and log-decays are in caches, and each of them alone."""
+    """Sequences whose keys and log-decays are in caches, and the tensors of each sequence alone."""
 
     q: Tensor
     k: Tensor
@@ -97,7 +97,7 @@ class Case:
         return found
 
     def check(self, o: Tensor, lse: Tensor) -> None:
-        """o and lse of packed queries are those of each sequence alone in float64."""
+        """Check that o and lse of packed queries are those of each sequence alone in float64."""
         o_parts, lse_parts = [], []
         for q, k, v, g in self.alone:
             found = reference(
@@ -112,7 +112,7 @@ class Case:
 
 
 def draw_case(page_size: int, queries: Sequence[int], *, steep: int = 0) -> Case:
-    """Sequences on pages in a random order, NaN elsewhere; the first tokens of each may forget a great deal."""
+    """Sequences on pages in a random order, NaN elsewhere. The first `steep` log-decays of each sequence are STEEP."""
     pool = paging.Pool(sum(-(-n // page_size) for n in LENGTHS) + 3, page_size)
     free = pool.free_pages
     pool.extend("nobody", page_size)
@@ -154,7 +154,7 @@ def test_against_each_sequence_alone(page_size: int, queries: Sequence[int]) -> 
 
 @pytest.mark.parametrize("page_size", [1, 16, 48])
 def test_great_sums(page_size: int) -> None:
-    """After pages of tokens of -2000 each, sums have hardly a digit behind the point in float32; differences have."""
+    """After pages of tokens of -2000 each, float32 sums have hardly a fractional digit, but differences have."""
     case = draw_case(page_size, (1,) * 5, steep=48)
     case.check(*case.call())
 
@@ -170,7 +170,7 @@ def test_splits_and_plans() -> None:
 
 
 def test_a_shared_prefix() -> None:
-    """Two sequences share the pages of what they begin with: each has the bits that it has on pages of its own."""
+    """Two sequences share the pages of their common prefix. Each gives the same bits as on pages of its own."""
     size, shared, own = 16, 48, 21
     k, v = torch.randn(shared + own, KV_HEADS, DIM).to(DTYPE), torch.randn(shared + own, KV_HEADS, DIM_V).to(DTYPE)
     k, v = k.to(DEVICE), v.to(DEVICE)
@@ -202,7 +202,7 @@ def test_a_shared_prefix() -> None:
 
 
 def test_rows_that_pad_a_batch_write_nothing() -> None:
-    """A sequence of length 0 with a token, as captured graphs have them; and one whose page is -1."""
+    """A token for a sequence of length 0, as in captured graphs, and a token whose page is -1."""
     g_cache, g_base = torch.full((4, 8, 2), 7.0, device=DEVICE), torch.full((4, 2), 7.0, device=DEVICE)
     table = torch.tensor([[0, -1], [-1, -1], [1, -1]], device=DEVICE)
     lengths = torch.tensor([0, 1, 3], device=DEVICE)

@@ -1,4 +1,4 @@
-"""Dense calls with few queries run the kernels of paged calls by themselves, and give what the dense kernels give."""
+"""Dense calls with few queries automatically run the kernels of paged calls, and give the dense kernels' results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.cases import DEVICE, INTERPRET, MANIFEST, Shape, draw, tiles
 pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float32", framework="torch")
 LEGAL = [name for name, entry in MANIFEST.items() if not entry["dropout"] and not entry["decay"]]
 BY_QUERY = [name for name in LEGAL if any("q_idx" in x["dims"] for x in MANIFEST[name]["tensors"].values())]
-"""Split calls read a tensor with an element for each query by row, dense calls by position: these never split."""
+"""Variants with a tensor per query: split calls would read it by row, dense calls by position, so these never split."""
 DTYPE = torch.float32 if INTERPRET else torch.bfloat16
 TOLERANCE = 1e-5 if INTERPRET else 2e-2
 SHAPE = Shape(batch=2, kv_heads=2, group=3, q_len=2, kv_len=270, dim=32, dim_v=16)
@@ -31,7 +31,7 @@ LENGTHS = (270, 101)
 
 @pytest.fixture(autouse=True)
 def fewer_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys are split from a number on that the interpreter is fast with."""
+    """Keys are split from a smaller number on, for which the interpreter is fast enough."""
     monkeypatch.setattr(few_queries, "LEAST_DENSE_KEYS", 256)
 
 
@@ -67,7 +67,7 @@ def drawn(variant: str, shape: Shape = SHAPE) -> Inputs:
 
 
 def check(inputs: Inputs, variant: str, **options: Any) -> tuple[Tensor, Tensor]:
-    """A call splits its keys; the results are those of the dense kernels."""
+    """Check that a call splits its keys, and that its results are those of the dense kernels."""
     op: Any = golden.load_op(variant)
     with counting() as splits:
         found: tuple[Tensor, Tensor] = inputs.call(op, return_lse=True, **options)
@@ -91,7 +91,7 @@ def test_few_queries_split_their_keys(variant: str, lengths: tuple[int, ...] | N
 
 @pytest.mark.parametrize("offset", [0, 130, 280, (269, 17)])
 def test_positions_of_queries(offset: int | tuple[int, int]) -> None:
-    """From the top left by default; `doc` is read at the query's position, whatever the lengths of keys are."""
+    """Positions count from 0 by default. `doc` is read at the query's position, whatever the lengths of keys are."""
     q_offset = torch.tensor(offset, device=DEVICE) if isinstance(offset, tuple) else offset
     lengths = torch.tensor(LENGTHS, device=DEVICE)
     for variant in ("document", "window"):
@@ -110,7 +110,7 @@ def test_strides_and_layouts() -> None:
     inputs = drawn("causal")
 
     def wide(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """The same values, the axes in another order in memory, with room between rows."""
+        """The same values with the axes in another order in memory, and with gaps between rows."""
         order = [axes.index(axis) for axis in range(4)]
         room = torch.full((*[x.shape[axis] for axis in axes[:3]], 2 * x.shape[3]), float("nan"), dtype=DTYPE)
         room = room.to(DEVICE)[..., : x.shape[3]]
@@ -129,7 +129,7 @@ def test_strides_and_layouts() -> None:
 
 
 def test_same_bits_as_pages() -> None:
-    """A dense row has the bits that its keys have in pages, alone or in a batch."""
+    """A dense batch row gives the same bits as a call with its keys in pages, alone or in a batch."""
     inputs, op = drawn("causal"), golden.load_op("causal")
     want = check(inputs, "causal", q_offset="end")[0]
     for b in range(2):
@@ -147,7 +147,7 @@ def test_rules_for_splits(splits: int | str) -> None:
     check_asked = drawn("alibi")
     op: Any = golden.load_op("alibi")
     lengths = torch.tensor(LENGTHS, device=DEVICE)
-    # The third call of a kind is replayed, so that none is counted here.
+    # The third call of a kind is replayed, so calls are not counted here.
     want = check_asked.call(op, q_offset="end", kv_lengths=lengths, return_lse=True)
     got = check_asked.call(op, q_offset="end", kv_lengths=lengths, splits=splits, return_lse=True)
     for x, wanted in zip(got, want, strict=True):

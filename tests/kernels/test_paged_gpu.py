@@ -22,7 +22,7 @@ CHANGES = ((64, 0, 1, 70, 3), (70, 0, 1, 133, 64), (1, 0, 0, 2, 0))
 
 
 def captured(step: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """A graph of a step, warmed up on a stream of its own as torch asks for."""
+    """A CUDA graph of a step, warmed up on a stream of its own, as torch requires."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

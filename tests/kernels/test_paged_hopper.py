@@ -27,7 +27,7 @@ HALF = (
 )
 QUERIES = (70, 0, 1, 50, 17) if INTERPRET else (150, 0, 1, 300, 17)
 LENGTHS = (200, 60, 70, 30, 64) if INTERPRET else (400, 60, 133, 200, 64)
-"""A chunk of a prompt; no query; a decoding row; a prompt of which the first rows see no key; a few rows."""
+"""The sequences: a chunk of a prompt, no query, a decoding row, a prompt whose first rows see no key, a few rows."""
 FAMILIES = ["portable", *([HOPPER] if DEVICE != "cpu" and torch.cuda.get_device_capability()[0] == 9 else [])]
 READS_PAGES = [name for name in LEGAL if TRAITS[name].hopper_reads_pages]
 
@@ -39,7 +39,7 @@ def draw(variant: str, page_size: int, queries: Sequence[int] = QUERIES, lengths
 
 
 def check(case: Case, **others: Any) -> None:
-    """o and lse within what rounding inputs and weights to the dtype costs."""
+    """Check that the errors of o and lse are at most those of rounding inputs and weights to the dtype."""
     o, lse = case.got(**others)
     want, want_lse = case.expected()
     bound = golden.BOUND[case.q.dtype]
@@ -96,7 +96,7 @@ def test_pages_behind_a_window_are_never_read(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_other_strides(family: str) -> None:
-    """Heads ahead of slots, keys beside values in one tensor, and a flat table."""
+    """Heads before slots in memory, keys beside values in one tensor, and a flat table."""
     case = draw("causal", 64)
     want = case.call(family=family)
     k = case.k.transpose(1, 2).contiguous().transpose(1, 2)
@@ -145,7 +145,7 @@ def test_compiled_and_repeated_calls(family: str) -> None:
         found: Tensor = op(q, k, v, family=family, schedule=plan, **case.kwargs)
         return found
 
-    # From the third call of a kind on, its launches alone are done again.
+    # From the third call of a kind on, only its launches are repeated.
     for _ in range(4):
         assert torch.equal(step(case.q, case.k, case.v), want)
     assert torch.equal(torch.compile(step, fullgraph=True)(case.q, case.k, case.v), want)
@@ -236,10 +236,10 @@ def test_prompts_that_occupy_half_the_chip_run_hopper() -> None:
     ("strides", "count", "expected"),
     [
         ((64 * 8 * 128, 128, 8 * 128), 1000, True),
-        ((64 * 8 * 128, 64 * 128, 128), 1000, True),  # heads ahead of slots
-        ((64 * 8 * 128 + 8, 128, 8 * 128), 1000, False),  # pages no whole number of rows apart
+        ((64 * 8 * 128, 64 * 128, 128), 1000, True),  # heads before slots
+        ((64 * 8 * 128 + 8, 128, 8 * 128), 1000, False),  # the page stride is no multiple of rows
         ((64 * 8 * 100, 100, 8 * 100), 1000, False),  # heads not at multiples of 16 bytes
-        ((64 * 8 * 128, 128, 8 * 128), 2**24, False),  # more rows than a descriptor counts
+        ((64 * 8 * 128, 128, 8 * 128), 2**24, False),  # more rows than a descriptor can count
         ((0, 128, 0), 1, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Calls of the JAX ops on paged caches: the bits of torch, under jit with traced lengths, tables and donated caches."""
+"""Calls of the JAX ops on paged caches: bits as torch's, under jit with traced lengths, tables and donated caches."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_plan_goes_through_jit_and_serves_every_layer() -> None:
 
 
 def test_lengths_and_tables_may_change_without_compiling_again() -> None:
-    """And what is behind the last key, or not in the table, is never read."""
+    """Keys after the last one, and pages that are not in the table, are never read."""
     case = draw_case("causal", 16, (1,) * 5)
     op: Any = load_op("causal")
     q, k, v, given = arrays(case)
@@ -140,7 +140,7 @@ def test_scalars_may_be_arrays() -> None:
 
 
 def test_a_step_appends_to_donated_caches() -> None:
-    """A step writes the new keys where the caches lie, and reads them."""
+    """A step writes the new keys into the caches in place, and reads them."""
     op: Any = load_op("causal")
     shape = (6, 16, 2, 32)
     caches = [jnp.full(shape, jnp.nan, jnp.float32) for _ in range(2)]
@@ -199,10 +199,10 @@ def test_inside_shard_map() -> None:
         plan = op.plan(q, k, **given)
         return op(q, k, v, schedule=plan, **given)
 
-    devices = jax.devices()[:2]  # two where there are: each has one of the two key heads
+    devices = jax.devices()[:2]  # if there are two, each has one of the two key heads
     mesh = Mesh(np.asarray(devices), ("heads",))
     heads, cache = P(None, "heads"), P(None, None, "heads")
     by_head = jax.shard_map(local, mesh=mesh, in_specs=(heads, cache, cache), out_specs=heads)
-    # Triton's interpreter is not for two threads: what runs on two devices is waited for.
+    # Triton's interpreter is not thread-safe, so the computation on two devices is waited for.
     got = jax.block_until_ready(jax.jit(by_head)(q, k, v))
     assert_same([got], case.call()[:1])

@@ -75,7 +75,7 @@ def test_steps_in_a_loop_quantise_what_they_append() -> None:
     for place in range(tokens):
         at = torch.tensor([place], device=DEVICE)
         _, want = step(golden.load_op("causal"), table, caches, at, q[place], k[place], v[place])
-        # A GPU divides by a scale with other last digits, and what lies between two 8-bit floats may become either.
+        # Division by a scale has other last digits on a GPU, so a value between two 8-bit floats may become either.
         tolerance = 0.0 if INTERPRET else 0.1
         torch.testing.assert_close(tensor(o[place]), want, atol=tolerance, rtol=tolerance)
     if INTERPRET:
@@ -87,7 +87,8 @@ def test_steps_in_a_loop_quantise_what_they_append() -> None:
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_sums_of_a_log_decay(flat: bool) -> None:
-    """Appended in chunks to donated caches, of sums in the thousands; -1 and lengths of 0 are skipped."""
+    """Log-decays are appended in chunks to donated caches; sums are in the thousands. Pages of -1 and lengths of 0 are
+    skipped."""
     heads, size = 10, 16
     table = torch.tensor([[3, 1, 6], [-1, -1, -1], [5, 0, -1]], device=DEVICE, dtype=torch.int32)
     pages: dict[str, Any] = {"page_table": table}
@@ -122,7 +123,7 @@ def test_calls_on_sums(queries: tuple[int, ...]) -> None:
 
 
 def test_steps_in_a_loop_continue_sums() -> None:
-    """A plan and what it serves in the body of a loop, whose caches are donated."""
+    """A plan and the calls that use it, in the body of a loop with donated caches."""
     tokens, size, heads = 6, 4, 4
     q, k, v = torch.randn(3, tokens, 1, 1, heads, 16, device=DEVICE)
     g = torch.nn.functional.logsigmoid(torch.randn(tokens, 1, 1, heads, device=DEVICE))
@@ -162,7 +163,7 @@ def test_steps_in_a_loop_continue_sums() -> None:
     [(576, 512, torch.float32, True), (96, 32, torch.float32, False), (96, 64, FP8[0], False)],
 )
 def test_values_in_keys(dim: int, dim_v: int, dtype: torch.dtype, is_shared: bool, monkeypatch: Any) -> None:
-    """Torch takes a view in their place."""
+    """The torch op takes a view of the keys as values."""
     shared = []
     launch = backend.launch
 

@@ -21,7 +21,7 @@ LENGTHS = (35, 0, 1, 16)
 
 
 class Cache:
-    """Keys `[pages, page size, 1, D]` of some sequences, with NaN wherever no query may look."""
+    """Keys `[pages, page size, 1, D]` of some sequences, with NaN in all places that no query may read."""
 
     def __init__(self, dim: int, page_size: int, lengths: Sequence[int] = LENGTHS) -> None:
         pool = paging.Pool(512 // page_size, page_size)
@@ -52,7 +52,7 @@ class Cache:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each forward that is launched, whether one load serves both products."""
+    """For each forward that is launched, whether one load of keys serves both products."""
     found: list[bool] = []
     launch = backend.launch
 
@@ -109,7 +109,7 @@ def test_views_that_begin_elsewhere_are_not_shared(shared: list[bool]) -> None:
 
 
 def test_wide_rows_are_split_and_planned(shared: list[bool]) -> None:
-    """A plan knows of keys alone."""
+    """A plan depends on keys alone, not on values."""
     cache = Cache(576, 16, (100, 0, 1, 2))
     q = torch.randn(4, 16, 1, 576, device=DEVICE).to(DTYPE)
     values = cache.keys[..., :512]
@@ -126,7 +126,7 @@ def test_wide_caches_of_8_bits(shared: list[bool]) -> None:
     cache.rows = [(row.float() / 0.01).to(torch.float8_e4m3fn).double() * 0.01 for row in cache.rows]
     o: Any = causal(q, small, small[..., :512], k_scale=0.01, v_scale=0.01, **cache.pages)
     torch.testing.assert_close(o.double(), cache.expected(q, 512), atol=TOLERANCE, rtol=TOLERANCE)
-    # In the interpreter queries are float32, beside which columns are not read in pairs.
+    # In the interpreter queries are float32; then columns are not read in pairs.
     assert set(shared) == {not INTERPRET}
 
 

@@ -1,4 +1,4 @@
-"""Caches of 8-bit floats with queries of 16 bits, whose kernels read two columns at a time."""
+"""Caches of 8-bit floats with queries of 16 bits: the kernels read two columns at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.scaled_caches import FP8, draw_scale, own_scales, quantised_c
 
 pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float16", framework="torch")
 TOLERANCE = 1.5e-3
-"""Of o as a whole, whose queries, weights and results are rounded to float16."""
+"""For the error of o as a whole: queries, weights and results are rounded to float16."""
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_rows_at_odd_addresses_are_read_one_column_at_a_time(pairs: list[str]) -
 
 @pytest.mark.parametrize("dtype", FP8, ids=str)
 def test_every_8_bit_float_is_read_as_it_is(dtype: torch.dtype) -> None:
-    """Values of one key are the result; infinities and NaN among them."""
-    # 256 values as those of one key in two halves, [1, 1, 2, 128].
+    """The result of a single key is its values, which include infinities and NaN."""
+    # All 256 values, as the values of one key in two heads: [1, 1, 2, 128].
     v = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(dtype).view(1, 1, 2, 128)
     k = torch.zeros(1, 1, 2, 128, device=DEVICE).to(dtype)
     q = torch.ones(1, 2, 1, 128, dtype=torch.float16, device=DEVICE)

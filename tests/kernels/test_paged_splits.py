@@ -1,4 +1,4 @@
-"""The splits that the device plans are those that `explain` and `show` print."""
+"""The splits that the device plans are the splits that `explain` and `show` print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls on paged caches with tiles of their own, against float64 of each sequence alone."""
+"""Calls on paged caches with tiles given by the caller, against float64 of each sequence alone."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told_strides(x: Tensor) -> list[int]:
-    """The strides of axes of more than one element: of others a compiler may say anything."""
+    """The strides of axes with more than one element. A compiler may report any stride for other axes."""
     return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
 
 
@@ -159,7 +159,7 @@ def test_opcheck(variant: str) -> None:
     names = [func.name() for func, _ in recorder.calls]
     assert names == [f"generated::{variant}_paged_plan", f"generated::{variant}_paged_fwd"]
     for func, args in recorder.calls:
-        # What entries of a plan hold beyond their number is whatever memory held.
+        # Entries of a plan beyond their number are uninitialised memory.
         skipped = ("test_aot_dispatch_dynamic",) if func.name().endswith("plan") else ()
         tests = [
             name

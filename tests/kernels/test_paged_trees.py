@@ -23,7 +23,7 @@ DTYPE = torch.float32 if INTERPRET else torch.bfloat16
 TOLERANCE = 1e-5 if INTERPRET else 2e-2
 HEADS, KV_HEADS, DIM, PAGE_SIZE = 6, 2, 32, 16
 TREES = ([0, 0, 0, 1, 1, 2, 5, 3], [0, 0, 1, 2, 3, 4, 5, 6], [0] * 8)
-"""Of each drafted token the one it follows, itself for the root: a bush, a chain and a star."""
+"""The parent of each drafted token, which is the token itself for the root: a bush, a chain and a star."""
 LENGTHS = (133, 0, 64)
 """Tokens before the drafted ones."""
 
@@ -38,7 +38,7 @@ def tree_attention(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def ancestors(parents: list[int]) -> Tensor:
-    """`[drafted, drafted]`: who is above whom, itself included."""
+    """`[drafted, drafted]`: True where the column's token is an ancestor of the row's token, or the same token."""
     keep = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
         keep[node] |= keep[parent]
@@ -47,7 +47,7 @@ def ancestors(parents: list[int]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """A step that verifies drafted tokens: caches with NaN where no query may look, and each sequence alone."""
+    """A step that verifies drafted tokens: caches with NaN where no query may read, and each sequence alone."""
 
     q: Tensor
     k_cache: Tensor

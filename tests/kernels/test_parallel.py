@@ -1,4 +1,4 @@
-"""Kernels under context parallelism: rows of several ranks have the bits that one call gives them."""
+"""Kernels under context parallelism: rows on several ranks get the same bits as in one call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS, SEQ = (4, 2), 256
     ],
 )
 def test_o_and_lse_have_the_bits_of_one_call(variant: str, strategy: str) -> None:
-    """Gradients as well, but on a GPU: there autograd has one thread for all ranks of a process."""
+    """Gradients too, except on a GPU: there autograd has one thread for all ranks of a process."""
     shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)
     inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.float16, device=DEVICE)
     op, has_gradients = load_op(variant), DEVICE == "cpu"
@@ -71,7 +71,7 @@ def test_a_ring_merges_parts_that_compute_with_the_number_of_keys(library: str) 
 
 
 def merges_parts(variant: str, ranks: int, seq: int, package: str = "generated") -> None:
-    """o, lse and all gradients as of one call: parts are rounded to float16 once each, and dk and dv at their end."""
+    """Check o, lse and all gradients against one call. Each part is rounded to float16 once, dk and dv at their end."""
     shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=seq, dim=16)
     inputs = draw_inputs(load_manifest(package)[variant], shape, dtype=torch.float16, device=DEVICE)
     op, scalars = load_op(variant, package), dict[str, Any](inputs.scalars)
@@ -101,7 +101,7 @@ def merges_parts(variant: str, ranks: int, seq: int, package: str = "generated")
 @pytest.mark.parametrize("strategy", ["gather", "ring"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_dk_and_dv_are_as_exact_as_those_of_one_call(ranks: int, strategy: str) -> None:
-    """At most 1.1 times the mean error of one call: each rank's part comes in float32."""
+    """At most 1.1 times the mean error of one call, because ranks send their parts in float32."""
     shape = Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=16)
     inputs, op = draw_inputs(load_manifest()["causal"], shape, dtype=torch.float16, device=DEVICE), load_op("causal")
     exact, one = evaluate(load_reference("causal"), inputs.double()), evaluate(op, inputs)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 
 
 def captured_step(mesh: Any, variant: str, strategy: str) -> None:
-    """Forward and backward replayed from a graph, on values the capture did not see, with the bits of eager calls."""
+    """Forward and backward replayed from a graph, on other values than those captured, give the bits of eager calls."""
     shape = calls.Shape(batch=1, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=DIM)
     inputs = calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.bfloat16, device="cuda")
     op, scalars = calls.load_op(variant), dict[str, Any](inputs.scalars)
@@ -42,14 +42,14 @@ def captured_step(mesh: Any, variant: str, strategy: str) -> None:
     trained = [x for x in (*leaves.values(), *own.values()) if x.requires_grad]
 
     def step() -> list[Tensor]:
-        # Else dq is added up in any order.
+        # Without `deterministic`, dq is summed in any order.
         o = call(**leaves, **own, **scalars, deterministic=True)
         return [o.detach(), *torch.autograd.grad(o, trained, do)]
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(4):  # tables, compiled kernels, and calls that are replayed
+        for _ in range(4):  # makes tables, compiles kernels, and reaches calls that are replayed
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -96,7 +96,7 @@ def one_process(rank: int, ranks: int, folder: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs, which NCCL connects")
 def test_calls_over_gpus_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Processes find this module by its name, which pytest makes of the folders that are packages.
+    # Processes import this module by its name, which pytest forms from the folders that are packages.
     monkeypatch.syspath_prepend(Path(__file__).parents[__name__.count(".")])
     ranks = 4 if torch.cuda.device_count() >= 4 else 2
     spawn: Any = multiprocessing.spawn  # type: ignore[attr-defined]  # which torch does not name in __all__

@@ -1,4 +1,4 @@
-"""The random words of dropout: those of the published Philox, those of Triton's, and how they lie in a mask."""
+"""The random words of dropout: equal to the published Philox and to Triton's, and their places in a mask."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_words_are_those_of_triton(seed: int) -> None:
 
 
 def test_a_word_for_each_pair() -> None:
-    """A counter decides 16 pairs by 16 bytes; every other bit of their row and key is in the counter."""
+    """A counter gives 16 bytes, for 16 pairs. The other bits of a pair's row and key are in the counter."""
     words = dropout_words(3, (2, 3, 40, 50), CPU)
     assert words.shape == (2, 3, 40, 50)
     for b, h, row, key in ((0, 0, 0, 0), (0, 2, 7, 8), (1, 0, 8, 7), (1, 1, 31, 41), (1, 2, 39, 49), (0, 1, 12, 22)):

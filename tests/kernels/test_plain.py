@@ -1,4 +1,4 @@
-"""Two statements of the mathematics agree: the tests' own, and the reference that is rendered from the spec."""
+"""Two implementations of the mathematics agree: the tests' own, and the reference that is rendered from the spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_rendered_reference_is_the_plain_mathematics(variant: str, q_offset:
 
 
 def test_the_library_is_covered() -> None:
-    """A name that these tests do not know leaves its variants to the looser bounds of `make demo`."""
+    """Variants with a mask or score that `plain` does not know get only the looser bounds of `make demo`."""
     own = {"tensors": {}, "scalars": {"size": "int", "length": "int"}}
     assert plain.covers({"mask": "causal and window(size)", "score": "softcap(50.0)", **own})
     assert plain.covers({"mask": "causal or prefix(length)", "score": "", **own})

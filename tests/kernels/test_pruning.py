@@ -1,4 +1,4 @@
-"""`prune=` through the kernels: as the mask that it is, and without a decay as the plain call to the bit."""
+"""`prune=` through the kernels: it acts as a mask, and without a decay it gives the same bits as the plain call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = tiles(64, 64)
 
 
 def with_decay(g: Tensor, rate: float) -> Tensor:
-    """Log-decays of heads that forget at once and, the last one, hardly."""
+    """Log-decays that are strong for all heads except the last, which has 1/100 of the rate."""
     rates = torch.full((g.shape[-1],), rate, device=g.device)
     rates[-1] = rate / 100
     return (-rates * (0.5 + torch.rand(g.shape, device=g.device))).to(g.dtype).requires_grad_()

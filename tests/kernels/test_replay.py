@@ -1,4 +1,4 @@
-"""A replayed call gives the bits of a computed one, whatever its kind, and no call is taken for another."""
+"""A replayed call gives the bits of a computed call, for all kinds of calls, and no call is taken for another kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 SHAPE = Shape(batch=2, kv_heads=1, group=2, q_len=20, kv_len=40, dim=32, dim_v=16)
 PACKING = Packing.of(9, 10, 31)
-# A call is replayed from the third of its kind on; of one with gradients, its passes are.
+# A call is replayed from the third of its kind on. In a call with gradients, each pass is replayed.
 CALLS = 4
 
 
@@ -56,7 +56,7 @@ def check_replays(variant: str, drawn: Callable[[int], tuple[Inputs, dict[str, A
 
 
 def same_kind(inputs: Inputs, number: int) -> Inputs:
-    """The same sizes, scalars and places in memory, other values of q, k and v: new tensors each time."""
+    """The same sizes, scalars and strides, with other values of q, k and v, in new tensors each time."""
 
     def other(x: Tensor) -> Tensor:
         moved = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
@@ -78,7 +78,7 @@ def test_gradients_that_a_launch_sums_are_replayed(variant: str) -> None:
         for number in range(CALLS):
             before = replays.count
             golden.evaluate(op, same_kind(inputs, number))
-    # Of the last call both passes are.
+    # Both passes of the last call are replayed.
     assert replays.count - before == 2
 
 
@@ -98,14 +98,14 @@ def test_segments(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["document", "natten"])
 def test_schedule(variant: str) -> None:
-    """Calls with one schedule are replayed, and with another of the same size, with that one's tables."""
+    """Calls with one schedule are replayed. With another schedule of the same size, they use that schedule's tables."""
     inputs = draw(variant, SHAPE)
     schedule = make_schedule(golden.load_op(variant), inputs)
     check_replays(variant, lambda number: (same_kind(inputs, number), {"schedule": schedule}))
 
 
 def test_paged() -> None:
-    """Calls on caches, with a plan and without one; lengths and pages change, and the plan with them."""
+    """Calls on caches, with and without a plan. Lengths and pages change, and the plan changes with them."""
     case = draw_case("alibi", 16, (1,) * 5)
     lengths = case.kwargs["kv_lengths"]
     with replaying("alibi") as (op, replays), torch.no_grad():
@@ -130,7 +130,7 @@ def test_dense_with_split_keys() -> None:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["doc", "cu_seqlens"])
 def test_integers_of_another_dtype(packed: bool) -> None:
-    """Each call casts what they hold then, and is replayed behind that."""
+    """Each call first casts the integers' current values; the rest of the call is replayed."""
     inputs = draw_packed("causal", PACKING, DTYPES[0]) if packed else draw("document", SHAPE)
     with replaying("causal" if packed else "document") as (op, replays), torch.no_grad():
         if packed:
@@ -176,7 +176,7 @@ def _unaligned(x: Tensor) -> Tensor:
 
 
 def test_kinds_are_told_apart() -> None:
-    """Calls in turn that differ in one thing: none is replayed as another."""
+    """Calls that differ in one property take turns: none is replayed as another."""
     inputs = draw("window", SHAPE)
     longer = draw("window", replace(SHAPE, kv_len=64))
     q, k, v = inputs.q, inputs.k, inputs.v
@@ -186,7 +186,7 @@ def test_kinds_are_told_apart() -> None:
         (replace(inputs, q=_bshd(q)), {}),
         (replace(inputs, k=_bshd(k), v=v[:1, :, :1].expand(v.shape)), {}),
         (replace(inputs, k=k[:1].expand(k.shape)), {}),
-        (replace(inputs, v=k[..., : v.shape[3]]), {}),  # which begins where k does
+        (replace(inputs, v=k[..., : v.shape[3]]), {}),  # begins at the same address as k
         (replace(inputs, q=q.float(), k=k.float(), v=v.float()), {}),
         (longer, {}),
         (replace(inputs, scalars=dict.fromkeys(inputs.scalars, 3)), {}),
@@ -217,7 +217,7 @@ def _tuple(results: Any) -> tuple[Tensor, ...]:
 
 
 def test_one_tensor_for_all() -> None:
-    """A call with one tensor three times is no call with three, of the same sizes."""
+    """A call with one tensor as q, k and v is another kind than a call with three tensors of the same sizes."""
     one, two, three = torch.randn(3, 1, 2, 24, 32, device=DEVICE)
     calls = [(one, one, one), (one, two, three), (one, one, two), (one, two, two), (two, one, two)]
     with replaying("causal") as (op, _), torch.no_grad():
@@ -256,7 +256,7 @@ def test_cache_of_replayed_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert replays.count > 0
 
 
-# Lengths that no other test has: what an earlier test called would be replayed at once.
+# Lengths that no other test has: calls of an earlier test would be replayed at once.
 @pytest.mark.parametrize(("name", "length"), [("launch_enter_hook", 61), ("launch_exit_hook", 62)])
 def test_hooks_of_profilers_see_every_launch(name: str, length: int) -> None:
     from triton import knobs
@@ -280,7 +280,7 @@ def test_hooks_of_profilers_see_every_launch(name: str, length: int) -> None:
 
 
 def test_gradients_are_never_lost() -> None:
-    """A call that a replay would serve, but for an input that requires a gradient."""
+    """A call that would be replayed, except that an input requires a gradient."""
     inputs = draw("causal", SHAPE)
     with replaying("causal") as (op, _):
         for _ in range(CALLS):
@@ -330,8 +330,8 @@ def test_autocast() -> None:
 @pytest.mark.parametrize("tokens", [None, PACKING], ids=["dense", "packed"])
 @with_variants
 def test_captured_in_a_cuda_graph(variant: str, tokens: Packing | None) -> None:
-    """Replays of a graph give what calls give, for the values that its inputs then hold."""
-    # Of int64, so that the graph casts what they then hold.
+    """Replays of a graph give the results of calls, for the current values of its inputs."""
+    # In int64, so that the graph casts their current values.
     options: dict[str, Any] = {} if tokens is None else {name: x.long() for name, x in tokens.options().items()}
     inputs = draw(variant, SHAPE) if tokens is None else draw_packed(variant, tokens, DTYPES[0])
     trained = inputs.leaves()

@@ -1,4 +1,4 @@
-"""Schedules: tables of blocks made once, for calls of one size, give what a call makes for itself."""
+"""Schedules: tables of blocks, made once for calls of one size, give the results of a call without a schedule."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_schedule_changes_no_bit(variant: str, backward: bool) -> None:
 
 @pytest.mark.parametrize("variant", LISTED)
 def test_counted_lists_are_those_with_room_of_their_own(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond a size lists are counted before they are filled; each then has just the room it needs."""
+    """Above a size, lists are counted before they are filled, so that each has exactly the memory that it needs."""
     inputs = draw(variant, SHAPE)
     roomy = _schedule(variant, inputs, config=CONFIG)
     monkeypatch.setattr(torch_schedule, "DENSE_ENTRIES", 0)
@@ -104,7 +104,7 @@ def test_a_schedule_checks_its_arguments() -> None:
         op.schedule(inputs.q, inputs.k, inputs.v, doc=inputs.tensors["doc"].float())
 
 
-# Documents one after the other, in no order and coming back, and one for all.
+# Documents one after the other, documents in random order that recur, and one document for all tokens.
 DOCUMENTS = {
     "sorted": lambda n: torch.arange(n) // 37,
     "random": lambda n: torch.randint(0, 3, (n,)) * (torch.arange(n) // 20 % 3),
@@ -115,7 +115,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("documents", DOCUMENTS)
 @pytest.mark.parametrize(("q_len", "kv_len", "q_offset"), [(150, 200, 0), (200, 150, -9), (40, 4800, 4760)])
 def test_ranges_hold_what_is_visited(q_len: int, kv_len: int, q_offset: int, documents: str) -> None:
-    """Outside a range nothing is kept, and in its full blocks everything is; of sorted documents both are exact."""
+    """No pair is kept outside a range, and all pairs in its full blocks. For sorted documents both are exact."""
     torch.manual_seed(0)
     rows = torch.stack([DOCUMENTS[documents](5000) for _ in range(2)]).to(DEVICE, torch.int32)
     q, k = (torch.empty(2, 1, n, 16, device=DEVICE) for n in (q_len, kv_len))
@@ -145,7 +145,7 @@ def test_ranges_hold_what_is_visited(q_len: int, kv_len: int, q_offset: int, doc
 
 
 def _blocks(keep: torch.Tensor, own: int, other: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The blocks that keep a pair, and the whole ones among `other` that keep them all: `[B, own, other]` each."""
+    """The blocks that keep any pair, and the complete blocks along `other` that keep all: `[B, own, other]` each."""
     rows, cols = (-(-n // size) for n, size in zip(keep.shape[1:], (own, other), strict=True))
     missing = (0, cols * other - keep.shape[2], 0, rows * own - keep.shape[1])
     some, every = (
@@ -168,7 +168,7 @@ def test_ranges_take_four_numbers_for_each_row_of_blocks() -> None:
 
 
 def test_schedules_in_a_graph() -> None:
-    """Traced, the tables are made inside the operator, or given to it."""
+    """In a traced call, the tables are made inside the operator, or are passed to it."""
     inputs = draw("document", SHAPE)
     op: Any = golden.load_op("document")
     schedule = _schedule("document", inputs)

@@ -1,4 +1,4 @@
-"""Dense calls of the JAX ops with few queries, whose keys are split as those in pages are."""
+"""Dense calls of the JAX ops with few queries, whose keys are split as in calls on pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_close(got: Any, want: Any) -> None:
 
 @pytest.fixture
 def splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The variants whose keys were split, each time that they were: from fewer keys on than elsewhere."""
+    """The variants whose keys were split, one entry per split call. Calls with fewer keys than usual are split."""
     monkeypatch.setattr("generated._runtime.jax.paged_passes.LEAST_DENSE_KEYS", LEAST_KEYS)
     found: list[str] = []
     for variant in LEGAL:
@@ -58,7 +58,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("variant", LEGAL)
 def test_as_without_splits(variant: str, call: str, splits: list[str]) -> None:
-    """A config asks for the kernels of dense calls."""
+    """The call without splits has a config, which selects the kernels of dense calls."""
     qkv, own = given(variant)
     op: Any = load_op(variant)
     got = op(*qkv, **own, **CALLS[call])

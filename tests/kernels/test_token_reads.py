@@ -1,4 +1,4 @@
-"""The kernels of variants that read tensors of tokens in odd ways: packed, and with positions in any order."""
+"""The kernels of variants that read tensors of tokens in unusual ways: packed, and with positions in any order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_sequences_without_tokens_read_nothing(ops: Any, name: str, packing: str
 
 @pytest.mark.parametrize("name", ["nested", "free_dims", "one_limit", "heads_of_keys"])
 def test_positions_in_any_order(ops: Any, name: str) -> None:
-    """A dim of tokens goes by row, whatever reads it, every other dim by position."""
+    """A dim of tokens is indexed by row, whatever expression reads it; every other dim is indexed by position."""
     positions = torch.stack([torch.randperm(20, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)])
     check_positions(name, getattr(ops, name), positions.int())
 
@@ -73,7 +73,7 @@ def test_disorder_is_marked_on_the_device(asked: ByRow) -> None:
 
 @pytest.mark.parametrize("variant", ["forgetting", "document", "causal_dropout"])
 def test_positions_nobody_looks_at_give_nan_where_they_disagree(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gradients of NaN; a batch row in order has what it has without positions."""
+    """Their gradients are NaN too. A batch row in order gets the same results as without positions."""
     monkeypatch.setattr(torch_sequences, "values_are_checked", unread)
     own: dict[str, Any] = {"g": -torch.rand(2, 20, 2)} if variant == "forgetting" else {}
     own |= {"dropout_p": 0.4, "seed": 2} if variant == "causal_dropout" else {}

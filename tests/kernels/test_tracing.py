@@ -17,7 +17,7 @@ from tests.support.cases import DEVICE, INTERPRET, Shape, assert_same, draw, eva
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
 
-# Inductor would need a C++ compiler on the CPU, and has nothing to do with the op beyond what AOTAutograd sees.
+# Inductor would need a C++ compiler on the CPU, and tests nothing of the op that AOTAutograd does not test.
 BACKEND = "aot_eager" if INTERPRET else "inductor"
 SHAPE = Shape(batch=2, kv_heads=2, group=2, q_len=40, kv_len=50, dim=32, dim_v=16)
 
@@ -28,7 +28,7 @@ def fresh_compiler() -> None:
 
 
 def scaled_op(variant: str, **options: Any) -> Any:
-    """A small model around an op: something before it, something after it."""
+    """A small model around an op, with other operations before and after it."""
     op = golden.load_op(variant)
 
     def model(q: Tensor, k: Tensor, v: Tensor, **own: Any) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def test_compiled_with_tiles(variant: str) -> None:
 
 @with_variants
 def test_compiled_once_for_all_lengths(variant: str) -> None:
-    """The third length finds the code of the second, which made the lengths symbols."""
+    """The third length reuses the code compiled for the second, for which torch made the lengths symbolic."""
     graphs = 0
 
     def counting(graph: Any, _examples: Any) -> Any:
@@ -123,7 +123,7 @@ def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(variant: str) -> 
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the calls of our custom operators."""
+    """Records the calls of this package's custom operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,5 +144,5 @@ def test_opcheck(variant: str) -> None:
     names = [func.name() for func, _ in recorder.calls]
     assert names == [f"generated::{variant}_fwd", f"generated::{variant}_bwd"]
     for func, args in recorder.calls:
-        # Their gradients are those of the autograd function around them, which is tested by itself.
+        # The gradients come from the autograd function around the operators, which has its own tests.
         torch.library.opcheck(func, tuple(x.detach() if isinstance(x, Tensor) else x for x in args))

@@ -17,7 +17,7 @@ from tests.support.packings import Packing, draw_packed
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
 
-# Of q and k, and of v: whole parts, a second part that is narrow or cut, odd rows, and one side alone that is wide.
+# Head dims of q and k, and of v: full parts, a narrow or incomplete second part, odd rows, and only one wide side.
 DIM_PAIRS = [(512, 512), (320, 320), (512, 256), (300, 300), (128, 512), (448, 264)]
 PACKING = Packing.of(5, 20)
 IDS = [[0] * 12 + [1] * 8]
@@ -40,7 +40,7 @@ def test_every_variant(variant: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("dim", "dim_v"), [(512, 512), (257, 257), (192, 128), (256, 128)])
 def test_head_dims(dim: int, dim_v: int, dtype: torch.dtype) -> None:
-    """In tiles of the default size of the interpreter."""
+    """With the interpreter's default tiles."""
     check_call("causal", draw("causal", Shape(q_len=33, kv_len=40, dim=dim, dim_v=dim_v), dtype))
 
 

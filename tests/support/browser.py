@@ -1,4 +1,4 @@
-"""A headless browser, where this machine has one, driven by the DevTools protocol over a pair of pipes."""
+"""A headless browser, if this machine has one, driven by the DevTools protocol over a pair of pipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMANDS, _EVENTS = 3, 4
 
 
 def find_browser() -> str | None:
-    """The path of Chromium or Chrome; None on Windows too, where pipes have no numbers."""
+    """The path of Chromium or Chrome, or None. Also None on Windows, where pipes have no numbers."""
     return next((path for path in map(shutil.which, NAMES) if path), None) if os.name == "posix" else None
 
 
@@ -37,7 +37,7 @@ class Page:
         to_browser, self._commands = os.pipe()
         self._answers, from_browser = os.pipe()
         ends = (os.dup(to_browser), os.dup(from_browser))
-        # A copy may itself be one of the two numbers: copies of copies are none.
+        # A duplicate may itself have one of the two numbers: then it is duplicated again.
         while {_COMMANDS, _EVENTS} & set(ends):
             ends = (os.dup(ends[0]), os.dup(ends[1]))
 

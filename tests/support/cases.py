@@ -1,4 +1,4 @@
-"""The calls that tests make: variants from the manifest, shapes, and inputs cut from what `testing.golden` draws."""
+"""The calls of the tests: variants from the manifest, shapes, and inputs cut from those that `testing.golden` draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from generated._runtime.core.configs import PASSES
 from generated._runtime.core.settings import INTERPRET as INTERPRET
 
 DEVICE = "cpu" if INTERPRET else "cuda"
-# Triton's interpreter computes bfloat16 wrongly, so that there the ops run on float32 copies: nothing to be seen.
+# Triton's interpreter computes bfloat16 wrongly. There the ops run on float32 copies, so a test would show nothing.
 DTYPES = (torch.float16, torch.float32) if INTERPRET else (torch.bfloat16, torch.float16, torch.float32)
 
 MANIFEST = golden.load_manifest()
@@ -67,8 +67,8 @@ def draw(
 ) -> Inputs:
     """Arguments of one call. `codegen.testing.golden` draws self-attention; a call of any other shape is cut from one.
 
-    `positions`: how far the variant's own tensors reach, where an offset takes the queries beyond both lengths.
-    `manifest`: that of the variant's package.
+    `positions`: the number of positions in the variant's own tensors, if an offset takes queries beyond both lengths.
+    `manifest`: the manifest of the variant's package.
     """
     whole = golden.draw_inputs(
         manifest[variant],
@@ -98,18 +98,18 @@ def draw(
 
 
 JUMPS = (1.0, 6.0, 12.0, 20.0, 3.0, 0.1)
-"""Sizes of the keys of blocks of 128, one after the other."""
+"""Factors for the keys of consecutive blocks of 128."""
 
 
 def jumping(inputs: Inputs) -> Inputs:
-    """The same call with keys of JUMPS, so that rows find far greater scores than their first, several times."""
+    """The same call with keys multiplied by JUMPS, so that the maximum score of a row rises a lot, several times."""
     blocks = torch.arange(inputs.k.shape[-2], device=DEVICE) // 128
     sizes = torch.tensor(JUMPS, device=DEVICE)[blocks % len(JUMPS)]
     return replace(inputs, k=(inputs.k.detach() * sizes[:, None]).to(inputs.k.dtype).requires_grad_())
 
 
 def evaluate(variant: str, inputs: Inputs, *, framework: Any = "torch", **options: Any) -> dict[str, Tensor]:
-    """What the op of a framework makes of a call: o, lse and every gradient."""
+    """The results of a call of a framework's op: o, lse and every gradient."""
     if framework == "jax":
         return golden_jax.evaluate(variant, inputs, **options)
     return golden.evaluate(golden.load_op(variant), inputs, **options)
@@ -129,12 +129,12 @@ def own_names(variant: str) -> tuple[str, ...]:
 
 
 def has_word(variant: str, word: str) -> bool:
-    """Whether a named mask is part of the variant's."""
+    """Whether a named mask is part of the variant's mask."""
     return word in MANIFEST[variant]["mask"].replace("(", " ").split()
 
 
 def assert_same(variant: str, name: str, got: Tensor, want: Tensor) -> None:
-    """The same bits; of a gradient that atomics add up in any order in some calls, the same sums."""
+    """Check for the same bits, or for close values of gradients that atomics sum in any order in some calls."""
     own = name.removeprefix("d") in MANIFEST[variant]["tensors"]
     if own and not {"dense", "packed", "segmented"} <= set(MANIFEST[variant]["deterministic"]):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda text: f"{name}: {text}")
@@ -143,5 +143,5 @@ def assert_same(variant: str, name: str, got: Tensor, want: Tensor) -> None:
 
 
 def variants_where(holds: Callable[[str], bool]) -> Iterable[str]:
-    """The variants a test has something to say about."""
+    """The variants with a property, for the parameters of a test."""
     return [variant for variant in VARIANTS if holds(variant)]

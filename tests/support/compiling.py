@@ -1,4 +1,4 @@
-"""Compiles the kernels of a call with drawn inputs, for a GPU that need not be there."""
+"""Compiles the kernels of a call with drawn inputs, for a GPU that this machine need not have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from codegen.testing.golden import Inputs, evaluate
 def compile_call(
     variant: str, arch: str, inputs: Inputs, *, package: str = "generated", **options: Any
 ) -> dict[str, Compiled]:
-    """The compiled kernels of a forward and backward, by name; what the call returns is not filled in."""
+    """The compiled kernels of a forward and backward, by name; they do not run, so the results are not computed."""
     op = getattr(importlib.import_module(f"{package}.torch"), variant)
     return compile_launches(lambda: evaluate(op, inputs, **options), variant, arch, package)

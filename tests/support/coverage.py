@@ -57,8 +57,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanClass:
-    """What decides which parts of the templates a variant's kernels are made of. Variants of one class differ in
-    expressions alone."""
+    """The properties that decide which parts of the templates a variant's kernels consist of. Kernels of variants of
+    one class differ only in expressions."""
 
     schedule: Schedule
     tables_per_head: bool
@@ -74,14 +74,14 @@ class PlanClass:
     dropout: bool
 
     def traits(self) -> tuple[str, ...]:
-        """The properties that decide what a call may do to a kernel, as words."""
+        """The properties that decide how a call may affect a kernel, as words."""
         found = [f"schedule {self.schedule}"]
         found += ["own score"] * (not self.linear or self.sink)
         found += ["own gradients"] * bool(self.gradients or self.sink)
         return tuple(found)
 
     def coarse_traits(self) -> tuple[str, ...]:
-        """Those that every value of every other parameter meets."""
+        """The traits that are tested together with every value of every other parameter."""
         bounds = "tables" if self.schedule in TABLES else "computed bounds"
         return (bounds, "own score") if not self.linear or self.sink else (bounds,)
 
@@ -109,7 +109,7 @@ def plan_class(planned: VariantPlan) -> PlanClass:
 
 
 def _bounds(union: Union) -> str:
-    """Which bounds a union of ranges has, one digit each; `1111+0101` has two ranges."""
+    """Which bounds each range of a union has, one digit for each bound; `1111+0101` has two ranges."""
     ranges: list[Range] = [union.main] if union.other is None else [union.main, union.other]
     bounds = [(x.first, x.end, x.full_first, x.full_end) for x in ranges]
     return "+".join("".join("01"[e is not None] for e in each) for each in bounds)
@@ -126,7 +126,7 @@ def plan_classes(path: Path) -> dict[str, PlanClass]:
 
 @dataclass(frozen=True, kw_only=True)
 class Variants:
-    """The plan classes of checked-in variants, and of those that are covered by class alone."""
+    """The plan classes of the checked-in variants, and of the library's variants, which are covered only by class."""
 
     own: Mapping[str, PlanClass]
     library: Mapping[str, PlanClass]

@@ -59,7 +59,7 @@ def _block(page: Path, text: str, match: re.Match[str]) -> Block:
 
 
 def commands(block: Block) -> Iterator[str]:
-    """The command lines of a block of bash, or of a console, where they stand behind a `$`."""
+    """The command lines of a block of bash, or of a console, where they follow a `$`."""
     lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]

@@ -22,7 +22,7 @@ SCOPE = Scope(tensors=TENSORS, scalars={"size": ScalarType.INT, "cap": ScalarTyp
 
 
 def contents(rng: np.random.Generator, batch: int, heads: int, keys: int) -> dict[str, Array]:
-    """What TENSORS may hold."""
+    """Random values for TENSORS."""
     return {
         "doc": rng.integers(-3, 4, (batch, keys)),
         "place": rng.integers(-3, 20, keys),
@@ -67,7 +67,7 @@ LEAVES = {
         "<rounding>",
     ],
 }
-"""What an expression of each kind is made of at its innermost; `<kind>` stands for an expression of that kind."""
+"""The forms of an innermost expression of each kind; `<kind>` stands for an expression of that kind."""
 
 BRANCHES = {
     "int": [
@@ -114,7 +114,7 @@ BRANCHES = {
         "(<score> if <mask> else <int>)",
     ],
 }
-"""What it may be made of where it is nested deeper. Masks hold no function that libraries round differently."""
+"""More forms, for expressions that are not innermost. Masks contain no function that libraries round differently."""
 
 
 @st.composite

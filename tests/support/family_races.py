@@ -1,4 +1,4 @@
-"""Comparisons of families of kernels on a GPU that is made up, and the family that calls then run."""
+"""Comparisons of kernel families on an invented GPU, and the family that calls then run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def comparison(pass_: str = "fwd", variant: str = "causal", head_dim: int = 128)
 
 
 class MadeUpBench:
-    """Contenders that take what `MS` says, and fail as `FAULTS` says."""
+    """A bench without a GPU: contenders take the times of `MS`, and fail with the messages of `FAULTS`."""
 
     MS: Times
     FAULTS: Callable[[Contender], str]
@@ -55,7 +55,7 @@ def families_of(folder: Path) -> Families:
 def judge(
     folder: Path, *comparisons: Comparison, workloads: Sequence[Workload] = (SHORT, LONG), deadline: float = math.inf
 ) -> tuple[list[Judgement], list[Comparison]]:
-    """What the tuner finds, after which calls run as it says."""
+    """The tuner's judgements, and the comparisons left over. Calls afterwards run the families that it chose."""
     found: list[Judgement] = []
     request = FamilyRequest(comparisons=comparisons, workloads=workloads, deadline=deadline, jobs=2)
     compared = families_of(folder)

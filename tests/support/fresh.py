@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 
 def python(code: str, cwd: Path = ROOT, *, interpret: bool = False) -> str:
-    """What a fresh interpreter prints, in `cwd`; with `interpret` kernels run in Triton's interpreter."""
+    """The output of a fresh interpreter that runs `code` in `cwd`. With `interpret`, Triton interprets its kernels."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=cwd,
@@ -55,7 +55,7 @@ def python(code: str, cwd: Path = ROOT, *, interpret: bool = False) -> str:
 
 
 def warm_python(code: str, cwd: Path = ROOT, *, interpret: bool = False, imported: str = "torch jax") -> str:
-    """As `python`, but forked from a process that has imported some modules: torch alone takes two seconds.
+    """As `python`, but forked from a process that has imported some modules: importing torch alone takes two seconds.
 
     For code that imports torch anyway, and whose result does not depend on which frameworks are imported.
     """
@@ -74,7 +74,7 @@ def warm_python(code: str, cwd: Path = ROOT, *, interpret: bool = False, importe
 
 @cache
 def _server(imported: str) -> subprocess.Popen[str]:
-    """A process that forks others."""
+    """A process that forks another process for each request."""
     # A process with threads must not fork.
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     server = subprocess.Popen(

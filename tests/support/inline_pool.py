@@ -1,4 +1,4 @@
-"""Compiling in this process, of nothing."""
+"""A compile pool for tests, which compiles nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from codegen.tune.compiling import Compilation
 
 
 class InlinePool:
-    """Compiles nothing, at once: `fault` says what goes wrong with a task, and `tasks` are those that came."""
+    """Finishes each task at once without compiling. `fault`: the error of a task. `tasks`: all submitted tasks."""
 
     def __init__(self, fault: Callable[[Any], str] = lambda _: "") -> None:
         self.fault = fault

@@ -1,12 +1,13 @@
 """Triton's interpreter without work that it repeats, or whose result it never uses.
 
-Inside a kernel `tl.load` must mean the interpreter's, so a launch replaces each function of `triton.language`, and puts
-the old one back at its end. The interpreter does the same at each call of a device function, `tl.max` among them: it
-looks through the whole language, finds it replaced, and replaces some of it again. That is a third of its time.
+Inside a kernel `tl.load` must mean the interpreter's function, so a launch replaces each function of `triton.language`,
+and restores the old one at its end. The interpreter does the same at each call of a device function, `tl.max` among
+them: it looks through the whole language, finds it replaced, and replaces some of it again. This takes a third of its
+time.
 
-Of the rest nearly half computes each sum, difference and product of integers once more in 64 bits, for an assertion
-that only `debug` evaluates. Most of what then remains makes the type of a result, and the shape of a tensor, anew for
-each operation.
+Nearly half of the remaining time is spent on computing each sum, difference and product of integers once more in 64
+bits, for an assertion that only `debug` evaluates. Most of the time after that is spent on making the type of a result
+and the shape of a tensor anew for each operation.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from collections.abc import Callable
 from typing import Any
 
 Patch = Callable[[Any], Any]
-"""Replaces the language in the modules that a function sees; what it returns puts the old functions back."""
+"""Replaces the language in the modules that a function sees; returns an object that restores the old functions."""
 
 
 class LanguageOnce:
     """`patch`, but in each launch only at the first function that sees a module of the language."""
 
     def __init__(self, patch: Patch, modules: tuple[Any, ...], nothing: Callable[[], Any]) -> None:
-        """`modules`: those of the language. `nothing`: makes the result of a `patch` that replaced nothing."""
+        """`modules`: the modules of the language. `nothing`: makes the result of a `patch` that replaced nothing."""
         self._patch, self._modules, self._nothing = patch, modules, nothing
         self._replaced: set[int] | None = None  # by number in `modules`; None outside of launches
         self._seen: dict[tuple[int, int], frozenset[int]] = {}
@@ -39,7 +40,7 @@ class LanguageOnce:
         return self._patch(function)
 
     def launch(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run`, which launches a kernel, as a launch."""
+        """Wrap `run`, which launches a kernel, to mark the beginning and the end of a launch."""
 
         def launch(*arguments: Any, **options: Any) -> Any:
             outer, self._replaced = self._replaced, set()
@@ -51,7 +52,7 @@ class LanguageOnce:
         return launch
 
     def _modules_seen(self, names: dict[str, Any]) -> frozenset[int]:
-        # A module gains names, the language among them, when the interpreter rewrites its first function.
+        # When the interpreter rewrites the first function of a module, the module gains names, such as the language.
         key = id(names), len(names)
         if key not in self._seen:
             found = [value for value in names.values() if inspect.ismodule(value)]
@@ -60,7 +61,7 @@ class LanguageOnce:
 
 
 def replace_language_once() -> None:
-    """Have the interpreter replace the language once a launch, from now on."""
+    """From now on, let the interpreter replace the language only once per launch."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -71,7 +72,7 @@ def replace_language_once() -> None:
 
 
 def omit_unread_overflow_checks() -> None:
-    """Compute no overflow of integers where the interpreter has no assertion that reads it."""
+    """Compute no overflow of integers if the interpreter has no assertion that reads the overflow."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
@@ -80,7 +81,7 @@ def omit_unread_overflow_checks() -> None:
 
 
 def remember_types() -> None:
-    """Make the attributes of each block type, and those of a tensor that its type decides, once."""
+    """Make the attributes of each block type only once, and likewise those of a tensor that depend only on its type."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -97,7 +98,7 @@ def _remembered_block_type(core: Any) -> Callable[..., None]:
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
-        # A class that derives from it may have set more; another kind of shape is refused.
+        # A derived class may set more attributes; `make` refuses other kinds of shapes.
         if self.__class__ is not block_type or shape.__class__ not in of_shape:
             make(self, element_ty, shape)
             return
@@ -130,7 +131,7 @@ def _remembered_tensor(tensor: Any) -> Callable[..., None]:
 
 
 def _by_name(equal: Callable[[Any, Any], Any], dtype: Any) -> Callable[[Any, Any], Any]:
-    """`equal`, but of two scalar types, most of what is compared, the names alone."""
+    """`equal`, but for two scalar types, the most frequent case, it compares only their names."""
 
     def same(self: Any, other: Any) -> Any:
         return self.name == other.name if other.__class__ is dtype else equal(self, other)

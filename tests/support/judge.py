@@ -21,19 +21,19 @@ rounded o. A variant's own gradients are sums of many terms of both signs, which
 OWN_RATIO = 3.0
 
 FEWEST = 32
-"""Of fewer elements, such as one gradient per head, the mean error is luck: only the largest is bounded. So it is with
-dq and dk of fewer query rows: all elements of a row of ds share the error of its delta."""
+"""With fewer elements, such as one gradient per head, the mean error depends on chance, so only the largest error is
+bounded. The same holds for dq and dk of fewer query rows: all elements of a row of ds share the error of its delta."""
 
 MEAN_FLOOR = 0.125
-"""What the mean error may be besides, in float32 eps of the terms' size times the largest score: a rounding of one term
-in eight. Plain PyTorch is exact where there is one key, and in float32 nothing but the order of sums is different."""
+"""Added to the bound of the mean error, in float32 eps of the terms' size times the largest score: a rounding of one
+term in eight. Plain PyTorch is exact if there is one key, and in float32 only the order of sums differs."""
 
 LARGEST = 2.0
 """Largest error of an element, in eps of the terms that make it up. Four roundings of half an eps each: the
 probabilities (or their gradients), the o the backward starts from, the dot's operand, the result."""
 
 LARGEST_SCORE = 4.0
-"""Besides, in float32 eps times the largest score: a score is a float32 sum; exp makes its error a relative one."""
+"""Added to LARGEST, in float32 eps times the largest score: a score is a float32 sum; exp makes its error relative."""
 
 
 def golden_of(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ def golden_of(variant: str, inputs: Inputs, **options: Any) -> dict[str, Tensor]
 
 
 def reference_of(variant: str, *, packed: bool = False) -> Callable[..., Any]:
-    """The op in plain PyTorch: as it is written in `plain`, where it is, else the package's own reference."""
+    """The op in plain PyTorch: as written in `plain` if `plain` covers the variant, else the package's reference."""
     entry = MANIFEST[variant]
     op = plain.attention(entry) if plain.covers(entry) else golden.load_reference(variant)
     return packings.per_sequence(entry, op) if packed else op
@@ -60,7 +60,7 @@ def check_call(
 def check_results(
     variant: str, inputs: Inputs, got: Mapping[str, Tensor], *, ratios: bool = True, **options: Any
 ) -> None:
-    """Hold the results of a call, packed or in layout "bhsd", to the bounds; `ratios`: also against plain PyTorch."""
+    """Check the results of a call, packed or in layout "bhsd", by the bounds; `ratios`: also against plain PyTorch."""
     want = golden_of(variant, inputs, **options)
     for name, wanted in want.items():
         assert got[name].shape == wanted.shape, f"{name}: shape {list(got[name].shape)}, not {list(wanted.shape)}"
@@ -91,7 +91,7 @@ def _instruction_error(entry: Mapping[str, Any], inputs: Inputs) -> float:
 
 
 def _lse_problem(got: Tensor, want: Tensor, score: float, instruction: float) -> str:
-    """lse is float32 throughout: off by the rounding of one score and of the sum, whatever the dtype of q."""
+    """lse is computed in float32, so its error is the rounding of one score and of the sum, whatever q's dtype."""
     masked = want == float("-inf")
     if not torch.equal(got == float("-inf"), masked):
         return "lse: -inf in the wrong rows"

@@ -24,7 +24,7 @@ def drawn(*, query_len: int = T, key_len: int = S, kv_heads: int = K, dtype: Any
 
 
 def assert_close(got: Any, want: Any, **tolerance: float) -> None:
-    """Trees of arrays, of equal shapes and dtypes."""
+    """Check that two trees of arrays have equal shapes and dtypes, and close values."""
     bounds: Any = {**CLOSE, **tolerance}
     (found, structure), (wanted, like) = jax.tree.flatten(got), jax.tree.flatten(want)
     assert str(structure) == str(like)

@@ -1,4 +1,4 @@
-"""Packed calls as the plain reference computes them on the CPU, and the dense calls that they are."""
+"""Packed calls as the plain reference computes them on the CPU, and the dense calls with equal results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def begins(lengths: Sequence[int]) -> Tensor:
 
 
 def results(o: Tensor, lse: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """o, lse and the gradient of every leaf; a row without any key has no gradient by its lse."""
+    """o, lse and the gradient of every leaf. The loss leaves out the lse of rows without any key."""
     torch.manual_seed(1)
     loss = (o * torch.randn(o.shape)).sum()
     loss = loss + (torch.where(lse.isfinite(), lse, 0.0) * torch.randn(lse.shape)).sum()
@@ -53,7 +53,7 @@ def results(o: Tensor, lse: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, T
 
 
 def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    """The same up to the order of a few sums in float32."""
+    """Check that results are equal up to the order of a few float32 sums."""
     for name, wanted in want.items():
         torch.testing.assert_close(got[name], wanted, rtol=1e-5, atol=2e-5, msg=partial("{}: {}".format, name))
         assert not got[name].isnan().any(), name
@@ -61,7 +61,7 @@ def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A packed call: lengths of its sequences, tensors in packed form, the dims of the variant's own."""
+    """A packed call: lengths of its sequences, tensors in packed form, and the dims of the variant's own tensors."""
 
     q_lens: Sequence[int]
     kv_lens: Sequence[int]
@@ -112,7 +112,7 @@ class Packed:
         return results(o, lse, self.leaves)
 
     def one_by_one(self, op: Callable[..., Any], offsets: Sequence[int]) -> dict[str, Tensor]:
-        """The same by dense calls: sequence s as row s of a batch, whose other rows are left out of the result."""
+        """The same by dense calls: sequence s is row s of a batch, and only row s of the result is used."""
         parts = []
         for s, offset in enumerate(offsets):
             q_begin, kv_begin = sum(self.q_lens[:s]), sum(self.kv_lens[:s])
@@ -126,7 +126,7 @@ class Packed:
         return results(o, lse, self.leaves)
 
     def _dense(self, name: str, x: Tensor, s: int, offset: int) -> Tensor:
-        """One of the variant's own tensors as a dense call has it, where the rows of sequence s are its positions."""
+        """One of the variant's own tensors for a dense call of sequence s, indexed by its positions."""
         positions = torch.arange(REACH)
         kept = packed_dims(self.dims[name])
         for axis, dim in enumerate(kept):
@@ -134,11 +134,11 @@ class Packed:
             if not lengths:
                 continue
             length = lengths[s]
-            # Without rows nothing attends, and any element will do.
+            # Without rows nothing attends, so any element will do.
             rows = sum(lengths[:s]) + (positions - shift).clamp(0, length - 1) if length else 0 * positions
             x = x.index_select(axis, rows)
             if name == "g":
-                # Behind the last row the cumulative sum stays what it is.
+                # After the last row the cumulative sum stays constant.
                 x = x * (positions < length)[:, None]
         if len(kept) == len(self.dims[name]):
             return x

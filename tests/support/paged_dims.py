@@ -1,4 +1,4 @@
-"""A variant with a tensor of each kind of dims that a call on paged caches knows, and a call of it."""
+"""A variant with a tensor of each kind of dims that calls on paged caches support, and a call of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The variants as plain mathematics, written from their papers and not from the templates.
 
-In float64 it is the golden. In 16 bits it rounds where attention in plain PyTorch does: the score matrix, the
-probabilities, the output and, as autograd follows the same casts, their gradients. Sums are kept in float32, as tensor
-cores keep them.
+In float64 it gives the golden results. In 16 bits it rounds where attention in plain PyTorch does: the score matrix,
+the probabilities, the output and, because autograd follows the same casts, their gradients. Sums are kept in float32,
+as tensor cores keep them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MASKS: dict[str, Callable[..., Tensor]] = {
     ),
 }
 SCORES = ("softcap", "alibi")
-# What a call takes besides tensors and scalars of the variant's own.
+# The options of a call, besides the variant's own tensors and scalars.
 OPTIONS = (
     *("scale", "q_offset", "kv_lengths", "padding_id", "first_batch"),
     *("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions"),
@@ -42,15 +42,15 @@ PAIR_BIAS = "score + bias[b, h, q_idx, kv_idx]"
 
 
 def _near(query: Tensor, key: Tensor, size: int, kernel: int) -> Tensor:
-    """Along one axis of a canvas: within the window of `kernel` keys around the query that lies inside the canvas."""
+    """Along one canvas axis: whether a key is in the window of `kernel` keys around a query, kept within the canvas."""
     first = (query - kernel // 2).clamp(0, size - kernel)
     return (key >= first) & (key < first + kernel)
 
 
 class _Clamped:
-    """A tensor whose indices are clamped to it, as the language has it.
+    """A tensor whose indices are clamped to its size, as the language defines it.
 
-    `rows`: pairs of a position and what stands for it along a dim named after one, where tokens lie in memory.
+    `rows`: pairs (position, row). Along a dim `q_idx` or `kv_idx`, the row in memory replaces the position as index.
     """
 
     def __init__(self, x: Tensor, dims: Sequence[str | int], rows: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -73,7 +73,7 @@ def words(text: str) -> list[tuple[str, list[str]]]:
 
 
 def covers(entry: Entry) -> bool:
-    """Whether the mathematics of a variant is written here: its named masks and scores are."""
+    """Whether the mathematics of a variant is written here, that is, its named masks and scores are known."""
     known = {*MASKS, *entry["tensors"], *entry["scalars"], "b", "h", "q_idx", "kv_idx", "and", "or"}
     known_score = entry["score"] in (RELATIVE_BIAS, PAIR_BIAS) or all(
         name in SCORES for name, _ in words(entry["score"])
@@ -121,12 +121,12 @@ def _heads(x: Tensor, kv_heads: int) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Every row of x `[B, Hq, ...]` with every row of y `[B, Hkv, ...]`."""
+    """The products of every row of x `[B, Hq, ...]` with every row of y `[B, Hkv, ...]`."""
     return (_heads(_wide(x), y.shape[1]) @ _wide(y).unsqueeze(2).mT).flatten(1, 2)
 
 
 def _called(text: str) -> str:
-    """A named mask without arguments is a function too."""
+    """The text as a call: a named mask without arguments is a function too."""
     return f"{text}()" if text in MASKS else text
 
 
@@ -134,8 +134,8 @@ def _called(text: str) -> str:
 class _Call:
     """One call: positions `[B or 1, 1, Sq, 1]` and `[B or 1, 1, 1, Skv]`, and the variant's own arguments.
 
-    `q_row` and `kv_row` are what tensors with an element per token are indexed by; `seen` are the pairs that segments
-    and lengths leave, whatever the mask. A dropout numbers batch rows from `first_batch` on.
+    `q_row` and `kv_row` index tensors with an element per token. `seen`: the pairs that segments and lengths allow,
+    whatever the mask. A dropout numbers batch rows from `first_batch` on.
     """
 
     entry: Entry
@@ -244,7 +244,7 @@ class _Call:
         return scores
 
     def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Probabilities, log of the denominator, and the probability of the sink where there is one."""
+        """Probabilities, log of the denominator, and the probability of the sink, or None without a sink."""
         keep = self.keep()
         masked = scores.masked_fill(~keep, float("-inf"))
         sink = self.own["sink"].to(scores.dtype).view(-1, 1, 1) if self.entry["sink"] else None
@@ -261,26 +261,26 @@ class _Call:
         return weights / safe, lse, None if sink_weight is None else sink_weight / safe
 
     def dropped(self, probs: Tensor) -> Tensor:
-        """The probabilities after a dropout, whose random words are those of the kernels."""
+        """The probabilities after dropout, with the same random words as the kernels."""
         if not self.own.get("dropout_p"):
             return probs
-        # The row is not that of a position: where it begins is the offset.
+        # Dropout counts query rows, not positions. The first row is the offset.
         origin = (self.q_row[..., :1, :], self.first_batch * self.heads, self.heads)
         return dropout(probs, self.own["dropout_p"], self.own["seed"], *origin)
 
 
 def smallest_size(dtype: torch.dtype) -> float:
-    """Below it a term is as coarse as at it: the spacing of subnormal numbers of `dtype` is that of its smallest normal
-    one. Besides, exp2 has float32 results whatever the dtype, of which it flushes subnormal ones to 0 (PTX
-    ex2.approx.ftz): that is an error as large as the smallest normal number, not as its eps."""
+    """The size below which the rounding error of a term no longer shrinks with the term: subnormal numbers of `dtype`
+    have the spacing of its smallest normal number. Besides, exp2 gives float32 results whatever the dtype, and flushes
+    subnormal results to 0 (PTX ex2.approx.ftz). That error is as large as the smallest normal number, not its eps."""
     return max(torch.finfo(dtype).tiny, torch.finfo(torch.float32).tiny / torch.finfo(dtype).eps)
 
 
 def term_sizes(entry: Entry, inputs: Inputs, dtype: torch.dtype, **options: Any) -> tuple[dict[str, Tensor], float]:
     """What each result would be if none of its terms cancelled, and the same for the largest score.
 
-    Rounding a term moves a result by that term's size times eps, however small the result itself. `inputs` are
-    float64; below `smallest_size` the spacing of numbers stays what it is there.
+    Rounding a term changes a result by that term's size times eps, however small the result itself is. `inputs` are
+    float64. Sizes are at least `smallest_size`, below which the spacing of numbers is constant.
     """
     tiny = smallest_size(dtype)
     x = inputs
@@ -300,7 +300,7 @@ def term_sizes(entry: Entry, inputs: Inputs, dtype: torch.dtype, **options: Any)
         score_sizes = (probs * (_products(x.do.abs(), x.v.abs()) * factor + row)).clamp(min=tiny) * keep
     grads = torch.autograd.grad(scores, [products, *trained.values()], score_sizes, allow_unused=True)
     with torch.no_grad():
-        # Not only times the derivative of a score expression: 1 - tanh(x)**2 has terms of 1, however small it is.
+        # Not only times the derivative of the score expression: 1 - tanh(x)**2 has terms of 1, however small it is.
         product_sizes = _heads(abs(call.scale) * torch.maximum(grads[0].abs(), score_sizes), kv_heads)
         sizes = {
             "o": value_sizes,
@@ -311,7 +311,7 @@ def term_sizes(entry: Entry, inputs: Inputs, dtype: torch.dtype, **options: Any)
         for name, grad in zip(trained, grads[1:], strict=True):
             sizes[f"d{name}"] = torch.zeros_like(trained[name]) if grad is None else grad.abs()
         if "g" in trained:
-            # Every score a position takes part in, as a query or as a key: what is on both sides of g cancels.
+            # All scores in which a position takes part, as a query or as a key: terms on both sides of g cancel.
             at_positions = torch.zeros_like(x.tensors["g"]).transpose(1, 2)
             rows = call.q_row.clamp(0, at_positions.shape[2] - 1).squeeze(-1).expand(*x.q.shape[:3])
             at_positions = at_positions.scatter_add(2, rows, score_sizes.sum(3))

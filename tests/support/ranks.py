@@ -1,4 +1,4 @@
-"""Several ranks in one process: threads whose collectives meet at barriers, to test what is computed over ranks."""
+"""Several ranks in one process: threads whose collectives meet at barriers, to test computations over ranks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 SECONDS = 60
-"""A rank that waits so long for the others fails."""
+"""A rank that waits longer than this for the others fails."""
 
 
 class _Meeting:
-    """Where ranks put what they say and read what the others said."""
+    """The memory through which ranks exchange the values of a collective."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.said: list[Any] = [None] * size
         self.kinds: list[str] = [""] * size
-        self.turn = threading.Lock()  # one rank computes at a time: Triton's interpreter is not for several threads
+        self.turn = threading.Lock()  # one rank computes at a time: Triton's interpreter is not thread-safe
 
 
 class ThreadRank:
@@ -85,7 +85,7 @@ def grid_of(rank: ThreadRank, nodes: int) -> tuple[ThreadRank, ThreadRank]:
 
 
 def run_ranks(size: int, of_rank: Callable[[ThreadRank], Any]) -> list[Any]:
-    """What `of_rank` returns on each rank. The first error of a rank is raised, and stops the others."""
+    """The result of `of_rank` on each rank. The first error of a rank is raised, and stops the other ranks."""
     meeting = _Meeting(size)
     errors: list[BaseException] = []
 

@@ -20,9 +20,9 @@ LONGEST_RENDERING = 900.0
 
 @contextmanager
 def importable(folder: Path, name: str, spec: str | Path) -> Iterator[Path]:
-    """The package `name`, rendered from a spec's text or file; it can be imported as long as this is open.
+    """The package `name`, rendered from a spec's text or file; it can be imported inside the `with` block.
 
-    It lies in `folder`, or with several workers in the folder of their run, where the first of them renders it.
+    It lies in `folder`. With several workers it lies in the folder of their run, and the first worker renders it.
     """
     for module in ("jinja2", "yaml", "ruff"):
         pytest.importorskip(module, reason=f"rendering needs {module}")
@@ -50,16 +50,16 @@ def _render(folder: Path, name: str, spec: str | Path) -> None:
 
 
 def _shared_folder(folder: Path, text: str) -> Path:
-    """Where all workers of a run find a package: its name is made of the spec. Without workers `folder` itself."""
+    """The folder that all workers of a run share for a package, named by a hash of the spec; else `folder` itself."""
     worker = f"popen-{os.environ.get('PYTEST_XDIST_WORKER')}"
     runs = [parent.parent for parent in folder.parents if parent.name == worker]
-    # In a folder called tests hypothesis does not look for numbers to try, which takes it long.
+    # Hypothesis searches source files for numbers to try, which takes long. It leaves out folders called tests.
     return runs[0] / "tests" / hashlib.sha256(text.encode()).hexdigest()[:16] if runs else folder
 
 
 @contextmanager
 def _only_one_worker(lock: Path) -> Iterator[None]:
-    """One worker at a time passes; the others wait."""
+    """Only one worker at a time is inside the `with` block; the others wait."""
     deadline = time.monotonic() + LONGEST_RENDERING
     while True:
         try:
@@ -76,8 +76,8 @@ def _only_one_worker(lock: Path) -> Iterator[None]:
 
 
 def lint_problems(package: str, settings: Path | None = None) -> str:
-    """What the linter says of a package that can be imported, by the rules of a file; without it of names that are
-    unused or undefined. Empty if it has nothing to say."""
+    """The linter's messages about a package that can be imported, by the rules of a settings file. Without a file the
+    linter looks for unused and undefined names. Empty if there are no messages."""
     folder = Path(importlib.import_module(package).__file__ or "").parent
     rules = ["--isolated", "--select", "F"] if settings is None else ["--config", str(settings)]
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", *rules, str(folder)]

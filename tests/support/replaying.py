@@ -1,4 +1,4 @@
-"""Ops whose calls are replayed, also in Triton's interpreter, which compiles nothing that could be launched again."""
+"""Ops whose calls are replayed, also in Triton's interpreter, which has no compiled kernels to launch again."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class _Memory:
                 self.tensors[x.data_ptr()] = x
 
     def at(self, pointer: int, dtype: torch.dtype) -> Tensor:
-        """The tensor that begins at a pointer, or what a room holds from there on."""
+        """The tensor that begins at a pointer, or the rest of a buffer from the pointer on."""
         found = self.tensors.get(pointer)
         if found is not None and found.dtype == dtype:
             return found
         for begin, room in self.tensors.items():
-            # A tensor without elements may begin where the room ends.
+            # A tensor without elements may begin at the end of the buffer.
             if room.dim() == 1 and begin <= pointer <= begin + room.nbytes:
                 rest = room.view(torch.int8)[pointer - begin :]
                 return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -58,13 +58,13 @@ class _Memory:
 
 
 class _Interpreted:
-    """What stands for a compiled kernel: its interpreter, called as a launcher is, with pointers for tensors."""
+    """Replaces a compiled kernel: called like a launcher, with pointers for tensors, it interprets the kernel."""
 
     function = packed_metadata = None
     metadata = SimpleNamespace(global_scratch_size=0)
 
     def __init__(self, call: Callable[..., Any], dtypes: Sequence[torch.dtype | None], memory: _Memory) -> None:
-        """`dtypes`: of each argument that is a tensor."""
+        """`dtypes`: the dtype of each argument that is a tensor, None for other arguments."""
         self._call, self._dtypes, self._memory = call, dtypes, memory
 
     def run(self, *arguments: Any) -> None:
@@ -135,7 +135,7 @@ def _interpreter_compiles(variant: str, memory: _Memory) -> Iterator[None]:
 
 @contextmanager
 def replaying(variant: str) -> Iterator[tuple[Any, Replays]]:
-    """The op of a variant, which replays its calls from the third of a kind on, and how many it has."""
+    """The op of a variant, which replays its calls from the third of a kind on, and the count of its replays."""
     replays, op = Replays(), golden.load_op(variant)
     replay = plans.Plan.__call__
 
@@ -153,7 +153,7 @@ def replaying(variant: str) -> Iterator[tuple[Any, Replays]]:
 
 
 def kinds_of(function: Any) -> dict[Any, Any]:
-    """What a function remembers of its calls."""
+    """The plans that a function keeps for its calls, by kind."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
     plans: dict[Any, Any] = cells["plans"].cell_contents
     return plans
@@ -161,7 +161,7 @@ def kinds_of(function: Any) -> dict[Any, Any]:
 
 @contextmanager
 def never_replaying() -> Iterator[None]:
-    """Calls are launched by Triton, as where a profiler watches."""
+    """Triton launches all calls, as it does while a profiler is active."""
     with (
         mock.patch.object(torch_replay, "launches_are_watched", return_value=True),
         mock.patch.object(plans, "launches_are_watched", return_value=True),

@@ -46,7 +46,7 @@ def run_block(block: Block, namespace: dict[str, Any]) -> None:
     if block.title and "/" not in block.title:
         Path(block.title).write_text(block.text, encoding="utf-8")
     if block.language == "python":
-        # The lines before it are empty, so that a traceback names the page's own.
+        # Empty lines before the block make line numbers in a traceback those of the page.
         exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), namespace)
     elif block.language == "yaml" and "variants:" in block.text:
         load_spec(block)
@@ -56,7 +56,7 @@ def run_block(block: Block, namespace: dict[str, Any]) -> None:
 
 
 def check_excerpt(block: Block, file: Path) -> None:
-    """A part of a file is shown as it is there, but for its indentation; `...` in a line of its own leaves out some."""
+    """Check that a block is part of a file, apart from indentation. A line `...` stands for lines that are left out."""
     lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     source = "\n".join(lines)
     for part in block.text.split("\n...\n"):
@@ -73,7 +73,7 @@ def load_spec(block: Block) -> None:
 
 
 def run_command(command: str) -> None:
-    """Run `codegen render`, check and show; of other commands of the repository read the options alone."""
+    """Run `codegen render --variants`. For other commands of the repository, only check that their options parse."""
     from bench.options import parser as bench_parser
     from codegen.cli.main import _parser, main
 

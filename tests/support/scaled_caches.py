@@ -1,4 +1,4 @@
-"""Calls on pages whose caches are of 8-bit floats with scales."""
+"""Calls on pages with caches of 8-bit floats and scales."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KINDS = ("number", "head", "token")
 
 
 def draw_scale(kind: str, x: Tensor) -> float | Tensor:
-    """A scale of a cache `x` whose values differ by some octaves."""
+    """A scale for a cache `x`, with random values that differ by several octaves."""
     shape = {"number": (), "head": (x.shape[2],), "token": tuple(x.shape[:3])}[kind]
     scale = torch.rand(shape, device=x.device) * 0.03 + 0.002
     return float(scale) if kind == "number" else scale
 
 
 def quantised(x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A cache of 8-bit floats, and in float64 what it holds."""
+    """A cache of 8-bit floats, and the values that it holds, in float64."""
     factor = scale[..., None] if isinstance(scale, Tensor) else scale
     most = torch.finfo(dtype).max
     small = (x.float() / factor).clamp(-most, most).to(dtype)
@@ -30,7 +30,7 @@ def quantised(x: Tensor, scale: float | Tensor, dtype: torch.dtype) -> tuple[Ten
 
 
 def quantised_case(case: Case, dtype: torch.dtype, k_scale: float | Tensor, v_scale: float | Tensor) -> Case:
-    """A case on caches of 8-bit floats; each sequence alone has what these hold."""
+    """A case on caches of 8-bit floats. Its sequences alone have the values that these caches hold."""
     (k, k_held), (v, v_held) = quantised(case.k, k_scale, dtype), quantised(case.v, v_scale, dtype)
     table, size = case.kwargs["page_table"], case.k.shape[1]
     alone = []
@@ -43,7 +43,7 @@ def quantised_case(case: Case, dtype: torch.dtype, k_scale: float | Tensor, v_sc
 
 
 def own_scales(case: Case, kinds: Sequence[str]) -> list[float | Tensor]:
-    """Scales of both caches, with NaN wherever no query may look."""
+    """Scales of both caches, with NaN for all tokens that no query may read."""
     found = []
     for kind, x in zip(kinds, (case.k, case.v), strict=True):
         scale = draw_scale(kind, x)

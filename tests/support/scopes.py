@@ -1,4 +1,4 @@
-"""Names in kernel files, by Triton's rules: a loop's body has its own names, a branch defines what both sides do."""
+"""Names in kernel files, by Triton's rules: a loop's body has its own names, a branch defines names of both sides."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def _read_and_stored(node: ast.AST) -> tuple[set[str], set[str]]:
-    """The names that are read, but for those that a comprehension inside defines, and those that are stored."""
+    """The names that are read, except those that a comprehension inside defines, and the names that are stored."""
     read: set[str] = set()
     stored: set[str] = set()
     inner: set[str] = set()
@@ -67,7 +67,7 @@ class _Function:
         return self.found
 
     def _block(self, statements: Sequence[ast.stmt], defined: set[str], outside: set[str]) -> None:
-        """`defined` grows; `outside` is what the loops around have defined ahead of them."""
+        """Check statements and add their names to `defined`. `outside`: names defined before the enclosing loops."""
         for statement in statements:
             if isinstance(statement, ast.For | ast.While):
                 head = statement.iter if isinstance(statement, ast.For) else statement.test
@@ -79,7 +79,7 @@ class _Function:
                 sides = [set(defined), set(defined)]
                 for side, body in zip(sides, (statement.body, statement.orelse), strict=True):
                     self._block(body, side, outside)
-                # What is compiled in decides once, and only one of the sides is there.
+                # A condition on compile-time constants is decided at compile time, and only one side is compiled.
                 compiled_in = all(name.isupper() for name in _names(statement.test, ast.Load))
                 defined |= sides[0] | sides[1] if compiled_in else sides[0] & sides[1]
             else:

@@ -1,4 +1,4 @@
-"""Leaves out tests of a product of parameters whose pairs others cover: what `coverage` says of pytest's items."""
+"""Leaves out tests of a product of parameters whose pairs other tests cover, by the rules of `coverage`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SELECTION = pytest.StashKey[Selection]()
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """What a test covers, or None for a test without the marker, which always runs.
+    """The case that a test covers, or None for a test without the marker, which always runs.
 
     `variant="name"` in a marker: the parameter `name` holds the variant.
     """
-    # The closest marker comes first: that of a function, then that of its file for what the function leaves out.
+    # The closest marker comes first: a function's marker overrides that of its file.
     given: dict[str, str] = {}
     for marker in item.iter_markers(MARKER):
         given = {**marker.kwargs, **given}
@@ -49,12 +49,12 @@ def case_of(item: pytest.Item) -> Case | None:
 
 
 def _text(value: object) -> str:
-    """Equal values have equal texts, within a process."""
+    """A value as text. Within a process, equal values have equal texts."""
     return str(value).removeprefix("torch.")
 
 
 def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item], Selection]:
-    """Tests that run, those that do not, and what both cover. Each file is covered for itself."""
+    """Tests that run, tests that do not, and the cases of both. The tests that run cover each file separately."""
     variants = Variants.of_repository()
     cases = {item: case for item in items if (case := case_of(item)) is not None}
     by_file: dict[str, list[pytest.Item]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What the command `show` prints."""
+"""The output of the command `show`."""
 
 from __future__ import annotations
 

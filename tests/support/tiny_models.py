@@ -1,4 +1,4 @@
-"""Tiny random models of transformers, one per architecture: what their configs need beside a common size."""
+"""Tiny random models of transformers, one per architecture: the config fields that they need beside a common size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 WINDOW = 8
-"""The window, or the chunk, of layers that have one: less than the lengths of the tests."""
+"""The size of windows and chunks, smaller than the sequences of the tests."""
 
 GAIN = 6.0
-"""What the weights of queries and keys are multiplied by, so that softmax is far from uniform."""
+"""The factor by which weights of queries and keys are multiplied, so that softmax is far from uniform."""
 
 SIZE: dict[str, Any] = {
     "vocab_size": 99,
@@ -127,19 +127,19 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Starcoder2": _WINDOW,
     "VaultGemma": _CAPPED,
 }
-"""Causal language models: what their config has beside SIZE; None leaves a part of SIZE out."""
+"""Causal language models: the fields of their configs beside SIZE. None leaves a field of SIZE out."""
 
 TEXT_CONFIGS = ("Gemma3", "Gemma4", "Llama4")
-"""Their config is that of a language model with images; its text part is called otherwise."""
+"""Models whose config is that of a language model with images. The config of the text part has another name."""
 
 
 KEY_NORMS = {"Gemma4": 0.1}
-"""Models that do not scale scores: what the weights of their keys' norms are multiplied by. A score of two normed heads
-of 512 columns is so large that float32 rounds it by more than the tests allow."""
+"""Models that do not scale scores: the factor for the weights of their keys' norms. A score of two normed heads of 512
+columns is so large that float32 rounds it by more than the tests allow."""
 
 
 def decoder(name: str, **more: Any) -> Any:
-    """A causal language model in float32, in evaluation, of eager attention, with scores that reach caps and sinks."""
+    """A causal language model in float32 and eval mode, with eager attention and scores that reach caps and sinks."""
     import transformers
 
     config_name = f"{name}TextConfig" if name in TEXT_CONFIGS else f"{name}Config"
@@ -154,14 +154,14 @@ def decoder(name: str, **more: Any) -> Any:
 
 
 def model(kind: str, config: str, gain: float = GAIN, **sizes: Any) -> Any:
-    """Any other model, of these classes of transformers. `gain`: of the weights of queries and keys."""
+    """Any other model, by the names of its classes. `gain`: the factor for the weights of queries and keys."""
     import transformers
 
     return _loud(getattr(transformers, kind), getattr(transformers, config)(**sizes), gain)
 
 
 def _loud(kind: Any, config: Any, gain: float) -> Any:
-    """A random model whose queries and keys are large, so that a wrong score is seen."""
+    """A random model whose queries and keys are so large that a wrong score changes the result."""
     torch.manual_seed(0)
     built = kind._from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():

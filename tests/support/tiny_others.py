@@ -1,4 +1,4 @@
-"""Tiny random models of transformers that are no causal language models: encoders, encoders with decoders, vision."""
+"""Tiny random models of transformers other than causal language models: encoders, encoder-decoders and vision."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ViT": ("ViTForImageClassification", VISION, IMAGES),
     "Deit": ("DeiTForImageClassification", VISION, IMAGES),
     "Dinov2": ("Dinov2ForImageClassification", VISION, IMAGES),
-    # Its own weights are so large that more of them magnify the rounding of float32.
+    # Its own weights are so large that a gain would amplify float32 rounding too much.
     "Siglip": ("SiglipForImageClassification", {"vision_config": VISION, "gain": 1.0}, IMAGES),
 }
-"""The class of a model, what its config has, and what it is called with."""
+"""The class of a model, the fields of its config, and the arguments of its call."""

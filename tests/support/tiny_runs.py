@@ -1,4 +1,4 @@
-"""Runs of tiny models by one attention implementation or another, and what two runs must have in common."""
+"""Runs of tiny models with different attention implementations, and checks that two runs agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-5
-"""Of the largest element, the sum of two layers' float32 rounding: 1e-6 is what is met."""
+"""Relative to the largest element: the float32 rounding of two layers. Measured errors are 1e-6."""
 
 LENGTH, FIRST, PADDED = 24, 11, 7
 """Tokens of a row, of the first of two packed sequences, and of the padding."""
@@ -26,13 +26,13 @@ def padding(side: str, batch: int = 2, length: int = LENGTH) -> Tensor:
 
 
 def packed() -> dict[str, Any]:
-    """Two sequences in a row, said by their positions."""
+    """Two sequences in one row, marked by their positions."""
     positions = torch.cat([torch.arange(FIRST), torch.arange(LENGTH - FIRST)])[None]
     return {"input_ids": tokens(1), "position_ids": positions}
 
 
 def boundaries() -> dict[str, Any]:
-    """The same as a collator for FlashAttention says it."""
+    """The same sequences, marked as a collator for FlashAttention does."""
     cu_seqlens = torch.tensor([0, FIRST, LENGTH], dtype=torch.int32)
     longest = max(FIRST, LENGTH - FIRST)
     return {
@@ -44,7 +44,7 @@ def boundaries() -> dict[str, Any]:
 
 
 def weighted(logits: Tensor) -> Tensor:
-    """A loss that every logit has its own weight in."""
+    """A loss in which every logit has its own weight."""
     return (logits * torch.linspace(-1, 1, logits.numel()).view(logits.shape)).sum()
 
 
@@ -63,7 +63,7 @@ def results(net: Any, implementation: str, inputs: dict[str, Any], real: Tensor 
 
 
 def separate(net: Any, inputs: dict[str, Any]) -> Any:
-    """The same of two sequences, each on its own, by transformers' eager attention."""
+    """The same results of two sequences, each in its own call, by transformers' eager attention."""
     net.set_attn_implementation("eager")
     ids = inputs["input_ids"]
     logits = torch.cat([net(input_ids=part, use_cache=False).logits for part in (ids[:, :FIRST], ids[:, FIRST:])], 1)
@@ -74,7 +74,7 @@ def assert_same(got: Any, want: Any) -> None:
     (logits, grads), (want_logits, want_grads) = got, want
     assert_close(logits, want_logits, "logits")
     assert grads.keys() == want_grads.keys()
-    # Of a parameter that the loss hardly depends on, rounding is all there is: a size is that of the largest gradients.
+    # The gradient of a parameter that hardly changes the loss is mere rounding, so errors relate to the largest ones.
     floor = 1e-3 * max(x.abs().max() for x in want_grads.values())
     for name, want_grad in want_grads.items():
         assert_close(grads[name], want_grad, name, floor)

@@ -1,6 +1,6 @@
-"""Variants that read tensors of tokens in odd ways, and what they give by the README alone.
+"""Variants that read tensors of tokens in unusual ways, and their results by the definitions of the README alone.
 
-A variant's text is evaluated by Python, one sequence after the other, in float64: nothing is shared with the generator.
+Python evaluates a variant's text, one sequence after the other, in float64: no code is shared with the generator.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def of_tokens(dims: Sequence[str | int]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The tokens of a sequence along an axis of a tensor: where they begin, how many, and the position of the first."""
+    """The tokens of a sequence along an axis of a tensor: first index, number, and the position of the first token."""
 
     begin: int
     length: int
@@ -76,10 +76,10 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """A tensor as an expression reads it: `tensor[i, j]`, every index moved to the nearest end.
+    """A tensor as an expression reads it: `tensor[i, j]`, with every index clamped to the tensor's size.
 
-    `rows`: of a packed call, where its dims of tokens lie, with no dim `b` beside them. `at_row`: of a call with
-    positions, each of which goes by its row where it indexes a dim of tokens.
+    `rows`, for a packed call: the range of the sequence along each dim of tokens; such a tensor has no dim `b`.
+    `at_row`, for a call with positions: pairs (position, row); the row is the index along a dim of tokens.
     """
 
     x: Tensor
@@ -108,7 +108,7 @@ class Own:
 def attention(
     entry: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor, names: Mapping[str, Any], may: Tensor | bool = True
 ) -> tuple[Tensor, Tensor]:
-    """o `[H, Sq, D]` and lse of one sequence with a key at least: q `[H, Sq, D]`, k and v `[H, Skv, D]`."""
+    """o `[H, Sq, D]` and lse of one sequence with at least one key: q `[H, Sq, D]`, k and v `[H, Skv, D]`."""
     score = q @ k.mT / math.sqrt(q.shape[-1])
     keep = (torch.as_tensor(may) & eval(entry.get("mask", "True"), {}, dict(names))).expand(score.shape)
     score = eval(entry.get("score", "score"), {}, {**names, "score": score})
@@ -120,7 +120,7 @@ def attention(
 
 
 def results(o: Tensor, lse: Tensor, leaves: Mapping[str, Tensor], weights: Sequence[Tensor]) -> dict[str, Tensor]:
-    """o, lse and every gradient; a row without a key has none by its lse."""
+    """o, lse and every gradient. The loss leaves out the lse of rows without a key."""
     loss = (o * weights[0]).sum() + (torch.where(lse.isfinite(), lse, 0.0) * weights[1]).sum()
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), found, strict=True)]
@@ -191,7 +191,7 @@ def check_packed(name: str, op: Any, packing: Packing) -> None:
         config=TILES,
     )
     exact = doubled(leaves)
-    # What no sequence reads has a gradient of zero.
+    # Elements that no sequence reads have a gradient of zero.
     parts = [(0 * sum(x.sum() for x in exact.values()) + torch.zeros(0, HEADS, DIM), torch.zeros(HEADS, 0).double())]
     for s, (q_len, kv_len, offset) in enumerate(zip(packing.q, packing.k, packing.offsets, strict=True)):
         q_rows, kv_rows = (
@@ -227,7 +227,7 @@ def check_packed(name: str, op: Any, packing: Packing) -> None:
 
 
 def check_positions(name: str, op: Any, q_positions: Tensor, q_ids: Tensor | None = None) -> None:
-    """Compare every result of a call that gives positions `[B, S]`, of queries and keys alike."""
+    """Compare every result of a call that gives positions `[B, S]`, the same for queries and keys."""
     torch.manual_seed(0)
     entry, (batch, length) = ENTRIES[name], q_positions.shape
     sizes = {"b": batch, "h": HEADS, "hkv": KV_HEADS, "q_idx": length, "kv_idx": length}

@@ -1,4 +1,4 @@
-"""What holds for derivatives and transforms of an op, whether its kernels or its reference compute it."""
+"""Checks of derivatives and transforms of an op that hold for its kernels and for its reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arguments = dict[str, Tensor]
 
 
 def arguments(variant: str, device: str, *, lead: tuple[int, ...] = (), packed: bool = False) -> Arguments:
-    """The tensors of a float32 call of two query heads and one of keys, each with `lead` axes before its own."""
+    """The tensors of a float32 call with two query heads and one key head, each with `lead` axes before its own."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
@@ -64,7 +64,7 @@ def check_gradients_of_transforms(variant: str, device: str, **options: Any) -> 
 
 
 def check_mapped(variant: str, device: str, mapped: set[str], packed: bool = False, **options: Any) -> None:
-    """`vmap` over some arguments is one call after the other, and so is that of the gradients."""
+    """`vmap` over some arguments gives the results of one call after the other, and so does `vmap` of the gradients."""
     many = arguments(variant, device, lead=(2,), packed=packed)
     if "cu_seqlens_q" in mapped:
         many["cu_seqlens_q"] = torch.tensor([[0, 4, TOKENS], [0, 0, TOKENS]], device=device)

@@ -1,4 +1,4 @@
-"""Tiles of `causal`, and the file that those of a GPU that is made up are tuned into."""
+"""Tiles of `causal`, and the path of the tuned file of an invented GPU."""
 
 from __future__ import annotations
 

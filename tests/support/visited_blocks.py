@@ -55,7 +55,7 @@ class Int32(int):
 
     __radd__, __rmul__ = __add__, __mul__
 
-    # A comparison's result is inverted by `~`, which Python's booleans take for numbers.
+    # Generated code inverts the result of a comparison by `~`, which treats Python's booleans as numbers.
     def __lt__(self, other: int) -> np.bool_:  # type: ignore[override, misc]
         return np.bool_(int(self) < int(other))
 
@@ -187,7 +187,7 @@ class Loops:
         self._code = compile(self.text, "<loops>", "exec")
 
     def run(self, family: str, names: Mapping[str, Any]) -> list[Visit]:
-        """What the loops of a family visit in the program that the names describe."""
+        """The blocks that the loops of a family visit in the program that the names describe."""
         found: list[Visit] = []
 
         def visit(start: int, full: bool) -> None:
@@ -201,7 +201,7 @@ class Loops:
 
 
 def memory(name: str, values: Array) -> dict[str, Any]:
-    """The arguments by which a kernel reads a tensor."""
+    """The arguments through which a kernel reads a tensor."""
     strides = {f"stride_{name}_{i}": Int32(s // values.itemsize) for i, s in enumerate(values.strides)}
     sizes = {f"{name}_size_{i}": Int32(size) for i, size in enumerate(values.shape)}
     return {f"{name}_ptr": Pointer(values.reshape(-1)), **strides, **sizes}

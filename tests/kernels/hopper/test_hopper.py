@@ -1,4 +1,4 @@
-"""Hopper's own family on such a GPU: every variant that has it, forward, and gradients from its lse."""
+"""The Hopper family on a Hopper GPU: every variant that has it, forward, and gradients from its lse."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SHAPES = [
     Shape(q_len=127, group=4, dim=64),
     Shape(q_len=300, kv_len=5, kv_heads=2, group=1, dim=128),
     Shape(q_len=5, kv_len=300, kv_heads=2, group=3, dim=256),
-    # Odd and even numbers of blocks of rows, more than there are multiprocessors.
+    # Odd and even numbers of row blocks, more blocks than the GPU has multiprocessors.
     Shape(q_len=1000, batch=2, kv_heads=2, group=3, dim=128),
     Shape(q_len=2400, kv_heads=3, group=2, dim=128),
     Shape(q_len=2300, kv_len=700, kv_heads=4, group=2, dim=64),
-    # Columns beyond D, and others of v than of q and k.
+    # Tiles with columns beyond D, and other head dims of v than of q and k.
     Shape(q_len=400, dim=96),
     Shape(q_len=400, dim=192, dim_v=128),
     Shape(q_len=400, dim=64, dim_v=256),
@@ -60,7 +60,7 @@ def test_shapes(variant: str, shape: Shape, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @with_family
 def test_jumping_scores(variant: str, dim: int) -> None:
-    """What weights are relative to is raised in blocks after the first."""
+    """The reference that weights are relative to rises in blocks after the first."""
     inputs = jumping(draw(variant, Shape(q_len=1500, kv_heads=2, group=2, dim=dim), torch.bfloat16))
     check_results(variant, inputs, evaluate(variant, inputs, family="hopper"))
 
@@ -87,9 +87,9 @@ def test_saturated_scores(variant: str, cap: float, dim: int, dtype: torch.dtype
 @pytest.mark.parametrize("dim", [64, 128])
 @with_family
 def test_a_fixed_order(variant: str, dim: int) -> None:
-    """Behind a dq of its own every gradient has the same bits each time."""
+    """With a separate dq kernel, every gradient has the same bits each time."""
     inputs = draw(variant, Shape(q_len=1100, kv_len=1000, batch=2, kv_heads=2, dim=dim), torch.bfloat16)
-    # What has an atomic gradient besides takes no order, and has a portable dq in any case.
+    # A variant with another atomic gradient cannot have a fixed order, and always has the portable dq.
     order = {} if "dense" in TRAITS[variant].atomic_modes else {"deterministic": True}
     got = evaluate(variant, inputs, family="hopper", **order)
     check_results(variant, inputs, got)
@@ -113,7 +113,7 @@ def test_in_jax(variant: str, dim: int) -> None:
 @pytest.mark.parametrize("offset", [-200, 77, "end"], ids=str)
 @with_family
 def test_offsets(variant: str, offset: int | str) -> None:
-    """Where rows attend to nothing, o is 0 and lse is -inf, or the sink."""
+    """If a row attends to nothing, o is 0 and lse is -inf, or the sink."""
     inputs = draw(variant, Shape(q_len=290, kv_len=610, kv_heads=2, dim=128), torch.bfloat16, positions=1000)
     got = evaluate(variant, inputs, family="hopper", q_offset=offset)
     check_results(variant, inputs, got, q_offset=offset)
@@ -126,7 +126,7 @@ HAS_LONG_TILE = [
 
 @pytest.mark.parametrize("variant", HAS_LONG_TILE)
 def test_long_sequences_of_narrow_columns(variant: str) -> None:
-    """Three warpgroups, and rows that end in the midst of theirs."""
+    """Three warpgroups, with the last row inside of a warpgroup's rows."""
     shape = Shape(q_len=700, kv_len=HOPPER_FAMILY.long_forward_from + 300, kv_heads=2, group=2, dim=64)
     inputs = draw(variant, shape, torch.bfloat16)
     got = evaluate(variant, inputs, family="hopper", q_offset="end")
@@ -135,7 +135,7 @@ def test_long_sequences_of_narrow_columns(variant: str) -> None:
 
 @with_family
 def test_layouts(variant: str) -> None:
-    """Strides that describe a view of a larger tensor, rows of all heads together, and one head for all."""
+    """Strides of a view of a larger tensor, of rows with all heads together, and of one head expanded to all."""
     inputs = draw(variant, Shape(q_len=333, batch=2, kv_heads=2, group=2, dim=128), torch.bfloat16)
     op = golden.load_op(variant)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_layouts(variant: str) -> None:
 
 @with_family
 def test_replays_and_graphs(variant: str) -> None:
-    """A replayed call, and a graph of it, give the bits of a computed one: they give the kernel its memory."""
+    """A replayed call, and a graph of it, give the bits of a computed call: they also pass the kernel its buffers."""
     op, shape = golden.load_op(variant), Shape(q_len=520, batch=2, kv_heads=2, dim=128)
     with torch.no_grad():
         for _ in range(4):
@@ -171,7 +171,7 @@ def test_replays_and_graphs(variant: str) -> None:
 
 @with_family
 def test_replayed_gradients(variant: str) -> None:
-    """What adds up dq starts from zeros each time."""
+    """The buffer in which dq is summed starts from zeros each time."""
     op, shape = golden.load_op(variant), Shape(q_len=520, batch=2, kv_heads=2, dim=64)
     for _ in range(4):
         inputs = draw(variant, shape, torch.bfloat16)
@@ -217,7 +217,7 @@ def test_packed_in_jax(variant: str) -> None:
 
 
 def test_packed_gradients_of_the_portable_dq() -> None:
-    """A tile of its own gives dq its kernel: then all bits are the same each time."""
+    """With a tile for dq, dq has its own kernel: then all bits are the same each time."""
     packing = PACKINGS[1]
     inputs = draw_packed("causal", packing, torch.bfloat16, kv_heads=2, group=2, dim=128)
     own = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
@@ -246,7 +246,7 @@ def test_no_sequence_sees_another(variant: str, value: float) -> None:
 def check_replays_and_graphs(
     variant: str, drawn: Callable[[], Inputs], options: dict[str, Any], *, scheduled: bool
 ) -> None:
-    """Replayed calls, and a graph of one, give the bits of a computed one: the work's counter starts at 0 each time.
+    """Replayed calls, and a graph of one, give the bits of a computed call: the work counter starts at 0 each time.
 
     `scheduled`: the graph is of a call with a schedule; without one the host waits for the sizes of some masks' tables.
     """

@@ -1,4 +1,4 @@
-"""The backward of Hopper's family without a GPU, as `test_hopper_emulated` has the forward."""
+"""The backward of Hopper's family without a GPU; `test_hopper_emulated` tests the forward."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tests.support.library_formulas import FORMULAS
 FUSED = {variant for variant, traits in kernels.TRAITS.items() if "dense" in traits.fused_modes}
 WIDE = "hopper_bwd_wide"
 PORTABLE_DQ = {"dq": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}}
-"""With a tile of its own dq has a kernel of its own."""
+"""A tile for dq: with it, dq has its own kernel."""
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory", "one_thread"),
     pytest.mark.covers(mode="dense", family="hopper", direction="backward", dtype="float16", framework="torch"),
 ]
 
-# Tiles have 128 keys, and 128 queries at 64 columns, 64 at 128; above that 64 of both, by a kernel of its own.
+# Tiles have 128 keys, and 128 queries at 64 columns or 64 at 128. Above that another kernel has 64 of both.
 CALLS = {
     "cut blocks": Call(shape=Shape(q_len=200, kv_len=333)),
     "one query": Call(shape=Shape(q_len=1, kv_len=333, batch=2), q_offset="end"),
@@ -72,7 +72,7 @@ def emulate_backward(
     stem: str = "hopper_bwd",
     mode: str = "",
 ) -> Kernel:
-    """Calls of `variant` launch the kernel returned in their backward; its name ends in `stem`."""
+    """Calls of `variant` launch the returned kernel in their backward; its name ends in `stem`."""
     emulate(monkeypatch, variant, timing, package=package, mode=mode)
     folder = f"{package}.{variant}.{mode}".rstrip(".")
     module = importlib.import_module(f"{folder}.hopper_bwd")
@@ -80,7 +80,7 @@ def emulate_backward(
     name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
     kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
-    # The portable dq runs in the interpreter, which has no instructions.
+    # The portable dq runs in the interpreter, which has no inline instructions.
     for choice in ("is_nvidia", "has_tanh_instruction"):
         monkeypatch.setattr(f"{package}._runtime.torch.backend.{choice}", lambda _: False)
     return kernel
@@ -94,15 +94,15 @@ def check(variant: str, call: Call, package: str = PACKAGE, *, positive: bool = 
     for x in (inputs.q, inputs.k, inputs.v):
         x.requires_grad_()
     op, reference = golden.load_op(variant, package), golden.load_reference(variant, package=package)
-    # The poison is torch's deterministic mode, in which dq would be computed apart.
+    # `poisoned_memory` sets torch's deterministic mode, in which dq would have its own kernel.
     got = golden.evaluate(op, inputs, family="hopper", deterministic=False, **call.options(), **options)
     want = golden.evaluate(reference, inputs.double(), **call.options())
     check_gradients(got, want, sums={"dsink": sink_terms(inputs, want)} if "sink" in inputs.tensors else {})
 
 
 def sink_terms(inputs: Inputs, want: Mapping[str, Tensor]) -> float:
-    """The most that a sink's gradient sums, without signs: rows cancel, so that the sum may be far smaller than what
-    the rounding of o to 16 bits changes in it."""
+    """The largest sum of absolute terms of a sink's gradient. Rows cancel, so the gradient may be far smaller than its
+    change by the rounding of o to 16 bits."""
     weights = (inputs.tensors["sink"].double()[:, None] - want["lse"]).exp()
     return (weights * (want["o"] * inputs.do.double()).sum(-1)).abs().sum((0, 2)).max().item()
 
@@ -110,7 +110,7 @@ def sink_terms(inputs: Inputs, want: Mapping[str, Tensor]) -> float:
 def check_gradients(
     got: Mapping[str, Tensor], want: Mapping[str, Tensor], *, sums: Mapping[str, float] = MappingProxyType({})
 ) -> None:
-    """Compare gradients by their largest element, or by the terms in `sums`, where rounding scales with these."""
+    """Compare gradients relative to their largest element, or to the sums in `sums`, if rounding scales with these."""
     for name, gradient in got.items():
         if name in ("o", "lse"):
             continue

@@ -29,7 +29,7 @@ variants:
 """
 OWN: dict[str, dict[str, Any]] = {
     "of_rows": {"w": torch.linspace(-3, 3, 200)},
-    # One sink in the reach of the scores, and one far beyond what bfloat16 weights of a fixed reference could add.
+    # One sink within the range of the scores, and one far above what bfloat16 weights with a fixed reference can add.
     "with_sink": {"sink": torch.tensor([1.0, 200.0])},
     "dropped": {"dropout_p": 0.3, "seed": 7},
 }
@@ -49,13 +49,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def kernels_get_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Triton's interpreter computes wrongly the emulation does not."""
+    """Kernels get bfloat16, because only Triton's interpreter computes it wrongly, not the emulation."""
     for variant, package in [*((name, "generated") for name in CAPPED), *((name, PACKAGE) for name in OWN_VARIANTS)]:
         monkeypatch.setattr(f"{package}.{variant}.torch_op.interpreter_dtype", lambda q, k, v: (q, k, v))
 
 
 def without_maxima(sources: Sources) -> Sources:
-    """The same sources, in which looking for a maximum is an error."""
+    """The same sources, changed so that computing a running maximum is an error."""
     return {**sources, "kernel": sources["kernel"].replace("raise_maximum(row_max, ", "no_maximum_here(")}
 
 
@@ -97,7 +97,7 @@ def test_float16_has_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("variant", CAPPED)
 def test_saturated_scores(monkeypatch: pytest.MonkeyPatch, variant: str, dtype: torch.dtype) -> None:
-    """Rows whose scores are all at the lower end, all at the upper, or at both."""
+    """Rows whose scores are all at the lower end of the range, all at the upper end, or at both."""
     inputs = drawn(Call(shape=Shape(q_len=300, kv_len=300)), variant, dtype)
     q, k = 16 * inputs.q.abs(), inputs.k.abs()
     q[:, :, :100] *= -1
@@ -135,7 +135,7 @@ def test_other_bounded_scores(monkeypatch: pytest.MonkeyPatch, variant: str, dty
 
 
 def run_exponentials(x: Tensor, inner: float, factor: float, offset: float) -> Tensor:
-    """The lines for all numbers of a thread, of the threads of a warp: `x` is [threads, numbers]."""
+    """Run the PTX lines for all numbers of each thread of a warp: `x` is [threads, numbers]."""
     count = x.shape[1]
     numbers = (gl_capped.POLYNOMIALS, gl_capped.COEFFICIENTS, gl_capped.MOST_SQUARE)
     text = gl_capped.exponential_ptx.fn(count, factor, offset, *(number.value for number in numbers))

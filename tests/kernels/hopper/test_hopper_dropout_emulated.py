@@ -1,6 +1,6 @@
-"""Dropout in Hopper's family without a GPU: which pairs are dropped, and what else a variant may have beside it.
+"""Dropout in Hopper's family without a GPU: which pairs are dropped, and dropout together with other features.
 
-Its own calls are in `test_hopper_emulated` and the others, as those of every variant.
+Calls of the variant `causal_dropout` are also in `test_hopper_emulated` and the other files, as for every variant.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def test_backwards_that_a_call_asks_for(monkeypatch: pytest.MonkeyPatch, config:
 def test_both_passes_drop_the_pairs_of_the_reference(
     monkeypatch: pytest.MonkeyPatch, stem: str, dropout_p: float
 ) -> None:
-    """As o and dv tell, where v and do are unit matrices. The rates are also such that the upper bytes of words are
-    compared with 0 and 1, and with 255 and 256."""
+    """The pairs are read from o and dv: v and do are unit matrices. Some rates compare the upper bytes of words with 0
+    and 1, and with 255 and 256."""
     shape = Shape(batch=2, kv_heads=2, group=2, q_len=200, kv_len=230, dim=256 if stem == WIDE else 64, dim_v=256)
     if stem != WIDE:
         shape = replace(shape, q_len=120, kv_len=128, dim=128, dim_v=128)
@@ -116,7 +116,7 @@ def test_both_passes_drop_the_pairs_of_the_reference(
     inputs = replace(inputs, v=v.requires_grad_(), do=do, scalars=scalars)
     kernel = emulate_backward(monkeypatch, "causal_dropout", Timing.LATE_PRODUCTS, stem=stem)
     op = golden.load_op("causal_dropout")
-    # So far to the right that the mask hides no key.
+    # The query offset is so large that the mask hides no key.
     origin = {"q_offset": shape.keys, "dropout_origin": (0, 0, 4, 48, 96)}
     got = golden.evaluate(op, inputs, family="hopper", deterministic=False, **origin)
     sizes = (2, 4, shape.q_len, 96 + shape.keys)
@@ -125,7 +125,7 @@ def test_both_passes_drop_the_pairs_of_the_reference(
     assert kept.any()
     assert not kept.all()
     assert torch.equal(got["o"][..., : shape.keys] > 0, kept)
-    # Heads of a group add up.
+    # dv sums over the heads of a group.
     found = got["dv"][..., : shape.q_len].mT > 0
     assert torch.equal(found, kept.view(2, 2, 2, shape.q_len, shape.keys).any(2))
     assert kernel.launches == 1
@@ -133,7 +133,7 @@ def test_both_passes_drop_the_pairs_of_the_reference(
 
 @pytest.mark.parametrize("stem", ["hopper_bwd", WIDE])
 def test_a_part_of_a_call_drops_what_the_whole_does(monkeypatch: pytest.MonkeyPatch, package: str, stem: str) -> None:
-    """Some rows of some heads of one batch row, as a rank has them."""
+    """A part of a call: some rows of some heads of one batch row, as a rank has them."""
     variant, dim = "bare", 256 if stem == WIDE else 64
     shape = Shape(batch=2, kv_heads=2, group=1, q_len=160, dim=dim)
     inputs = draw(variant, shape, manifest=golden.load_manifest(package))
@@ -147,13 +147,13 @@ def test_a_part_of_a_call_drops_what_the_whole_does(monkeypatch: pytest.MonkeyPa
     options = {"family": "hopper", "deterministic": False, "q_offset": 96, "dropout_origin": (1, 1, 2)}
     found = golden.evaluate(op, part, **options)
     for name in ("o", "dq"):
-        # Portable kernels round otherwise; a pair that one of them drops changes o by tenths.
+        # Portable kernels round differently; a pair that only one kernel drops would change o by tenths.
         torch.testing.assert_close(found[name], want[name][1:, head, rows], rtol=1e-2, atol=1e-2)
     assert kernel.launches == 1
 
 
 def test_a_dropout_of_zero_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, where the order of sums is the same."""
+    """Bit for bit, with the same order of sums."""
     inputs = BACKWARD_CALLS["cut blocks"].inputs("causal_dropout", PACKAGE)
     inputs = replace(inputs, scalars=inputs.scalars | {"dropout_p": 0.0})
     found = []
@@ -161,7 +161,7 @@ def test_a_dropout_of_zero_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         for x in (own.q, own.k, own.v):
             x.requires_grad_()
         emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)
-        # Its tile is another at 64 columns.
+        # At 64 columns, dropout has another default tile.
         config = {name: {"block_m": 64, **TILE} for name in ("dkdv", "dq")}
         op = golden.load_op(variant)
         found.append(golden.evaluate(op, own, family="hopper", deterministic=False, config=config))

@@ -1,7 +1,7 @@
-"""Hopper's family without a GPU: the ops launch its kernels, which run in the emulation of Gluon of `emulator`.
+"""Hopper's family without a GPU: the ops launch its kernels, which run in `emulator`, an emulation of Gluon.
 
-Everything else of a call is what it is on the device: its tiles, its strides, the kernels that make tables of blocks.
-These run in Triton's interpreter.
+The rest of a call is the same as on the device: its tiles, its strides, and the kernels that make tables of blocks,
+which run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ kernels = importlib.import_module(f"{PACKAGE}._runtime.kernels")
 tiles_for = importlib.import_module(f"{PACKAGE}._runtime.core.configs").tiles_for
 VARIANTS = variants_where(lambda variant: importlib.util.find_spec(f"{PACKAGE}.{variant}.hopper_fwd") is not None)
 PROGRAMS = 3
-"""So many run at once here: each takes several blocks, and not all equally many."""
+"""The number of programs at once: each computes several blocks, and not all the same number."""
 
 EMPTY = float("-inf")
 
@@ -78,29 +78,29 @@ CALLS = {
 }
 
 FAR = "a far window"
-"""Of 4096 keys: without one it is a call of rows without keys, or of rows that see all."""
+"""A call far beyond a window of 4096 keys. Without such a window, its rows see no keys, or see all keys."""
 
 
 def calls_of(calls: Iterable[str], variants: Iterable[str] = VARIANTS) -> list[tuple[str, str]]:
-    """Each variant with each call that tells something of it."""
+    """Each variant with each call that tests something for the variant."""
     return [(v, name) for v in variants for name in calls if name != FAR or v in ("gemma2_local", "full")]
 
 
 FEW = ("causal", "window", "relative_bias", "forgetting")
-"""For tests of how a kernel finds its work and its rows: one with few keys, and those with most of their own."""
+"""Variants for tests of how a kernel finds its work and its rows: few keys, and many own tensors."""
 
 KINDS = (
     *("permutation_lm", "transfusion", "block_sparse", "tensor_mask"),  # masks from tensors
     *("symmetric_window", "alternating_directions", "head_windows"),
-    *("bigbird", "sasa", "longnet"),  # blocks between which there are others
+    *("bigbird", "sasa", "longnet"),  # visited blocks with skipped blocks between them
     "forgetting_window",  # a decay
     *("kerple", "key_temperature", "pair_bias", "toeplitz_bias", "t5_bias", "temperature", "graphormer"),  # gradients
-    "reciprocal",  # infinite where nothing is kept
+    "reciprocal",  # scores that are infinite at masked pairs
 )
-"""Formulas that differ in what a kernel does, not only in its expressions."""
+"""Formulas whose kernels differ in structure, not only in expressions."""
 
 Sources: TypeAlias = dict[str, str]
-"""Source of a kernel, `kernel`, and of the modules of the device library that it imports, by name."""
+"""Sources by name: that of the kernel under `kernel`, and those of the device library's modules that it imports."""
 
 with_timings = pytest.mark.parametrize("timing", list(Timing), ids=lambda timing: timing.name.lower())
 
@@ -120,7 +120,7 @@ def emulate(
     mode: str = "",
     programs: int = PROGRAMS,
 ) -> Kernel:
-    """Calls of `variant` launch the kernel returned, as on an sm_90 of so many multiprocessors."""
+    """Calls of `variant` launch the returned kernel, as on an sm_90 with `programs` multiprocessors."""
     folder = f"{package}.{variant}.{mode}".rstrip(".")
     module = importlib.import_module(f"{folder}.hopper_fwd")
     assert module.__file__ is not None
@@ -181,7 +181,7 @@ def has_long_tile(variant: str) -> bool:
 @pytest.mark.parametrize("name", ["cut blocks", "rows without keys", "five blocks"])
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if has_long_tile(name)])
 def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
-    """As long sequences of 64 columns have them."""
+    """Three warpgroups, as kernels have for long sequences of 64 columns."""
     families = importlib.import_module(f"{PACKAGE}._runtime.core.families")
     short = replace(families.HOPPER_FAMILY, long_forward_from=0, long_forward_from_if_alike=0)
     monkeypatch.setattr(families, "HOPPER_FAMILY", short)
@@ -196,7 +196,7 @@ def test_three_warpgroups(monkeypatch: pytest.MonkeyPatch, variant: str, name: s
 
 @pytest.mark.parametrize("variant", FORMULAS)
 def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
-    """Rows that see nothing, cut blocks, and whole ones far from the diagonal."""
+    """Rows that see nothing, incomplete blocks, and full blocks far from the diagonal."""
     call = Call(shape=Shape(q_len=150, kv_len=400, batch=2), q_offset=(-70, 230))
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library)
     check(variant, call, library, positive=FORMULAS[variant].positive)
@@ -205,7 +205,7 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """A bug: text of a kernel or its device library that is replaced, everywhere, and the error that this gives."""
+    """A bug: text of a kernel or its device library that is replaced everywhere, and the error that must follow."""
 
     old: str
     new: str

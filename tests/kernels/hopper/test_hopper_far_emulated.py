@@ -1,4 +1,4 @@
-"""Blocks so far from the diagonal that all pairs read one element of a table: the backward sums their ds apart."""
+"""Blocks so far from the diagonal that all pairs read one table element: the backward sums their ds separately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TILES = {each: {"block_m": 16, "block_n": 16, "num_warps": 4, "num_stages": 1} f
 
 
 def check(size: int, shape: Shape, q_offset: int | tuple[int, ...] = 0, **options: Any) -> None:
-    """Compare the gradients of `relative_bias` with a table of so many distances with float64."""
+    """Compare the gradients of `relative_bias`, with a table of `size` distances, with float64."""
     inputs = draw("relative_bias", shape)
     bias = inputs.tensors["bias"].detach()[:, :size].contiguous().requires_grad_()
     inputs = replace(inputs, tensors={"bias": bias})

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 FP8 = torch.float8_e4m3fn
 SHAPES = [(1, 4, 2, 300, 300, 64), (2, 2, 1, 130, 515, 128), (1, 6, 2, 1000, 1000, 128), (1, 2, 1, 515, 515, 256)]
 LIMIT = 0.04
-"""Of root mean squares. Weights of 3 binary digits are 2.6 % off in the mean, each on its own."""
+"""Limit of the relative root mean square error. Weights with 3 binary digits have independent errors of 2.6 %."""
 
 with_frameworks = pytest.mark.parametrize("framework", ["torch", "jax"])
 
@@ -75,7 +75,7 @@ def test_dense(variant: str, shape: tuple[int, ...], framework: str) -> None:
 @with_frameworks
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_packed_is_dense_by_sequence(dim: int, framework: str) -> None:
-    """No sequence sees what another holds, NaN included."""
+    """No sequence reads the values of another, not even NaN."""
     lengths = [33, 200, 1, 700, 128]
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
     total, heads, kv_heads = int(cu[-1]), 4, 2
@@ -97,7 +97,7 @@ def test_packed_is_dense_by_sequence(dim: int, framework: str) -> None:
 
 @pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
 def test_frameworks_give_the_same_bits(mode: str) -> None:
-    """Of a score with tanh, and with a negative scale, whose sign moves into q."""
+    """For a score with tanh, and for a negative scale, whose sign moves into q."""
     length, heads, dim = 700, 4, 128
     shape = (length, heads, dim) if mode == "packed" else (1, heads, length, dim)
     q, k, v = (torch.randn(shape, device=DEVICE).to(FP8) for _ in range(3))

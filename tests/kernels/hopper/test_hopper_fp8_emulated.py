@@ -1,4 +1,4 @@
-"""Calls of float8_e4m3fn without a GPU, as `test_hopper_emulated` has those of 16 bits."""
+"""Calls in float8_e4m3fn without a GPU; `test_hopper_emulated` tests calls in 16 bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch, variant: str, timing: Timing, mode: str = "") -> Kernel:
-    """Calls of `variant` launch the kernel returned, as on an sm_90."""
+    """Calls of `variant` launch the returned kernel, as on an sm_90."""
     module = importlib.import_module(f"{PACKAGE}.{variant}.{mode}".rstrip(".") + ".hopper_fwd_fp8")
     name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd_fp8"
     assert module.__file__ is not None
@@ -37,7 +37,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, variant: str, timing: Timing, mode:
 
 
 def check(o: Tensor, lse: Tensor, wanted: Tensor, wanted_lse: Tensor) -> None:
-    """Weights of 3 binary digits are 2.6 % off in the mean (a uniform error of at most 1/16), each on its own."""
+    """Compare o and lse. Weights with 3 binary digits have independent errors of 2.6 % (uniform, at most 1/16)."""
     assert o.dtype == torch.bfloat16
     error = (o.double() - wanted).pow(2).mean().sqrt() / wanted.pow(2).mean().sqrt()
     assert error < 0.04

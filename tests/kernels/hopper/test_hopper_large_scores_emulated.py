@@ -1,7 +1,7 @@
-"""Probabilities of large scores in Hopper's backward, without a GPU, where products lose digits as on tensor cores.
+"""Probabilities of large scores in Hopper's backward, without a GPU, with products that lose digits as on tensor cores.
 
 A backward computes scores again, and their probabilities from the lse of the forward. An error of a score that the
-forward did not make is a relative error of a probability, and scores in the thousands have few digits behind the point.
+forward did not make becomes a relative error of a probability, and scores in the thousands have few fractional digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.kernels.hopper.test_hopper_backward_emulated import WIDE, emulate_bac
 from tests.support.cases import Shape, draw
 
 TERMS = 16
-"""Products that one instruction adds to a sum."""
+"""The number of products that one instruction adds to a sum."""
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory", "one_thread"),
@@ -27,8 +27,8 @@ pytestmark = [
 
 
 def cut_product(a: Tensor, b: Tensor, before: Tensor | None) -> Tensor:
-    """`a @ b + before` in the arithmetic of tensor cores: an instruction shifts its terms and the sum so far to the
-    exponent of the largest, cuts off what is below the 25th digit, and cuts its sum to float32 (arXiv:2512.07004)."""
+    """`a @ b + before` in the arithmetic of tensor cores: an instruction shifts its terms and the previous sum to the
+    largest exponent, truncates them after the 25th digit, and truncates the new sum to float32 (arXiv:2512.07004)."""
     sums = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64) if before is None else before.double()
     for start in range(0, a.shape[1], TERMS):
         stop = start + TERMS
@@ -59,13 +59,13 @@ def _cut(x: Tensor) -> Tensor:
     ],
 )
 def test_probabilities_of_a_row_sum_to_one(monkeypatch: pytest.MonkeyPatch, variant: str, stem: str, dim: int) -> None:
-    """Where do is 1, dv has the sum of a key's probabilities: over all keys it is the number of rows."""
+    """If do is 1, dv is the sum of a key's probabilities. Its sum over all keys is the number of rows."""
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, stem=stem)
     monkeypatch.setattr("emulator.device.multiply", cut_product)
     inputs = draw(variant, Shape(q_len=100, dim=dim), magnitude=100.0)
     inputs = replace(inputs, do=torch.ones_like(inputs.do))
     got = golden.evaluate(golden.load_op(variant), inputs, family="hopper", deterministic=False)
     assert kernel.launches == 1
-    # Each is rounded to float16, which errs to either side.
+    # Each dv is rounded to float16, with errors of both signs.
     found, rows = got["dv"][..., 0].double().sum().item(), inputs.q[..., 0].numel()
     assert abs(found / rows - 1) <= 0.5 * torch.finfo(torch.float16).eps, f"{found} for {rows} rows"

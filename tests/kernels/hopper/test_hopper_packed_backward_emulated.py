@@ -49,7 +49,7 @@ WIDE_CALLS = {
     "wide tiles, an offset per sequence": Call(packing=Packing.of(100, 230), dim=256, q_offset=(-40, 30)),
     "wide values": Call(packing=Packing.of(130, 200), group=1, dim=64, dim_v=256),
 }
-# The poison is torch's deterministic mode, in which dq would be computed apart.
+# `poisoned_memory` sets torch's deterministic mode, in which dq would have its own kernel.
 ONE_KERNEL: dict[str, Any] = {"family": "hopper", "deterministic": False}
 
 
@@ -109,7 +109,7 @@ def test_wide_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_schedule(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    """Its table of keys is that of this family's blocks."""
+    """The schedule's table of keys is made for the blocks of this family."""
     call, op = CALLS["cut blocks"], golden.load_op(variant)
     kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     inputs = call.inputs(variant)
@@ -119,7 +119,7 @@ def test_a_schedule(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    """Whatever lies before a sequence and behind it."""
+    """The results do not depend on the values before and after a sequence."""
     call, op = Call(packing=Packing.of(70, 333, 400)), golden.load_op(variant)
     emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
     inputs, found = call.inputs(variant), []
@@ -137,7 +137,7 @@ def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str)
 
 @pytest.mark.parametrize("variant", KINDS)
 def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
-    """As the op's own reference has it, in float32."""
+    """Against the op's own reference in float32."""
     packing = Packing(q=(0, 130, 130, 200), k=(0, 140, 150, 333))
     inputs = library_inputs(library, variant, packing)
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, mode="packed")

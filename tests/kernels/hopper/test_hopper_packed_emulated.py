@@ -1,4 +1,4 @@
-"""Packed calls of Hopper's family without a GPU, as `test_hopper_emulated` has the dense ones."""
+"""Packed calls of Hopper's family without a GPU; `test_hopper_emulated` tests dense calls."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_forward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: s
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    """Whatever lies before a sequence and behind it."""
+    """The results do not depend on the values before and after a sequence."""
     call = Call(packing=Packing.of(70, 333, 400))
     inputs = call.inputs(variant)
     emulate(monkeypatch, variant, Timing.LATE_PRODUCTS)
@@ -140,7 +140,7 @@ def test_no_sequence_sees_another(monkeypatch: pytest.MonkeyPatch, variant: str)
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_schedules_and_strides(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    """Tables made before; q, k and v side by side in one tensor, and heads before rows."""
+    """Tables that are made before the call; q, k and v side by side in one tensor; heads before rows in memory."""
     call = CALLS["cut blocks"]
     inputs = call.inputs(variant)
     emulate(monkeypatch, variant, Timing.EARLY_PRODUCTS)
@@ -159,7 +159,7 @@ def test_schedules_and_strides(monkeypatch: pytest.MonkeyPatch, variant: str) ->
 
 
 def library_inputs(package: str, variant: str, packing: Packing) -> Inputs:
-    """Of a variant of library.yaml, whose tensors may have an element per query."""
+    """Inputs of a variant of library.yaml, whose tensors may have an element per query."""
     entry = golden.load_manifest(package)[variant]
     tokens = {"q_idx": packing.q[-1], "kv_idx": packing.k[-1]}
     shape = golden.Shape(batch=packing.sequences, heads=2, kv_heads=1, seq=max(tokens.values()), dim=64)
@@ -186,7 +186,7 @@ def library_inputs(package: str, variant: str, packing: Packing) -> Inputs:
 
 @pytest.mark.parametrize("variant", KINDS)
 def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) -> None:
-    """As the op's own reference has it, in float32."""
+    """Against the op's own reference in float32."""
     packing = Packing(q=(0, 130, 130, 200), k=(0, 140, 150, 333))
     inputs = library_inputs(library, variant, packing)
     kernel = emulate_mode(monkeypatch, variant, Timing.LATE_PRODUCTS, package=library, mode="packed")

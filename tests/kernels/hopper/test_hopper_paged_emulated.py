@@ -1,4 +1,4 @@
-"""Prompts on paged caches in Hopper's family without a GPU, as `test_hopper_emulated` has dense calls."""
+"""Prompts on paged caches in Hopper's family without a GPU; `test_hopper_emulated` tests dense calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIANTS = variants_where(
 SIZES = Sizes(heads=2, kv_heads=1, dim=64, dim_v=64, dtype=torch.float16)
 QUERIES = (0, 150, 70, 1, 200)
 LENGTHS = (60, 333, 70, 130, 40)
-"""Of the last sequence most queries see nothing; the first and the fourth decode, by portable kernels."""
+"""Most queries of the last sequence see nothing. The first and the fourth decode, in portable kernels."""
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -42,7 +42,7 @@ def emulate(
     timing: Timing,
     mutate: Callable[[Sources], Sources] = lambda sources: sources,
 ) -> Kernel:
-    """Calls of `variant` launch the kernel returned for prompts, as on an sm_90 of three multiprocessors."""
+    """Calls of `variant` launch the returned kernel for prompts, as on an sm_90 with three multiprocessors."""
     module = importlib.import_module(f"{PACKAGE}.{variant}.paged.hopper_fwd")
     assert module.__file__ is not None
     name = f"{variant}_paged_hopper_fwd"
@@ -84,7 +84,7 @@ def test_a_dense_batch(monkeypatch: pytest.MonkeyPatch, timing: Timing, layout: 
     case = draw_case("window", 32, (140,) * 3, (140, 0, 300), WIDE)
     emulate(monkeypatch, "window", timing)
     if layout == "bshd":
-        # The memory of that layout: `Case` calls for heads before tokens.
+        # The memory order of that layout; `Case` calls the op with heads before tokens.
         case = replace(case, q=case.q.transpose(1, 2).contiguous().transpose(1, 2))
     check(case)
 
@@ -122,7 +122,7 @@ def test_other_memory(monkeypatch: pytest.MonkeyPatch, strides: str) -> None:
 
 
 def test_a_traced_step_runs_the_same_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan and a call as operators: what fake tensors tell of their tables holds."""
+    """A plan and a call as operators: the fake tensors of their tables have the right properties."""
     kernel = emulate(monkeypatch, "causal", Timing.LATE_PRODUCTS)
     case = draw_case("causal", 16, (150, 70, 1), (333, 70, 20), SIZES)
     op: Any = golden.load_op("causal")
@@ -175,7 +175,7 @@ def test_a_plan_is_of_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.launches == 2
     with pytest.raises(ValueError, match="schedule: expected one made for family portable"):
         case.call(family="portable", schedule=plan)
-    # What the kernels are may follow from what a plan does not see.
+    # The kernels of a call may depend on arguments that a plan does not get.
     monkeypatch.setattr(f"{PACKAGE}._runtime.torch.paged.tile_of_prompts", lambda *_: None)
     with pytest.raises(ValueError, match="schedule: expected a plan for the kernels of this call, portable"):
         case.call(family="hopper", schedule=plan)

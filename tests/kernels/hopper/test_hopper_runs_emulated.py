@@ -20,7 +20,7 @@ from tests.support.judge import golden_of
 from tests.support.segments import PADDING, Call, runs
 
 VARIANTS = ("causal", "full", "window", "alibi", "gpt_oss")
-"""No score, no mask, a distance, a score and a vector of rows, a sink."""
+"""In order: no score, no mask, a distance in the mask, a score with a vector of row terms, a sink."""
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory", "one_thread"),
@@ -91,7 +91,7 @@ def differentiated(monkeypatch: pytest.MonkeyPatch, variant: str, wrong: str, st
 
 
 def by_token(inputs: Inputs) -> Inputs:
-    """The same tensors, which lie as `[B, S, H, D]` in memory."""
+    """The same tensors, stored as `[B, S, H, D]` in memory."""
     tensors = (inputs.q, inputs.k, inputs.v, inputs.do)
     q, k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
     return replace(inputs, q=q, k=k, v=v, do=do)
@@ -118,7 +118,7 @@ def test_the_segmented_forward_computes_the_rest(monkeypatch: pytest.MonkeyPatch
 
 
 DIFFERENTIATED = ("causal", "full", "window", "softcap")
-"""No score, no mask, a distance, a score."""
+"""In order: no score, no mask, a distance in the mask, a score."""
 
 FEW_RUNS = runs((3, 300), (5, 260), (PADDING, 70), (9, 270))
 FEW_OTHERS = runs((2, 520), (4, 380))

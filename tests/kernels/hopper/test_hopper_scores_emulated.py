@@ -1,7 +1,8 @@
 """Scores that the library does not have, in Hopper's family without a GPU: forward and every gradient, in every mode.
 
-They are what a backward evaluates in an order of its own: derivatives by the score beside a log-decay's sums, what
-gradients read a second time beside what is read ahead of the products, and terms of distance that rows share.
+A backward evaluates parts of these scores in a special order: derivatives by the score together with a log-decay's
+sums, tensors that gradients read a second time and tensors that are read ahead of the products, and terms of distance
+that rows share.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def own_tensors(variant: str) -> dict[str, Tensor]:
-    """The variant's own: a size of its own is that of the tokens."""
+    """The variant's own tensors. All dims other than heads have as many elements as there are tokens."""
     found = {}
     for name, tensor in golden.load_manifest(PACKAGE)[variant]["tensors"].items():
         sizes = [HEADS if dim == "h" else LENGTH for dim in tensor["dims"]]
@@ -68,7 +69,7 @@ def own_tensors(variant: str) -> dict[str, Tensor]:
 
 
 def arguments(variant: str, mode: str, dim: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What has a gradient or is the variant's own, by name, and the call's options."""
+    """q, k, v and the variant's own tensors by name, and the call's options."""
 
     def drawn(heads: int) -> Tensor:
         packed = mode == "packed"
@@ -105,7 +106,7 @@ def evaluated(
 
 
 def check(monkeypatch: pytest.MonkeyPatch, variant: str, mode: str, *, dim: int = 64, deterministic: bool) -> None:
-    """Compare with the op's reference in float64."""
+    """Compare all results with the op's reference in float64."""
     stem, folder = WIDE if dim > 128 else "hopper_bwd", "" if mode == "dense" else mode
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, package=PACKAGE, stem=stem, mode=folder)
     tensors, options = arguments(variant, mode, dim)
@@ -119,7 +120,7 @@ def check(monkeypatch: pytest.MonkeyPatch, variant: str, mode: str, *, dim: int 
     reference = golden.load_reference(variant, packed=mode == "packed", package=PACKAGE)
     want = evaluated(reference, exact, options)
     check_lse(got["lse"], want["lse"])
-    # The output of packed rows has heads behind rows.
+    # The output of a packed call has the heads after the rows.
     check_output(got["o"], want["o"], want["lse"].T if mode == "packed" else want["lse"])
     check_gradients(got, want)
 

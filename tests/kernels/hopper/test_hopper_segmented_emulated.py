@@ -1,4 +1,4 @@
-"""Segmented calls of Hopper's family and their gradients without a GPU, as `test_hopper_emulated` has dense ones."""
+"""Segmented calls of Hopper's family and their gradients without a GPU; `test_hopper_emulated` tests dense calls."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support.judge import golden_of
 from tests.support.segments import BY_ROW, PADDING, Call, restarting, runs, shuffled
 
 FEW = ("causal", "window", "forgetting", "alibi", "document")
-"""Masks by distance, a decay, a score and a gradient by distance, a mask of its own."""
+"""Two masks by distance, a decay, a score with a gradient by distance, a mask from a tensor."""
 
-# The poison is torch's deterministic mode, in which dq would be computed apart.
+# `poisoned_memory` sets torch's deterministic mode, in which dq would have its own kernel.
 ONE_KERNEL: dict[str, Any] = {"family": "hopper", "deterministic": False}
 
 pytestmark = [
@@ -34,7 +34,7 @@ pytestmark = [
 
 DOCUMENTS, OTHERS = runs((3, 90), (1, 150), (7, 93)), runs((2, 40), (1, 200), (PADDING, 60), (2, 33))
 SHORT, THREE = runs((0, 90), (4, 110)), runs((2, 50), (PADDING, 10), (6, 80), (2, 60))
-# Tiles have 128 rows and keys; where head_dim is above 128 the forward has 64 keys, and the backward 64 of both.
+# Tiles have 128 rows and keys. For head dims above 128 the forward has 64 keys, and the backward 64 of both.
 CALLS = {
     "documents": Call(shape=Shape(q_len=333, kv_heads=2), tokens={"q_segment_ids": [DOCUMENTS]}),
     "restarting positions": Call(
@@ -115,7 +115,7 @@ def check(variant: str, call: Call, **options: Any) -> None:
 CASES = [
     *((variant, name) for variant in VARIANTS if "segmented" not in TRAITS[variant].atomic_modes for name in FOR_EACH),
     *((variant, name) for variant in FEW for name in FOR_FEW if variant not in BY_ROW or name not in ANY_ORDER),
-    # Their portable dq takes the interpreter long.
+    # The interpreter needs long for their portable dq.
     *((variant, "padded columns") for variant in VARIANTS if "segmented" in TRAITS[variant].atomic_modes),
 ]
 
@@ -152,7 +152,7 @@ def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -
 
 @pytest.mark.parametrize("variant", ["window", "natten"])
 def test_a_schedule(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    """Its tables are those of this family's blocks: of ranges, and of lists."""
+    """The schedule's tables are made for the blocks of this family: tables of ranges, and of lists."""
     call, op = CALLS["restarting positions"], golden.load_op(variant)
     kernels = emulate(monkeypatch, variant)
     check(variant, call, schedule=make_schedule(op, call.inputs(variant), **ONE_KERNEL, **call.options()))
