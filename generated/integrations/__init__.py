@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks into other libraries, a module for each. A library is imported by the modules that its name begins, alone."""
+"""Hooks into other libraries. Only the modules whose names begin with the name of a library import that library."""

@@ -26,10 +26,11 @@ _TITLE = "equinox.Attention"
 
 
 class Attention(eqx.Module):
-    """Queries, keys and values by linear layers, attention by an op, and a linear layer of its result.
+    """Linear layers for queries, keys and values, attention by an op, and a linear layer for its output.
 
-    `equinox.nn.MultiheadAttention` takes a mask with an element per pair; here the op's variant says what a query sees,
-    and blocks that it does not see are skipped. `tensors` are leaves, so they are trained with the weights.
+    `equinox.nn.MultiheadAttention` takes a mask with an element per pair of query and key. Here the op's variant says
+    which keys a query sees, and blocks without such keys are skipped. `tensors` are leaves of the module's pytree, so
+    they are trained with the weights.
     """
 
     query: eqx.nn.Linear
@@ -66,7 +67,7 @@ class Attention(eqx.Module):
             tensors: arguments of the op that are trained, such as slopes, sinks or a table of biases.
 
         Raises:
-            ArgumentError: numbers of heads that do not divide, one of the other or of `size`.
+            ArgumentError: `kv_heads` does not divide `heads`, or without `head_dim`, `heads` does not divide `size`.
         """
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
@@ -85,12 +86,12 @@ class Attention(eqx.Module):
     def __call__(self, x: Array, context: Array | None = None, **arguments: Any) -> Array:
         """Attention of `x` to `context`, by default to itself.
 
-        A whole batch in one call needs no `jax.vmap`, and arguments with a batch axis are given as the op has them. Two
-        axes are one sequence, or with `cu_seqlens_q` among the arguments packed sequences.
+        A whole batch in one call needs no `jax.vmap`. Arguments with a batch axis have the shapes that the op takes. An
+        `x` of two axes is one sequence, or packed sequences if `cu_seqlens_q` is among the arguments.
 
         Args:
             x: `[B, S, size]` or `[S, size]`.
-            context: `[B, Skv, size]` or `[Skv, size]`, what keys and values are made of.
+            context: `[B, Skv, size]` or `[Skv, size]`, from which keys and values are computed.
             **arguments: the op's own keywords, such as scalars, ids of documents, or `cu_seqlens_q`.
 
         Returns:
@@ -122,6 +123,6 @@ class Attention(eqx.Module):
 
 
 def _by_token(layer: eqx.nn.Linear, x: Array) -> Array:
-    """A linear layer, which Equinox writes for one vector, of every row of `x`."""
+    """Apply a linear layer, which Equinox defines for one vector, to every row of `x`."""
     rows = jax.vmap(layer)(jnp.reshape(x, (-1, x.shape[-1])))
     return jnp.reshape(rows, (*x.shape[:-1], rows.shape[-1]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the package `flash_attn` 2.8 on the ops, and `install`, by which libraries find them by its name.
+"""The functions of the package `flash_attn` 2.8, computed by the ops; `install` makes `import flash_attn` find them.
 
 >>> install()
 >>> from flash_attn import flash_attn_func
@@ -10,8 +10,8 @@
 >>> uninstall()
 
 Served are `flash_attn_func`, `_qkvpacked_`, `_kvpacked_`, their `_varlen_` forms, `flash_attn_with_kvcache` and
-`flash_attn.bert_padding`. Whatever else the package has is an `ImportError`: layers, losses, rotary embeddings, and the
-private functions that return the state of its generator.
+`flash_attn.bert_padding`. To import anything else of the package raises `ImportError`: layers, losses, rotary
+embeddings, and the private functions that return the state of its random generator.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 VERSION = "2.8.3+codegen"
-"""The version whose functions these are, and whose they are, as PEP 440 has it."""
+"""The version of flash_attn whose functions these are, with this package as the local version label (PEP 440)."""
 
 _NAME = "flash_attn"
 _FUNCTIONS = {name: globals()[name] for name in __all__ if name.startswith(_NAME)}
@@ -57,7 +57,7 @@ _PADDING = {name: getattr(flash_attn_padding, name) for name in flash_attn_paddi
 
 
 class _Distribution(Distribution):
-    """What `importlib.metadata` says of the package: its name, its version and that it holds `flash_attn`."""
+    """The distribution that `importlib.metadata` reports: its name, its version and that it contains `flash_attn`."""
 
     def read_text(self, filename: str) -> str | None:
         texts = {
@@ -71,7 +71,7 @@ class _Distribution(Distribution):
 
 
 class _Finder:
-    """The entry of `sys.meta_path` that `importlib.metadata` finds the distribution by. It finds no module."""
+    """The entry of `sys.meta_path` through which `importlib.metadata` finds the distribution. It finds no module."""
 
     @staticmethod
     def find_spec(_name: str, _path: Any = None, _target: Any = None) -> None:
@@ -87,7 +87,7 @@ class _Finder:
 _FINDER: Any = _Finder()
 
 _replaced: dict[str, Any] = {}
-"""While installed: what `sys.modules` had under the names of the modules; only a None, which forbids an import."""
+"""While installed: the replaced entries of `sys.modules`. Each of them was None, which forbids an import."""
 
 
 def install() -> None:
@@ -95,11 +95,11 @@ def install() -> None:
 
     `sys.modules` gets `flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn.bert_padding`, and
     `importlib.metadata` a distribution `flash-attn`, so that `importlib.util.find_spec`, a version check and
-    `transformers.utils.is_flash_attn_2_available` say that it is there; transformers reads the metadata when it is
-    imported, so install before. A second call changes nothing.
+    `transformers.utils.is_flash_attn_2_available` find the package. transformers reads the metadata when it is
+    imported, so call `install` before that. A second call changes nothing.
 
     Raises:
-        RuntimeError: the package itself, or part of it, is imported already: who imported it would keep it.
+        RuntimeError: the real package, or part of it, is imported already: code that imported it would keep using it.
     """
     if _FINDER in sys.meta_path:
         return
@@ -117,7 +117,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`: `import flash_attn` finds what it found before. Who has imported the functions keeps them."""
+    """Undo `install`: `import flash_attn` finds what it found before. Code that imported the functions keeps them."""
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
@@ -128,7 +128,7 @@ def uninstall() -> None:
 
 
 def _modules() -> dict[str, ModuleType]:
-    """New modules by name, each with a spec, those in the package as its attributes."""
+    """New modules by name, each with a spec. The submodules are also attributes of the package."""
     interface = _module(f"{_NAME}.flash_attn_interface", flash_attn_interface.__file__, _FUNCTIONS)
     padding = _module(f"{_NAME}.bert_padding", flash_attn_padding.__file__, _PADDING)
     contents = {**_FUNCTIONS, "__version__": VERSION, "flash_attn_interface": interface, "bert_padding": padding}
@@ -142,7 +142,7 @@ def _module(name: str, file: str | None, contents: dict[str, Any]) -> ModuleType
     spec = ModuleSpec(name, None, origin=file, is_package=is_package)
     module.__spec__, module.__file__, module.__package__ = spec, file, spec.parent
     if is_package:
-        # Nothing lies in it: what is not served is not found.
+        # An empty search path, so that the import of any other submodule fails.
         module.__path__ = []
     module.__dict__.update(contents)
     return module

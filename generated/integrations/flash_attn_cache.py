@@ -53,13 +53,13 @@ def flash_attn_with_kvcache(
         cache_seqlens: keys of each sequence before the new ones, integers `[B]` or one for all; by default the
             capacity.
         cache_batch_idx: integers `[B]`, the cache's row of each sequence; by default in order.
-        cache_leftpad: integers `[B]`, where in its row each sequence begins, which positions count from. Keys are then
-            read one by one, which is slow.
+        cache_leftpad: integers `[B]`, the place in its row of the cache where each sequence begins. Positions count
+            from there. Keys are then read one by one, which is slow.
         block_table: integers `[B, most pages]`, the pages of each sequence in order.
         softmax_scale: by default `D ** -0.5`.
         causal, window_size, softcap, alibi_slopes: as in `flash_attn_func`.
         rotary_interleaved: columns 0 and 1, 2 and 3 are rotated together; else 0 and rotary dim / 2, and so on.
-        num_splits: over how many parts keys are split; 0 leaves it to the op, where a sequence's length decides.
+        num_splits: the number of parts that keys are split into; with 0 the op decides by a sequence's length.
         return_softmax_lse: also return the logs of the softmax denominators, float32 `[B, Hq, Sq]`.
 
     Returns:
@@ -94,7 +94,7 @@ def flash_attn_with_kvcache(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Cache:
-    """Caches in pages `[pages, page size, Hkv, D]`: a row of a cache without a table is one page.
+    """Caches in pages `[pages, page size, Hkv, D]`: without a block table, each row of the cache is one page.
 
     table: `[B, pages of a sequence]`. lengths: int32 `[B]`, keys of each sequence.
     """
@@ -116,7 +116,7 @@ class _Cache:
         return _Cache(k=self.k, v=self.v, table=self.table, lengths=self.lengths + k.shape[1])
 
     def from_places(self, first: Tensor) -> "_Cache":
-        """The cache without the places before `first` of each row: pages of one token."""
+        """The cache without the places before `first` in each row, as a cache with pages of one token."""
         size = self.k.shape[1]
         for name, x in (("k_cache", self.k), ("v_cache", self.v)):
             if x.stride(0) != size * x.stride(1):
@@ -213,7 +213,7 @@ def _check(
     left: Any,
     table: Any,
 ) -> None:
-    """Check which arguments stand beside which; the op checks those that it gets."""
+    """Check which arguments may be given together; the op checks the arguments that it gets."""
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
         if x is None and name in ("k", "v"):
             continue

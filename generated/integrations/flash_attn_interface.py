@@ -5,15 +5,15 @@ Each is one call of an op. What all of them share:
 
 - q, k and v are `[B, S, H, D]`, or packed `[total, H, D]` where `cu_seqlens` says at which rows sequences begin; k and
   v may have fewer heads. Any float dtype of 16 or 32 bits on any device of the ops.
-- `softmax_scale`: by default `D ** -0.5`. `softcap`: logits are capped there; none at 0.
+- `softmax_scale`: by default `D ** -0.5`. `softcap`: logits are capped at this value; 0 means no cap.
 - `causal` and `window_size`: the last query is aligned with the last key. A query at position i sees keys from
-  `i - left` to `i + right`, all of a side where it is -1; `causal` sets right to 0. A row without any key has o = 0.
+  `i - left` to `i + right`; -1 means no bound on that side. `causal` sets right to 0. A row without any key has o = 0.
 - `alibi_slopes`: `[H]` or `[B, H]`, `slope * |distance|` is subtracted from logits. They get no gradient.
-- `dropout_p`: the bits are those of this package's Philox, of a seed that torch's CPU generator draws.
+- `dropout_p`: this package's Philox generates the random bits, from a seed that torch's CPU generator draws.
 - `deterministic`: gradients are added in a fixed order.
-- `return_attn_probs`: also the logs of the softmax denominators, float32 `[B, H, Sq]` or `[H, total_q]`, +inf in a row
-  without any key; and an empty tensor, where the original returns probabilities that dropout has marked. With dropout
-  this is refused, as the probabilities are never in memory.
+- `return_attn_probs`: also return the logs of the softmax denominators, float32 `[B, H, Sq]` or `[H, total_q]`, +inf in
+  a row without any key, and an empty tensor. The original returns the probabilities in place of the empty tensor, with
+  dropout marked in them. With dropout the option is refused, because the probabilities are never in memory.
 - No function waits for a device. `max_seqlen` arguments help to choose kernels; one that is no int is not read.
 
 Errors name the function, the argument, what was expected and what was got. A call that no variant computes raises
@@ -177,7 +177,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
-    """`flash_attn_varlen_func` of qkv `[total, 3, H, D]`, as long in queries as in keys."""
+    """`flash_attn_varlen_func` of qkv `[total, 3, H, D]`: each sequence has as many queries as keys."""
     _check_axes("flash_attn_varlen_qkvpacked_func", "qkv", qkv, ("total", 3, "H", "D"))
     q, k, v = qkv.unbind(1)
     begins = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
@@ -191,7 +191,7 @@ def no_key_as_inf(lse: Tensor) -> Tensor:
 
 
 def _check_axes(title: str, name: str, x: Any, axes: tuple[str | int, ...]) -> None:
-    """Check a tensor whose sizes are read before an op checks them; `axes`: a size, or a name for any."""
+    """Check a tensor whose sizes are read before an op checks them; `axes`: sizes, or a name if any size is allowed."""
     expected = f"a tensor of {len(axes)} axes [{', '.join(map(str, axes))}]"
     if not isinstance(x, Tensor):
         fail(title, name, expected, type(x).__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flash_attn.bert_padding`: rows of a batch without their padding, packed, and back.
+"""`flash_attn.bert_padding`: packs the rows of a batch without their padding, and unpacks them.
 
 >>> import torch
 >>> mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
@@ -41,7 +41,7 @@ def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, T
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """A tensor of `first_axis_dim` rows, `values` at the rows `indices` and else 0."""
+    """A tensor of `first_axis_dim` rows: `values` at the rows `indices`, 0 in all other rows."""
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
 
 
@@ -54,8 +54,8 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
         unused_mask: the same, true where room is kept in the packed tensor for a token that is not used.
 
     Returns:
-        The tokens of both masks `[total, ...]`; their places in `[B * S, ...]`; where sequences begin, int32 `[B + 1]`;
-        the most tokens of a sequence; and the real tokens of each, int32 `[B]`.
+        The tokens that either mask marks `[total, ...]`; their indices in `[B * S, ...]`; where sequences begin, int32
+        `[B + 1]`; the most tokens of a sequence; and the number of real tokens of each sequence, int32 `[B]`.
     """
     _check_mask("unpad_input", "attention_mask", attention_mask, hidden_states)
     kept = attention_mask
@@ -71,15 +71,15 @@ def unpad_input(hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tens
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The tokens of rows that hold several sequences, one behind the other, and padding at their ends.
+    """The tokens of rows that hold several sequences, one after the other, and then padding.
 
     Args:
         hidden_states: `[B, S, ...]`.
         attention_mask_in_length: integers `[B, S]`: the lengths of a row's sequences, then zeros.
 
     Returns:
-        The tokens `[total, ...]`, their places in `[B * S, ...]`, where sequences begin, int32 `[n + 1]`, and the
-        length of the longest.
+        The tokens `[total, ...]`, their indices in `[B * S, ...]`, where sequences begin, int32 `[n + 1]`, and the
+        length of the longest sequence.
     """
     title = "unpad_input_for_concatenated_sequences"
     _check_mask(title, "attention_mask_in_length", attention_mask_in_length, hidden_states)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arguments of FlashAttention 2 mean, as a variant of this package and the arguments of its op.
+"""Translates arguments of FlashAttention 2 into a variant of this package and the arguments of its op.
 
 `flash_attn` and `sdpa` share this: a mask is two numbers `window_size`, -1 for no bound, and `causal`; the last query
 is aligned with the last key; a logit may be capped and have ALiBi subtracted (arXiv:2307.08691).
@@ -29,7 +29,7 @@ _PACKAGE = __name__.rpartition(".integrations.")[0]
 class Chosen:
     """The variant that computes a call, and its own arguments.
 
-    `by_position`: whether it reads positions, so that it matters with which key a query is aligned.
+    `by_position`: whether the variant reads positions, so that the alignment of queries with keys matters.
     """
 
     variant: str
@@ -65,13 +65,13 @@ def chosen(
     """The variant for a call.
 
     Args:
-        title: what errors begin with.
-        causal: no query sees a key behind its own position, whatever `window_size[1]` is.
-        window_size: how many keys before and behind its position a query sees; any below 0 is no bound.
-        softcap: what logits are capped at; none at 0 or below.
+        title: the prefix of errors.
+        causal: no query sees a key after its own position, whatever `window_size[1]` is.
+        window_size: how many keys before and after its position a query sees; a negative number is no bound.
+        softcap: the value at which logits are capped; 0 or less means no cap.
         alibi_slopes: `[H]` or `[B, H]`: `slope * |distance|` is subtracted from capped logits. They get no gradient.
         heads: H. batch: B.
-        dropout_p: of the probabilities.
+        dropout_p: the dropout probability.
 
     Raises:
         ArgumentError: a window that is no pair of ints, slopes of another shape.
@@ -93,7 +93,7 @@ def chosen(
 
 
 def _bounds(title: str, causal: bool, window_size: Any) -> tuple[int | None, int | None]:
-    """How many keys before and behind its position a query sees; None for all."""
+    """How many keys before and after its position a query sees; None for all."""
     if not isinstance(window_size, tuple | list) or len(window_size) != 2:
         fail(title, "window_size", "two ints (left, right), -1 for no bound", repr(window_size))
     for size in window_size:
@@ -129,6 +129,6 @@ def _searched(before: int | None, after: int | None, cap: float | None, alibi: s
 def _found_while_tracing(
     before: int | None, after: int | None, cap: float | None, alibi: str | None, dropout: bool
 ) -> tuple[str, tuple[tuple[str, int | float], ...], str | None]:
-    """What `find` reads from a file, which no trace can do."""
+    """The result of `find` as constants of a trace, which cannot read the file that `find` reads."""
     found = _searched(before, after, cap, alibi, dropout)
     return found.name, tuple(found.scalars.items()), found.slope

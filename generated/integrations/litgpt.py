@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops as the attention of litgpt's models: `use(model)`, or `CodegenAttention` as a base of a class of one's own.
+"""The ops as the attention of litgpt's models: `use(model)`, or `CodegenAttention` as a base of your own class.
 
     model = use(GPT.from_name("gemma-2-2b"))
 
-The variant follows from the model's config: causal, with the window of layers that have one, and with its cap.
+The model's config decides the variant: causal, with a sliding window in the layers that have one, and with a softcap if
+the config sets one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 class CodegenAttention(torch.nn.Module):
-    """A base class before litgpt's `CausalSelfAttention` or `MultiheadLatentAttention`, whose attention it computes.
+    """Computes the attention of litgpt's `CausalSelfAttention` or `MultiheadLatentAttention`: list it before that base.
 
     litgpt repeats key heads, and fills a mask `[T, T]` row by row in each layer with a window. Here the op reads each
     key head once, and no such mask is made.
@@ -47,10 +48,11 @@ class CodegenAttention(torch.nn.Module):
         input_pos: Tensor | None = None,
         input_pos_maxp1: int | None = None,
     ) -> Tensor:
-        """That of litgpt: x `[B, T, C]` to `[B, T, C]`, with `input_pos` on the cache."""
+        """litgpt's forward: x `[B, T, C]` to `[B, T, C]`; with `input_pos` it uses the KV cache."""
         windowed = self.apply_sliding_window_attention
         self._input_pos, self._window = input_pos, self.config.sliding_window_size if windowed else None
-        # Without the flag no mask of a window is filled. With a cache it says how many keys of a mask are there.
+        # Without the flag, litgpt fills no window mask. With a cache the flag stays: litgpt also takes the number of
+        # a mask's keys from it.
         self.apply_sliding_window_attention = windowed and input_pos is not None
         try:
             o: Tensor = super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
@@ -63,8 +65,8 @@ class CodegenAttention(torch.nn.Module):
         """q `[B, H, T, D]`, k `[B, H, S, D]`, v `[B, H, S, Dv]`, key heads repeated or not, to o `[B, T, H, Dv]`.
 
         Args:
-            mask: None is causal. Of a call on a cache it is not read, as `input_pos` says the same. Else bool, True
-                where a query sees a key, of a shape that broadcasts to `[B, H, T, S]`.
+            mask: None means causal. A call on a cache does not read the mask, because `input_pos` holds the same
+                information. Otherwise bool, True where a query sees a key, broadcastable to `[B, H, T, S]`.
 
         Raises:
             ArgumentError: a mask that is not bool.
@@ -89,13 +91,16 @@ class CodegenAttention(torch.nn.Module):
         return o.transpose(1, 2)
 
     def _positions(self, input_pos: Tensor, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-        """Where the queries and keys of a call on the cache stand, whose keys of a window lie in a ring."""
+        """The positions of the queries and keys of a call on the cache, which is a ring buffer in layers with a window.
+
+        The keys of a decoding step without a window are in order, so an offset of the query is enough.
+        """
         rows = input_pos.expand(q.shape[0], -1).to(torch.int32)
         places = torch.arange(k.shape[2], dtype=torch.int32, device=k.device)
         if self._window is not None:
             last = rows.amax(1, keepdim=True)
             places = last - (last - places) % self.kv_cache.max_cache_len
-            # A place of the ring that nothing was written to is beyond what a query sees.
+            # A ring slot that was never written gets a position that no query sees.
             return {"q_positions": rows, "kv_positions": torch.where(places < 0, BEYOND, places)}
         if q.shape[2] == 1:
             return {"q_offset": rows[:, 0]}
@@ -104,17 +109,17 @@ class CodegenAttention(torch.nn.Module):
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _variant(window: int | None, cap: float | None, by_mask: bool) -> tuple[str, tuple[tuple[str, float], ...], str]:
-    """The name, scalars and mask of a variant. No trace can read the file that `find` reads."""
+    """The variant's name, scalars and mask tensor. They are constants of a trace, which cannot read `find`'s file."""
     before = None if window is None else window - 1
     found = find(Attention(mask=True, cap=cap) if by_mask else Attention(before=before, after=0, cap=cap))
     return found.name, tuple(found.scalars.items()), found.mask or ""
 
 
 def use(model: Model) -> Model:
-    """Give all attention layers of a model of litgpt `CodegenAttention` as a base; the model is changed and returned.
+    """Make `CodegenAttention` a base of all attention layers of a litgpt model. The model is changed and returned.
 
-    Weights, caches and the names of parameters stay as they are. It serves `litgpt.GPT` and its forms for LoRA and
-    adapters; a layer that has the base already stays as it is.
+    Weights, caches and the names of parameters stay as they are. `use` serves `litgpt.GPT` and its variants for LoRA
+    and adapters. A layer that has the base already stays as it is.
 
     Raises:
         ArgumentError: a module without an attention layer of litgpt.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops as an attention of MaxText: `install()`, and `attention=codegen` in its config.
 
-MaxText picks an implementation by name in `AttentionOp.apply_attention`, and has no register of them: `install` wraps
-that method. Variants follow from each layer: its type of attention, window, chunk and cap, and the call's sinks and
-images.
+MaxText picks an implementation by name in `AttentionOp.apply_attention` and has no registry, so `install` wraps that
+method. The variant of a layer follows from its type of attention, window, chunk and cap, and from the sinks and images
+of the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .variants import Attention, find
 __all__ = ["NAME", "install", "uninstall"]
 
 NAME = "codegen"
-"""What `attention=` of MaxText's config names."""
+"""The value of `attention=` in MaxText's config."""
 
 _TITLE = f"maxtext attention={NAME}"
 _SERVED = (
@@ -35,7 +35,7 @@ _SERVED = (
     AttentionType.FULL,
     AttentionType.MLA,
 )
-# What a call may say. Whatever else is not None or false is refused.
+# The arguments that a call may use. Any other argument outside of _NOT_READ must be None or False.
 _READ = {
     "self",
     "query",
@@ -47,7 +47,7 @@ _READ = {
     "sinks",
 }
 _NOT_READ = {
-    # Positions are read under context parallelism alone; sizes and products are those of other kernels.
+    # MaxText reads positions only under context parallelism. The sizes and einsums are for its other kernels.
     *("segment_positions", "lengths", "model_mode", "use_ragged_attention"),
     *("qk_product_einsum", "wv_product_einsum", "pad_kv_total", "compress_ratio"),
 }
@@ -56,7 +56,7 @@ _original: Callable[..., Any] | None = None
 
 
 def install() -> None:
-    """Let `AttentionOp.apply_attention` compute layers with `attention=codegen` by the ops. Again, it does nothing."""
+    """Let `AttentionOp.apply_attention` compute layers with `attention=codegen` by the ops. Second calls do nothing."""
     global _original
     if _original is not None:
         return
@@ -81,7 +81,7 @@ def uninstall() -> None:
 
 
 def _attend(layer: Any, call: Mapping[str, Any]) -> Array:
-    """o `[B, S, H, Dv]` of q `[B, S, H, D]`, which comes scaled, k `[B, S, Hkv, D]` and v `[B, S, Hkv, Dv]`."""
+    """o `[B, S, H, Dv]` of q `[B, S, H, D]`, already scaled, k `[B, S, Hkv, D]` and v `[B, S, Hkv, Dv]`."""
     _check(layer, call)
     found = find(_wanted(layer, call))
     given: dict[str, Any] = dict(found.scalars)
@@ -113,14 +113,14 @@ def _wanted(layer: Any, call: Mapping[str, Any]) -> Attention:
 
 
 def _images(is_image: Array) -> Array:
-    """The number of the image of each token `[B, S]`, -1 where there is none: an image is a run of its tokens."""
+    """The image index of each token `[B, S]`, -1 for text: consecutive image tokens form one image."""
     tokens = is_image.astype(jnp.int32)
     begins = tokens * (1 - jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1])
     return jnp.where(tokens > 0, jnp.cumsum(begins, axis=1) - 1, -1)
 
 
 def _check(layer: Any, call: Mapping[str, Any]) -> None:
-    """Refuse what the ops do not compute as MaxText's own attention does."""
+    """Refuse calls for which the ops would not compute the same as MaxText's own attention."""
     if call["model_mode"] != MODEL_MODE_TRAIN:
         fail(_TITLE, "model_mode", f"{MODEL_MODE_TRAIN!r}: decode with attention=dot_product", repr(call["model_mode"]))
     if layer.attention_type not in _SERVED:

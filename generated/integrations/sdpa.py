@@ -7,12 +7,12 @@ torch's own context parallel. Needs torch 2.10 or newer.
 True
 
 `torch.nn.attention.activate_flash_attention_impl("codegen")` then overrides, for this process and CUDA tensors, the
-operators `aten::_scaled_dot_product_flash_attention`, `aten::_flash_attention_forward` and their backwards; and
-`torch.nn.attention.restore_flash_attention_impl()` takes that back. It reaches what torch gives its flash kernels:
-calls without a mask, of 16 bits, with heads of up to 256.
+operators `aten::_scaled_dot_product_flash_attention`, `aten::_flash_attention_forward` and their backwards;
+`torch.nn.attention.restore_flash_attention_impl()` undoes that. The ops get the calls that torch gives its flash
+kernels: without a mask, in dtypes of 16 bits, with head dims up to 256.
 
-What is computed follows from the call alone. A call that no variant of the package computes is an error with the entry
-to add. Of a row without any key o is 0 and lse -inf.
+The arguments of a call alone decide which variant computes it. If the package has none, the call raises an error with
+the spec entry to add. A row without any key has o = 0 and lse = -inf.
 """
 
 import inspect
@@ -32,11 +32,11 @@ from .flash_calls import Chosen, chosen
 __all__ = ["Override", "register"]
 
 _OFFSET_STEP = 4
-"""How far a call with dropout moves the offset of a generator, which counts in fours."""
+"""How far a call with dropout advances the offset of a generator, which must be a multiple of 4."""
 
 _SEEDS = 2**63
 _MIX = 0x9E3779B97F4A7C15
-"""An odd number: calls of one seed and different offsets have different keys."""
+"""An odd number, so that calls with one seed and different offsets get different Philox keys."""
 
 _SDPA = "scaled_dot_product_attention"
 
@@ -70,26 +70,26 @@ class Override:
     """The operators of torch's flash attention, computed by this package until `remove` is called.
 
     Args:
-        dispatch_key: whose tensors, as torch's dispatcher calls them.
+        dispatch_key: the key of torch's dispatcher for the tensors that are served.
     """
 
     def __init__(self, dispatch_key: str = "CUDA") -> None:
         self._library: Any = torch.library.Library("aten", "IMPL", dispatch_key)
         for name, function in OPERATORS.items():
-            # Of torch 2.10 and 2.11 the one with an output of the caller's is missing.
+            # torch 2.10 and 2.11 lack the operator that writes into an output of the caller.
             packet = getattr(torch.ops.aten, name, None)
             if packet is not None:
                 self._library.impl(name, _by_name(packet.default, function), dispatch_key)
 
     def remove(self) -> None:
-        """Leave the operators to what computed them before."""
+        """Give the operators back to the implementations that computed them before."""
         if self._library is not None:
             self._library._destroy()
         self._library = None
 
 
 def _by_name(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that gets an operator's arguments by name; one that it does not know must be None."""
+    """Wrap a function to get an operator's arguments by name. An argument that it does not have must be None."""
     title = f"aten.{operator._schema.name.removeprefix('aten::')}"
     names = [argument.name for argument in operator._schema.arguments]
     known = frozenset(inspect.signature(function).parameters)
@@ -99,7 +99,7 @@ def _by_name(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         for name in given.keys() - known:
             if given.pop(name) is not None:
                 fail(title, name, "None: this argument is newer than the implementation 'codegen'", "a value")
-        # The call is below autograd, whose flag is still set.
+        # The dispatcher has already passed autograd, but grad mode is still enabled.
         with torch.no_grad():
             return function(**given)
 
@@ -157,7 +157,8 @@ def forward(
 
     The last query is aligned with the last key. `seqused_k` `[B]`: how many keys of each sequence are seen.
     `block_table` `[B, most pages]`: k and v are `[pages, page size, Hkv, D]`. With either of them, and with slopes, the
-    operator has no backward. `num_splits` is 1 or left to the op, which splits only keys of few queries and of pages.
+    operator has no backward. Only packed calls with either of them read `num_splits`: 1 forbids splits of the keys,
+    any other value leaves them to the op.
 
     Returns:
         o, lse float32 `[B, Hq, Sq]` or `[Hq, total_q]`, the generator's seed and offset `[2]`, two empty tensors.
@@ -224,7 +225,7 @@ def _chosen(
 def _pages(
     title: str, key: Tensor, value: Tensor, begins: Tensor | None, used: Tensor | None, table: Tensor | None
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Keys of which a sequence sees the first ones, as a call on pages: without a table each token is one."""
+    """A call in which each sequence sees its first keys only, as a call on pages: without a table a token is a page."""
     if table is not None:
         if used is None:
             fail(title, "seqused_k", "the keys of each sequence beside block_table", None)
@@ -284,10 +285,10 @@ def backward(
     layout: str = "bshd",
     title: str = "aten._flash_attention_backward",
 ) -> tuple[Tensor, ...]:
-    """`aten::_flash_attention_backward`: dq, dk and dv, from o and lse that may be of more keys than these.
+    """`aten::_flash_attention_backward`: dq, dk and dv. o and lse may have been computed over more keys than k holds.
 
-    The probabilities are `exp(score - lse)`, so parts of the keys, one after the other with the o and lse of all, give
-    the parts of the gradients: so context parallel calls it.
+    The probabilities are `exp(score - lse)`. A call for each part of the keys, with the o and lse of all keys, thus
+    gives that part of the gradients. Context parallelism calls it in this way.
     """
     found = _chosen(title, query, cum_seq_q, layout, is_causal, window_size_left, window_size_right, dropout_p)
     _check_scale(title, scale)
@@ -319,7 +320,7 @@ def _launched(
     scale: float | None,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """The gradients by the launches of a variant, of do, q, k, v and o as a mode has them."""
+    """The gradients, by the launches of a variant. `tensors`: do, q, k, v and o, in the axes of the launches' mode."""
     dtype = tensors[1].dtype
     do, q, k, v, o = tensors
     q, k, v = interpreter_dtype(q, k, v)
@@ -339,8 +340,9 @@ def _launched(
 def _as_of_these_keys(kernels: Any, given: dict[str, Any]) -> dict[str, Tensor]:
     """do and dlse that give the same gradients from the o and lse of these keys alone, which the reference computes.
 
-    With w = exp(own lse - lse): P = w * own P, and dS = P * (do v^T - sum(do * o)) is own dS of w * do, where dlse is
-    w * (sum(do * own o) - sum(do * o)).
+    "Own" means computed over these keys alone. With w = exp(own lse - lse): P = w * own P. Then
+    dS = P * (do v^T - sum(do * o)) equals the own dS of the output gradient w * do and of
+    dlse = w * (sum(do * own o) - sum(do * o)).
     """
     own_o, own_lse, *_ = kernels.forward(*(given[name] for name in kernels.parameters))
     weight = torch.where(own_lse == -torch.inf, 0.0, (own_lse - given["lse"]).exp())
@@ -361,9 +363,9 @@ def _check_scale(title: str, scale: float | None) -> None:
 
 
 def _drawn(title: str, query: Tensor, dropout_p: float) -> tuple[Tensor, Tensor]:
-    """The seed and the offset of a call's random numbers `[2]`, and what is of no use, both on the CPU.
+    """The seed and offset `[2]` of a call's random numbers, and an unused tensor, both on the CPU.
 
-    They are those of the default generator of q's device, which is moved on: `torch.manual_seed` repeats them.
+    They come from the default generator of q's device, which is advanced: `torch.manual_seed` repeats them.
     """
     unused = torch.zeros((), dtype=torch.uint64)
     if not dropout_p:
@@ -379,7 +381,7 @@ def _drawn(title: str, query: Tensor, dropout_p: float) -> tuple[Tensor, Tensor]
 
 
 def _seed_of(rng_state: Tensor) -> int:
-    """The seed of an op, which has one number, of a generator's seed and offset."""
+    """The one number that an op takes as seed, from a generator's seed and offset."""
     seed, offset = rng_state.tolist()
     return int((seed + offset * _MIX) % _SEEDS)
 
@@ -391,4 +393,4 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "_flash_attention_forward_no_dropout_inplace": forward_into,
     "_flash_attention_backward": backward,
 }
-"""What each operator of aten is computed by."""
+"""The function that computes each operator of aten."""

@@ -2,8 +2,8 @@
 """The ops as an inner attention of torchtitan's models.
 
 `CodegenAttention.Config` takes the place of a layer's `inner_attention`; `with_codegen` puts it into a whole model's
-config. It is a config of torchtitan's varlen attention, so that models hand it what they hand to that: `VarlenMetadata`
-for the documents of a batch. The window of a layer, its `window_size`, says which variant computes it:
+config. It subclasses the config of torchtitan's varlen attention, so that models pass it the same arguments:
+`VarlenMetadata` for the documents of a batch. The `window_size` of a layer decides which variant computes it:
 
 >>> CodegenAttention.Config(window_size=(127, 0)).build()
 CodegenAttention(window, size=128)
@@ -43,10 +43,10 @@ Argument = Callable[[torch.nn.Module, Mapping[str, Any]], Tensor]
 
 
 class CodegenAttention(Module):
-    """Inner attention by an op of this package, as `VarlenAttention` and `FlexAttention` are of torchtitan.
+    """Inner attention by an op of this package, in the place of torchtitan's `VarlenAttention` or `FlexAttention`.
 
     Documents come as `attention_masks`: `VarlenMetadata`, or positions `[B, L]` that are 0 where a document begins, or
-    None, where each batch row is one document. A variant's positions count from the beginning of a document.
+    None if each batch row is one document. A variant's positions count from the beginning of a document.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class CodegenAttention(Module):
         given = {**self.scalars, **self.tensors}
         return ", ".join([self.variant, *(f"{name}={value}" for name, value in given.items())])
 
-    # The names of q, k and v are those that torchtitan's sharding configs have.
+    # torchtitan's sharding configs use these names of q, k and v.
     def forward(
         self,
         q_BLNH: Tensor,
@@ -107,7 +107,7 @@ class CodegenAttention(Module):
             "attention_masks": attention_masks,
         }
         arguments = {**self.scalars, **{name: self._tensor(name, batch) for name in self.tensors}}
-        # Rotary embeddings in float32 leave q and k wider than v.
+        # Rotary embeddings in float32 leave q and k in a wider dtype than v.
         q, k, v = (x.to(v_BLNH.dtype) for x in (q_BLNH, k_BLNH, v_BLNH))
         if isinstance(attention_masks, VarlenMetadata):
             packed = {"cu_seqlens_q": attention_masks.cu_seq_q, "cu_seqlens_k": attention_masks.cu_seq_k}
@@ -125,7 +125,7 @@ class CodegenAttention(Module):
     def _tensor(self, name: str, batch: Mapping[str, Any]) -> Tensor:
         given = self.tensors[name]
         x: Tensor = given(self, batch) if callable(given) else getattr(self, name)
-        # Under tensor parallelism q, k and v arrive as the shards of this rank; so must what it reads beside them.
+        # Under tensor parallelism q, k and v arrive as the shards of this rank, so the op's other tensors must be too.
         return x.to_local(grad_placements=x.placements) if isinstance(x, DTensor) else x
 
 
@@ -144,11 +144,11 @@ def with_codegen(
 
     Args:
         config: of a model or of a part of it, made with `attn_backend="varlen"`: windows are then in the configs of
-            layers, where they are read from, and not in masks.
+            layers, from which they are read, and not in masks.
         variant: an op of `generated.torch` for these layers, in place of the one that computes a layer's window.
         scalars: as those of `CodegenAttention.Config`.
         tensors: likewise.
-        param_init: how the parameters among `tensors` begin, by name.
+        param_init: how the parameters among `tensors` are initialised, by name.
         where: which layers, by the name of their inner attention such as "layers.0.attention.inner_attention".
 
     Raises:
@@ -203,8 +203,8 @@ def _chosen(config: CodegenAttention.Config) -> tuple[str, dict[str, int | float
 
 
 def _check_arguments(op: Callable[..., Any], variant: str, given: Mapping[str, Any]) -> None:
-    """Whether these are all the tensors and scalars that a variant has."""
-    # A signature begins with q, k and v, what is the variant's own, and then the options that all ops have.
+    """Check that `given` names all tensors and scalars of a variant, and no others."""
+    # A signature lists q, k and v, the variant's own arguments, and then the options of all ops, `scale` first.
     own = list(takewhile(lambda name: name != "scale", inspect.signature(op).parameters))[3:]
     if set(own) != given.keys():
         expected = f"those of {variant}: {', '.join(own) or 'none'}"

@@ -54,11 +54,11 @@ def register(
 
     >>> register()
 
-    Without an op it also makes `paged|<name>` one, for continuous batching: see `transformers_paged`, whose `register`
-    takes ops of one's own. In a transformers that it was not tested with, a call of that name is an error.
+    Without an op it also registers `paged|<name>`, for continuous batching: see `transformers_paged`, whose `register`
+    takes your own ops. With a version of transformers that it was not tested with, calls of that name raise an error.
 
-    A variant of one's own gets a name of its own. Its mask and score take the place of the model's; packing, padding
-    and caches are as in other calls. What is given to the model by keyword reaches the functions of `tensors`:
+    Register your own variant under its own name. Its mask and score replace those of the model; packing, padding and
+    caches are as in other calls. Keyword arguments of the model's call reach the functions of `tensors`:
 
     >>> from generated.torch import document
     >>> register("by_document", op=document, tensors={"doc": lambda module, batch: batch["doc"]})
@@ -105,7 +105,7 @@ def _register_paged(name: str) -> None:
 def explain(model: Any, **inputs: Any) -> Explanation:
     """Which variant computes each attention layer of a model, or why none does. Print it, or read its `layers`.
 
-    The model runs once with attention left out, in no time of note, on `inputs` or on eight tokens. Its own
+    The model runs once with attention left out, which takes little time, on `inputs` or on eight tokens. Its own
     implementation is restored.
 
     Args:
@@ -113,7 +113,7 @@ def explain(model: Any, **inputs: Any) -> Explanation:
         inputs: what the model is called with; by default eight tokens, or an image of the size in the config.
     """
     records: list[Layer] = []
-    # A name that nothing else has: "codegen" may have been registered for an op of one's own.
+    # Under a name that nothing else uses, because "codegen" may have been registered for a user's op.
     AttentionInterface.register(RECORDED, partial(_recorded, records))
     AttentionMaskInterface.register(RECORDED, attention_mask)
     return recording_of(model, inputs, records)
@@ -138,7 +138,7 @@ def attention(
         ArgumentError: an argument that cannot be served, such as a mask of four axes; it says what to do.
         NotRenderedError: the package has no variant for the call; the message has the entry to add.
     """
-    # Traced, a layer keeps nothing and finds nothing kept.
+    # In a trace, a layer neither keeps plans nor finds kept plans.
     if type(attention_mask) is AttentionMask and not torch.compiler.is_dynamo_compiling():
         for kept in attention_mask.plans:
             if kept.serves(module, query, key, value, dropout, given):

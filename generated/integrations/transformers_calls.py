@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of attention from transformers as a call of an op: which variant, and with which arguments.
+"""Translates a call of attention from transformers into a call of an op: which variant, and with which arguments.
 
-Layers of one forward repeat their calls: the first makes a plan, which the others find with their mask.
+The layers of one forward repeat their calls: the first layer makes a plan, which the others find with their mask.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def planned(
     dropout: float,
     given: Mapping[str, Any],
 ) -> Plan:
-    """The plan of a call: that of an earlier layer of this forward, or a new one.
+    """The plan of a call: the plan of an earlier layer of this forward if it serves the call, or else a new plan.
 
     Raises:
         ArgumentError: an argument that cannot be served, such as a mask of four axes; it says what to do.
@@ -52,7 +52,7 @@ def planned(
 
 
 def checked(mask: Any, given: Mapping[str, Any]) -> AttentionMask | None:
-    """A mask that is one of ours, in a call that wants no weights."""
+    """The mask, after checks that it is an `AttentionMask` or None and that the call asks for no weights."""
     if given.get("output_attentions"):
         fail(TITLE, "output_attentions", "False: the weights are never in memory. Use 'eager' to see them", True)
     if mask is not None and not isinstance(mask, AttentionMask):
@@ -78,7 +78,7 @@ def wanted_of(
     dropout: float,
     given: Mapping[str, Any],
 ) -> Attention:
-    """What a call computes."""
+    """The attention that a call computes."""
     if (head_dim := max(query.shape[-1], value.shape[-1])) > MAX_HEAD_DIM:
         fail(TITLE, "head_dim", f"{MAX_HEAD_DIM} at most: use 'sdpa' for this model", head_dim)
     before = after = chunk = None
@@ -124,7 +124,7 @@ def _resolved_while_tracing(
     bias: bool,
     dropout: bool,
 ) -> tuple[str, tuple[tuple[str, int | float], ...], str | None, str | None]:
-    """What `find` reads from a file, which no trace can do."""
+    """The result of `find` as constants of a trace, which cannot read the file that `find` reads."""
     found = find(
         Attention(
             before=before, after=after, chunk=chunk, images=images, cap=cap, sink=sink, bias=bias, dropout=dropout
@@ -165,7 +165,7 @@ def arguments_of(
     dropout: float,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The arguments of an op but its schedule and what each layer has of its own."""
+    """The arguments of an op, without its schedule and without the arguments that differ between layers."""
     arguments: dict[str, Any] = dict(found.scalars)
     if found.image is not None and mask is not None:
         arguments[found.image] = mask.image
@@ -177,7 +177,7 @@ def arguments_of(
 
 
 def common_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype | None:
-    """What q, k and v would be without norms in float32 before them, as PEFT and some models have; None if they are."""
+    """The dtype to cast q, k and v to, or None if all have one dtype. PEFT and some models apply norms in float32."""
     if query.dtype == key.dtype == value.dtype:
         return None
     return autocast_dtype(query.device.type) or value.dtype
@@ -192,7 +192,11 @@ def tokens_of(
     is_causal: bool,
     needs_rows: bool,
 ) -> dict[str, Any]:
-    """`sequences`, found once per forward; `needs_rows`: as ids of a dense call, whose rows the op's tensors have."""
+    """The result of `sequences`, computed once per forward.
+
+    With `needs_rows`, packed sequences become segment ids of a dense call, because the op's own tensors have the batch
+    rows of that call.
+    """
     cache = cache_of(mask, given.get("cu_seq_lens_q"))
     said = [given.get(name) for name in VECTORS]
     place: Any = None
@@ -220,7 +224,7 @@ def positions_of(
     *,
     is_causal: bool,
 ) -> dict[str, Any]:
-    """Where queries are among the keys: behind those of a cache."""
+    """The arguments that place the queries among the keys: new queries come after the keys of a cache."""
     if "cu_seqlens_q" in arguments:
         return {}
     offset: int | Tensor = 0
@@ -238,7 +242,7 @@ def positions_of(
 
 
 def _beside_a_bias(offset: int | Tensor, query: Tensor, found: Found, wanted: Attention) -> dict[str, Any]:
-    """The rows of a bias are the call's, so the band is moved in place of the rows."""
+    """The offset of a call with a bias. A bias is indexed by query rows, so the bounds are shifted, not the rows."""
     if isinstance(offset, Tensor):
         if query.shape[2] == 1 and wanted.after == 0 and wanted.before is None:
             lengths = (offset.to(query.device, torch.int32) + 1).reshape(-1).expand(query.shape[0])
@@ -260,7 +264,7 @@ def with_schedule(
     value: Tensor,
     arguments: dict[str, Any],
 ) -> dict[str, Any]:
-    """Arguments, with the schedule that calls like this one share, if they visit blocks of packed or padded rows."""
+    """The arguments; if the call is packed or has segment ids, with the schedule that calls like this one share."""
     packed = "cu_seqlens_q" in arguments
     if not packed and "q_segment_ids" not in arguments:
         return arguments

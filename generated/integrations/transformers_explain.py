@@ -21,7 +21,7 @@ RECORDED = "codegen-explain"
 
 @dataclass(kw_only=True)
 class Layer:
-    """One call of attention: what it computes, where that is known; the variant for it and its scalars, or why none.
+    """One call of attention: what it computes, if known, and the variant with its scalars, or why no variant serves it.
 
     `heads`: query heads and key heads. `head_dim` of queries and keys, `head_dim_v` of values.
     """
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What computes the attention of a model, layer by layer; as text, a table. `refused`: why none of it is served."""
+    """What computes the attention of a model, layer by layer; as text, a table. `refused`: why the whole run failed."""
 
     model: str
     layers: tuple[Layer, ...]
@@ -71,13 +71,13 @@ class Explanation:
         """A spec file with a variant for each attention that the model computes, its windows and caps compiled in.
 
         Raises:
-            ArgumentError: a layer that no entry could serve, such as one with attention of its own.
+            ArgumentError: a layer that no entry could serve, such as a layer that computes attention in its own code.
         """
         return spec_text([self])
 
 
 def spec_text(runs: Sequence[Explanation]) -> str:
-    """The spec of several runs of one model, as in training and not: see `Explanation.spec`."""
+    """The spec of several runs of one model, such as in inference and in training: see `Explanation.spec`."""
     layers = [layer for run in runs for layer in run.layers]
     refused = [run.refused for run in runs if run.refused] + [layer.refused for layer in layers if not layer.wanted]
     if refused or not layers:
@@ -93,7 +93,7 @@ def spec_text(runs: Sequence[Explanation]) -> str:
 
 
 def _spread(wanted: Attention, runs: Sequence[Explanation]) -> tuple[int, int]:
-    """How many layers compute an attention, of how many, in the first run that has it."""
+    """How many layers compute an attention, and how many layers there are, in the first run that has this attention."""
     run = next(run for run in runs if any(layer.wanted == wanted for layer in run.layers))
     return sum(layer.wanted == wanted for layer in run.layers), len(run.layers)
 
@@ -119,7 +119,7 @@ def recording_of(model: Any, inputs: Mapping[str, Any], records: list[Layer]) ->
 
 @contextmanager
 def _implementation(model: Any, name: str) -> Iterator[None]:
-    """A model with another implementation for as long as this is open, its parts included."""
+    """Switch a model and all its parts to another attention implementation inside the `with` block."""
     found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in found if hasattr(config, "_attn_implementation")}
     before = [(config, config._attn_implementation) for config in configs.values()]
@@ -133,7 +133,7 @@ def _implementation(model: Any, name: str) -> Iterator[None]:
 
 
 def _inputs(model: Any) -> dict[str, Any]:
-    """What a model may be called with, made of its config."""
+    """Inputs for a call of a model, made from its config."""
     device = next(model.parameters()).device
     config = model.config
     tokens = torch.arange(1, 1 + TOKENS, device=device)[None]

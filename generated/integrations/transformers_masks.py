@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mask function of transformers: what a mask says, in a few numbers and vectors, and no `[S, S]` tensor.
+"""The mask function for transformers: it stores a mask as a few numbers and vectors instead of an `[S, S]` tensor.
 
 transformers describes a mask as a function of batch row, head, query and key, which it builds from ten functions of its
-own. `attention_mask` recognises each by its code and reads the numbers that it was built with; a function that is not
-one of them is refused by name.
+own. `attention_mask` recognises each of them by its code object and reads the numbers in its closure. Any other
+function raises an error that names the function.
 """
 
 import inspect
@@ -19,20 +19,20 @@ from transformers import masking_utils
 from .._runtime.core.checks import fail
 
 TITLE = "codegen attention"
-"""What the errors of calls from transformers begin with."""
+"""The prefix of errors in calls from transformers."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class AttentionMask(masking_utils.BlockMask):
-    """What transformers hands from its masks to its layers: who attends to whom in the layers of one kind.
+    """The mask that transformers passes to all layers of one kind: which keys each query sees.
 
-    A subclass of `BlockMask` with a shape of four axes, so that transformers passes it on as a mask that is ready.
+    A subclass of `BlockMask` with a shape of four axes, so that transformers passes it on as a finished mask.
 
-    `before`, `after`, `chunk`: the numbers of `variants.Attention`. `left_padding`: integers `[B]`, where chunks begin.
-    `image`: integers `[B, kv_length]`, the number of a token's image, or -1. `packed`: integers `[B, q_length]`, the
-    number of a token's sequence. `padding`: bool `[B, kv_length]`, False where a key is padding. Query row i is at
-    position `q_offset + i`, key j at `kv_offset + j`. `cache` holds what all layers share of a forward, `plans`
-    what its calls are.
+    `before`, `after`, `chunk`: as in `variants.Attention`. `left_padding`: integers `[B]`, the padding tokens on the
+    left of each row, after which its first chunk begins. `image`: integers `[B, kv_length]`, the index of a token's
+    image, or -1. `packed`: integers `[B, q_length]`, the index of a token's sequence. `padding`: bool
+    `[B, kv_length]`, False where a key is padding. Query row i is at position `q_offset + i`, key j at
+    `kv_offset + j`. `cache`: values that all layers of a forward share. `plans`: plans of calls with this mask.
     """
 
     batch: int
@@ -51,11 +51,11 @@ class AttentionMask(masking_utils.BlockMask):
     plans: list[Any] = field(default_factory=list)
 
     def tensors(self) -> tuple[Any, ...]:
-        """What its layers' calls are made of beside numbers: tensors, or None."""
+        """The fields that may be tensors and that decide the arguments of calls; each may also be None."""
         return self.padding, self.packed, self.image, self.left_padding, self.q_offset
 
     def versions(self) -> tuple[int | None, ...]:
-        """How often each of its tensors was written to."""
+        """torch's version counter of each of `tensors()`, which in-place writes raise; None if it has no counter."""
         return tuple([x._version if isinstance(x, Tensor) and not x.is_inference() else None for x in self.tensors()])
 
     @property
@@ -86,7 +86,7 @@ def attention_mask(
     config: Any = None,
     **said: Any,
 ) -> AttentionMask:
-    """The mask of the layers of one kind, made once per forward: what `AttentionMaskInterface` asks for.
+    """Make the mask of all layers of one kind, once per forward: the function that `AttentionMaskInterface` registers.
 
     Raises:
         ArgumentError: the model does not call its attention through transformers' interface.
@@ -112,7 +112,7 @@ def attention_mask(
 
 
 def _codes() -> dict[Any, str]:
-    """The code of transformers' mask functions, by which its closures are recognised."""
+    """The names of transformers' mask functions by their code objects, which identify the closures."""
     ids = torch.zeros(1, 1, dtype=torch.int64)
     try:
         made = {
@@ -141,7 +141,7 @@ _CODES = _codes()
 
 
 def _read(mask: AttentionMask, function: Callable[..., Any]) -> None:
-    """Write into a mask what a mask function keeps."""
+    """Fill in the fields of a mask from the closure of a mask function."""
     name = _kind(function)
     values = inspect.getclosurevars(function).nonlocals if name else {}
     if name == "and":
@@ -172,7 +172,7 @@ def _read(mask: AttentionMask, function: Callable[..., Any]) -> None:
 
 
 def _kind(function: Any) -> str:
-    """Which of transformers' mask functions one is, empty if none."""
+    """The name of one of transformers' mask functions, or "" for any other function."""
     return _CODES.get(getattr(function, "__code__", None), "")
 
 
@@ -186,7 +186,7 @@ def _refuse(function: Callable[..., Any]) -> None:
 
 
 def _read_while_tracing(mask: AttentionMask, function: Any, config: Any, said: dict[str, Any]) -> None:
-    """As `_read`, from what transformers passes beside the function: closures are not readable in a trace."""
+    """As `_read`, but from the arguments that come with the function, because a trace cannot read closures."""
     if said.get("use_vmap"):
         raise NotImplementedError(
             f"{TITLE}: a mask with an overlay of its own is not readable while torch.compile traces the model: "
@@ -208,7 +208,7 @@ def _read_while_tracing(mask: AttentionMask, function: Any, config: Any, said: d
                 f"{TITLE}: images that see themselves whole are not readable while torch.compile traces the model: "
                 "make the masks before, with transformers.masking_utils.create_masks_for_generate"
             )
-        # Tokens of one sequence are neighbours: a token that does not see the one before it begins another.
+        # The tokens of a sequence are adjacent, so a token that does not see the token before it begins a sequence.
         rows = torch.arange(mask.q_length, device=said.get("device"))
         batch = torch.arange(mask.batch, device=said.get("device"))[:, None]
         sees = function(batch, 0, rows[None], (rows[None] - 1).clamp(min=0))
@@ -222,7 +222,7 @@ _HAS_INTERFACE: dict[type, bool] = {}
 
 
 def _check_interface(config: Any) -> None:
-    """Refuse a model whose attention is code of its own, which would take the mask for a tensor."""
+    """Refuse a model that computes attention in its own code, because that code would take the mask for a tensor."""
     kind = type(config)
     if kind not in _HAS_INTERFACE:
         _HAS_INTERFACE[kind] = _has_interface(kind)

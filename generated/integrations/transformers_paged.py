@@ -12,18 +12,18 @@
 Then `manager(model, ...)`, or transformers' own `model.generate_batch(...)`, serves requests. Another op, or one with
 tensors of its own, gets a name of its own: `register("alibi", alibi, slope=lambda layer: layer.slope)`.
 
-transformers keeps one cache `[slots, Hkv, D]` per layer and calls attention with one step's tokens of all requests, one
-behind the other. What a step passes says which call of the op serves it:
+transformers keeps one cache `[slots, Hkv, D]` per layer and calls attention once per step, with the tokens of all
+requests concatenated. The arguments of a step decide which call of the op serves it:
 
 | step | passed | call |
 |---|---|---|
 | each request has one new token | `block_table` | `append`, then on pages of `block_size` |
-| prompts, chunks of them and tokens | `read_index`, the slots of all keys | `append`, then on pages of one token |
-| prompts without anything cached | no `read_index` | `append`, then the packed call on k and v |
+| prompts, parts of prompts and tokens | `read_index`, the slots of all keys | `append`, then on pages of one token |
+| prompts without cached tokens | no `read_index` | `append`, then the packed call on k and v |
 | one new token each, in a layer with a sliding window | slots of a ring | `append`, then on pages of one token |
-| others in a layer with a sliding window | slots of a ring | the cache's own update, which gathers, then packed |
+| other steps, in a layer with a sliding window | slots of a ring | the cache's own update gathers keys, then packed |
 
-The plan of a step, slots and lengths are made by the first layer that needs them, for all layers.
+The first layer that needs the plan, slots or lengths of a step makes them for all layers.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ from .variants import Attention, find
 __all__ = ["TESTED", "manager", "register"]
 
 TESTED = ("5.17", "5.18")
-"""transformers from the first version, which the tests run with, up to the second: its cache is no public interface."""
+"""The supported versions of transformers: from the first, which the tests run with, up to but not including the second.
+There is an upper limit because transformers' paged cache is no public interface."""
 
 PREFIX = "paged|"
 OWN_KEYWORDS = ("softcap", "s_aux", "sliding_window", "position_bias")
-"""What models pass that changes the result: a registered op must read each one that is given, or say it ignores it."""
+"""Keywords of models that change the result: a registered op must read each one that is given, or `ignore` lists it."""
 
 _PACKAGE = __name__.rpartition(".integrations.")[0]
 _NAMES: set[str] = set()
 
 Argument = Tensor | int | float | str | Callable[[nn.Module], Any]
-"""What an op's own argument is: a value, the name of a keyword that the model passes to attention, or a function of the
-attention module."""
+"""The source of an op's own argument: a value, the name of a keyword that the model passes to attention, or a function
+of the attention module."""
 
 
 def register(
@@ -70,16 +71,16 @@ def register(
     """Make `paged|<name>` an attention implementation of transformers, for continuous batching.
 
     Args:
-        name: what stands behind `paged|`.
+        name: the part of the name after `paged|`.
         op: a torch op of this package, or of another one that was rendered, for every layer. By default each layer runs
             the variant of this package that computes what the model asks for: causal, with a window, softcap and sink.
-        ignore: keywords of OWN_KEYWORDS that the model passes and that the op is to do without.
-        splits: the rule for splits of decoding steps, as the ops take it.
+        ignore: keywords of OWN_KEYWORDS that the model passes and that the op shall not read.
+        splits: how decoding steps split the keys: the argument `splits` of the ops.
         arguments: the op's own tensors and scalars by name, such as `slope=lambda layer: layer.slope`,
             `sink="s_aux"` or `size=128`.
 
     Returns:
-        The whole name, for `model.set_attn_implementation`.
+        The full name, for `model.set_attn_implementation`.
 
     Raises:
         ImportError: transformers is of a version that this module was not tested with.
@@ -109,21 +110,22 @@ def manager(
     most_tokens: int | None = None,
     workload_hints: Any = None,
 ) -> Any:
-    """transformers' manager of requests for a model that runs one of the registered names.
+    """transformers' manager of requests for a model whose attention implementation has one of the registered names.
 
     It differs from `model.init_continuous_batching(...)` in two defaults. With `most_tokens`, steps in which each
-    request has one token read a block table, which transformers gives to FlashAttention alone. And on a GPU these
-    steps, or without a table all, replay CUDA graphs, and the next step is prepared while one runs.
+    request has one token read a block table, which transformers by default gives only to FlashAttention. On a GPU,
+    these steps replay CUDA graphs (without a block table, all steps do), and the next step is prepared while the
+    current one runs.
 
     Args:
         model: a model with `model.set_attn_implementation("paged|...")`.
         generation_config: a `GenerationConfig`, by default the model's.
-        config: a `ContinuousBatchingConfig`; what it sets stays, and what it leaves open is set in it.
-        most_tokens: the longest that a request gets, prompt and answer. Models with sliding layers have no block table.
+        config: a `ContinuousBatchingConfig`. The defaults above are written into the fields that it leaves None.
+        most_tokens: the most tokens of a request, prompt and answer. Models with sliding layers have no block table.
         workload_hints: `WorkloadHints` for transformers' own defaults.
 
     Raises:
-        ArgumentError: the model runs none of the registered names.
+        ArgumentError: the model's attention implementation has none of the registered names.
     """
     _check_version()
     name = model.config._attn_implementation
@@ -136,7 +138,7 @@ def manager(
     has_table = most_tokens is not None and not _slides(model.config.get_text_config())
     if model.device.type == "cuda":
         if config.use_cuda_graph is None:
-            # (steps with slots, steps with a table): the graphs of the former are many, one for each range of sizes.
+            # (steps with slots, steps with a table): steps with slots need many graphs, one for each range of sizes.
             config.use_cuda_graph = (not has_table, True)
         if config.use_async_batching is None:
             config.use_async_batching = True
@@ -145,7 +147,7 @@ def manager(
     )
     if has_table:
         most_tokens = check_int("manager", "most_tokens", most_tokens, 1)
-        # Read when the cache is made, at the start or the warm-up.
+        # The manager reads this when it makes the cache, at the start or in the warm-up.
         found.continuous_batching_config.max_blocks_per_request = -(-most_tokens // config.block_size)
     return found
 

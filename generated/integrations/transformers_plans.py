@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of attention from transformers is of an op, and which other calls of the same forward are the same."""
+"""The call of an op for a call of attention from transformers, and the check whether a later call can reuse it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VECTORS = ("cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
 """Keywords of a call that say which tokens are of one sequence."""
 
 MOST_KEPT = 8
-"""Plans that are kept of a mask: its layers call in one way, or in two where a cache or a head dim differs."""
+"""How many plans a mask keeps. Its layers need one plan, or two if caches or head dims differ between layers."""
 
 
 class Plan:
@@ -25,9 +25,9 @@ class Plan:
 
     Attributes:
         op: an op of the package.
-        arguments: all of its arguments but those that each layer has of its own.
-        dtype: what q, k and v are cast to; None if they are of one dtype.
-        sink, bias, dropout: what each layer has of its own: sinks, the tensor that the op names so, and a seed.
+        arguments: all of its arguments except those that differ between layers.
+        dtype: the dtype that q, k and v are cast to; None if they have one dtype.
+        sink, bias, dropout: which arguments differ between layers: sinks, the bias tensor with this name, and a seed.
     """
 
     __slots__ = ("arguments", "bias", "dropout", "dtype", "has_own", "is_packed", "op", "sink")
@@ -74,15 +74,15 @@ class Plan:
 
 
 def seed() -> Tensor:
-    """A seed of torch's CPU generator, which checkpointing and manual_seed repeat; an op reads no tensor of a GPU."""
+    """A seed from torch's CPU generator: checkpointing and manual_seed repeat it, and ops cannot read it from a GPU."""
     return torch.randint(2**31, ())
 
 
 class KeptPlan:
-    """A plan, and what every call must have in common with the one that it was made for.
+    """A plan, and the properties of its call that another call must share to reuse it.
 
-    A layer's call reads as little of this as its plan depends on, in the order of what it costs: between two layers the
-    CPU computes so much else that a few reads of tensors take longer than all the Python here.
+    `serves` compares only the properties that the plan depends on, cheap ones first. Between two layers the CPU does so
+    much other work that a few reads from tensors take longer than all the Python code here.
     """
 
     __slots__ = (
@@ -127,11 +127,11 @@ class KeptPlan:
         self.dtypes = query.dtype, key.dtype, value.dtype
         self.most_queries, self.most_keys = given.get("max_length_q"), given.get("max_length_k")
         self.sides = None if mask is not None else sides_of(module, given)
-        # The vectors are kept: an equal identity is that of the same tensor.
+        # The vectors are kept alive, so that an equal id means the same tensor.
         self.cu_seqlens_q, self.cu_seqlens_k, self.position_ids = (given.get(name) for name in VECTORS)
         read = [self.cu_seqlens_q, self.cu_seqlens_k, self.position_ids, *(() if mask is None else mask.tensors())]
         self.versions = tuple((x, x._version) for x in read if isinstance(x, Tensor) and not x.is_inference())
-        # Without tensors, and a schedule is made of these, a plan is numbers that follow from lengths alone.
+        # A plan without tensors has no schedule either: it consists of numbers that follow from the lengths alone.
         self.reads_values = plan.dtype is not None or not all(
             isinstance(x, int | float | str) for x in plan.arguments.values()
         )
@@ -142,7 +142,7 @@ class KeptPlan:
     def serves(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, dropout: float, given: Mapping[str, Any]
     ) -> bool:
-        """Whether the plan is that of a call with the mask, or without one, of the call that it was made for."""
+        """Whether the plan serves a call, which must have the mask, or the None, that the plan was made with."""
         get = given.get
         if not (
             get("position_ids") is self.position_ids

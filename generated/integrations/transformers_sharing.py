@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of one forward share: which tokens are of one sequence, and the blocks that kernels visit."""
+"""What the layers of one forward share: the sequence of each token, and the schedules of blocks that kernels visit."""
 
 import inspect
 from collections import OrderedDict
@@ -15,13 +15,16 @@ from .transformers_masks import AttentionMask
 Cache = dict[Any, Any]
 
 _KEPT = 4
-"""Packings that are kept of calls without a mask, as those of vision towers."""
+"""How many packings are cached for calls without a mask, such as those of vision towers."""
 
 _recent: OrderedDict[Any, tuple[Tensor, Cache]] = OrderedDict()
 
 
 def cache_of(mask: AttentionMask | None, cu_seqlens: Tensor | None) -> Cache | None:
-    """Where the calls of one forward and mask kind keep what they share: with the mask, or else by the packing."""
+    """The cache that the calls of one forward and one mask share: the mask's own, or without a mask that of a packing.
+
+    It is None in a trace, and if the call has neither a mask nor a packing whose tensor counts its versions.
+    """
     if torch.compiler.is_compiling():
         return None
     if mask is not None:
@@ -30,7 +33,7 @@ def cache_of(mask: AttentionMask | None, cu_seqlens: Tensor | None) -> Cache | N
         return None
     place = identity(cu_seqlens)
     if place not in _recent:
-        # The tensor is kept, so that no other gets its identity.
+        # The tensor is kept, so that no other tensor gets its identity.
         _recent[place] = cu_seqlens, {}
         while len(_recent) > _KEPT:
             _recent.popitem(last=False)
@@ -38,21 +41,21 @@ def cache_of(mask: AttentionMask | None, cu_seqlens: Tensor | None) -> Cache | N
 
 
 def identity(x: Any) -> tuple[int, int] | None:
-    """What tells a tensor from others, and from what it was before it was written to, for as long as it is kept."""
+    """A tensor's id and version counter: while the tensor is kept alive, they identify it and its contents."""
     if not isinstance(x, Tensor):
         return None
     return id(x), 0 if x.is_inference() else x._version
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
-    """What autocast makes of floats on a kind of device, None if it is off there."""
-    # The first of these costs next to nothing, and knows every kind.
+    """The dtype that autocast casts floats to on a kind of device; None if autocast is off there."""
+    # The first check is very cheap, and covers every kind of device.
     is_on = torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if is_on else None
 
 
 def schedule(op: Any, found: Cache, module: Any, q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> Any:
-    """The blocks that a call visits, found by the first layer that makes it."""
+    """The schedule of the blocks that a call visits, computed by the first layer with such a call and then reused."""
     backward = torch.is_grad_enabled() or bool(module.training)
     given = {name: x for name, x in arguments.items() if name in _parameters(op)}
     said = tuple((name, identity(x) if isinstance(x, Tensor) else x) for name, x in given.items())

@@ -20,25 +20,25 @@ __all__ = ["spec_of"]
 
 
 def spec_of(path: str | os.PathLike[str]) -> str:
-    """A spec file with a variant for each attention of a model, in training and not, its windows and caps compiled in.
+    """A spec with a variant for each attention of a model, in training and inference; windows and caps are constants.
 
     The model is built without memory, on torch's meta device, and called with eight tokens or an image, as `explain`
-    calls it. What a model does with other inputs, such as images beside text, is not in it: for these load the model
-    and take `explain(model, **inputs).spec()`.
+    calls it. Attention that a model computes only for other inputs, such as images beside text, is missing: for such
+    inputs load the model and use `explain(model, **inputs).spec()`.
 
     Args:
         path: a `config.json` of transformers, or the folder that holds it.
 
     Raises:
-        ArgumentError: the model cannot be served, or not be called in this way; the message says what to do.
-        OSError, ValueError: no config of a model that this transformers has.
+        ArgumentError: the model cannot be served, or cannot be called in this way; the message says what to do.
+        OSError, ValueError: the path holds no config of a model that the installed transformers has.
     """
     return spec_text(explained(path))
 
 
 def explained(path: str | os.PathLike[str]) -> list[Explanation]:
-    """What computes each layer of a model, from its config: not in training, and in training; raises as `spec_of`."""
-    # Not from the hub, and never code that comes with a model.
+    """What computes each layer of a model, from its config: in eval mode, then in training. Raises as `spec_of`."""
+    # Read nothing from the hub, and never run code that comes with a model.
     config = transformers.AutoConfig.from_pretrained(os.fspath(path), local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model = _class(config)(config).to(torch.bfloat16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of continuous batching in transformers: what layers share of one, and the call that serves each kind."""
+"""Steps of continuous batching in transformers: the values that layers share, and the op call for each kind of step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step:
     made: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], Any], *read: Any) -> Any:
-        """What `make` returns, made for the first key of its kind. What it read lives on, so that ids in keys stay."""
+        """The result of `make`, computed once per key. Tensors in `read` are kept alive, so that ids in keys stay."""
         if key not in self.made:
             self.made[key] = make(), read
         return self.made[key][0]
@@ -36,8 +36,8 @@ _STEPS: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 
 
 def step_of(cache: Any, layer: int, cu_seqlens_q: Tensor) -> Step:
-    """The step that a layer belongs to. A layer that comes again begins another one, even with the same tensors: a
-    graph is captured by a second pass, and must hold the kernels that make the plan."""
+    """The step that a layer's call belongs to. A second call of the same layer begins a new step, even with the same
+    tensors: a CUDA graph is captured in a second pass, and must contain the kernels that make the plan."""
     capturing = cu_seqlens_q.is_cuda and torch.cuda.is_current_stream_capturing()
     step = _STEPS.get(cache)
     if step is None or layer in step.layers or step.cu_seqlens_q is not cu_seqlens_q or step.capturing != capturing:
@@ -54,7 +54,7 @@ def parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """The op of a layer and its own arguments; those that plans and schedules read, by name."""
+    """The op of a layer and its own arguments. `planned` selects the arguments that a plan or schedule reads."""
 
     op: Any
     arguments: dict[str, Any]
@@ -64,7 +64,7 @@ class Own:
         return {name: value for name, value in self.arguments.items() if name in parameters(make)}
 
     def key(self, make: Callable[..., Any], q: Tensor, k: Tensor) -> Hashable:
-        """What plans and schedules of equal layers have in common."""
+        """The key under which equal layers share plans and schedules."""
         values = ((name, id(x) if isinstance(x, Tensor) else x) for name, x in self.planned(make).items())
         return self.op, q.shape, k.shape, *values
 
@@ -88,7 +88,7 @@ class Tokens:
     group: int
 
     def decode(self, table: Tensor, block_size: int) -> Tensor:
-        """One token of each request, blocks by table. Rows that pad a graph have length 0 and touch nothing."""
+        """One token of each request, with a block table. Rows that pad a CUDA graph have length 0 and touch no key."""
         lengths = self._lengths()
         slots = self.step.once(("slots", self.group), lambda: paging.slots(table, lengths - 1, block_size))
         shape = (-1, block_size, *self.k_cache.shape[1:])
@@ -98,13 +98,13 @@ class Tokens:
         return o[:, :, 0]
 
     def mixed(self, read: Tensor, write: Tensor) -> Tensor:
-        """Any tokens: keys are read by slot, as pages of one token, once the new ones have been written."""
+        """Any number of tokens of each request: once the new keys are written, keys are read as pages of one token."""
         table = self.step.once(("table", self.group), lambda: read.int())
         return self._by_slot(table, write)
 
     def next_in_ring(self, read: Tensor, write: Tensor, sentinel: int) -> Tensor:
-        """One token of each request in the ring of a sliding layer: it overwrites a key that it does not see, so keys
-        are read where they lie. `read` has the sentinel in the place of the new token's slot."""
+        """One token of each request, in the ring buffer of a sliding layer. The new key overwrites a key that its query
+        does not see, so keys are read in place. `read` has the sentinel in the place of the new token's slot."""
 
         def table() -> Tensor:
             return read.masked_scatter(read == sentinel, write).int()
@@ -112,12 +112,12 @@ class Tokens:
         return self._by_slot(self.step.once(("table", self.group), table), write)
 
     def first(self, write: Tensor) -> Tensor:
-        """Prompts of which nothing is cached."""
+        """Prompts without cached tokens."""
         paging.append(self.k, self.v, self.k_cache[:, None], self.v_cache[:, None], write)
         return self.packed(self.k, self.v)
 
     def packed(self, k: Tensor, v: Tensor) -> Tensor:
-        """All keys of the requests one behind the other, queries at their ends."""
+        """The keys of all requests concatenated. The queries of a request belong to its last keys."""
         op = self.own.op
         call = {
             "cu_seqlens_q": self._closed(self.cu_seqlens_q, self.q),
@@ -133,7 +133,7 @@ class Tokens:
         return o
 
     def _closed(self, begins: Tensor, tokens: Tensor) -> Tensor:
-        """`begins` with one more sequence at the end, of the tokens that pad a captured step. It may be empty."""
+        """`begins` plus a last sequence of the tokens that pad a captured step. This sequence may be empty."""
         total = tokens.shape[0]
         found: Tensor = self.step.once(
             ("closed", id(begins), total), lambda: nn.functional.pad(begins, (0, 1), value=total), begins

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens of a call from transformers are of one sequence, and which are padding: as arguments of an op."""
+"""The arguments of an op that say which tokens of a call from transformers form a sequence, and which are padding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +17,12 @@ PADDING_ID = -1
 def sequences(
     mask: AttentionMask | None, query: Tensor, key: Tensor, given: Mapping[str, Any], *, is_causal: bool
 ) -> dict[str, Any]:
-    """The op's arguments that say which tokens are of one sequence, empty if all are.
+    """The op's arguments that say which tokens form a sequence; empty if each row is one sequence without padding.
 
-    Sequences are packed where the call has `cu_seq_lens_q`, or is causal, as long in queries as in keys, and has
-    `position_ids` that restart. Padding is what the 2-D mask of the model marks. The host waits once per forward at
-    most: to see whether there is more than one sequence or any padding. It does not wait in decoding, in a trace or in
-    a CUDA graph, where calls are computed as if there were.
+    A call has packed sequences if it has `cu_seq_lens_q`, or if it is causal, has as many queries as keys, and has
+    `position_ids` that restart. The 2-D mask of the model marks padding. The host waits for the device at most once per
+    forward, to see whether there is more than one sequence or any padding. It does not wait in decoding, in a trace or
+    in a CUDA graph: there, calls are computed as if there were several sequences and padding.
     """
     cu_seqlens = given.get("cu_seq_lens_q")
     padding = None if mask is None else mask.padding
@@ -45,7 +45,7 @@ def sequences(
 
 
 def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Positions by which chunks begin with each sequence, not with the padding to its left; none if rows are those."""
+    """Positions from the first token of each sequence, where its first chunk begins; empty if rows are positions."""
     ids = arguments.get("q_segment_ids")
     place: Any = None
     if not torch.compiler.is_compiling():
@@ -70,33 +70,33 @@ def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: 
 
 
 def packed_row(x: Tensor) -> Tensor:
-    """`[B, H, S, D]` as one row of packed tokens, `[B * S, H, D]`; a view where B is 1."""
+    """`[B, H, S, D]` as one row of packed tokens, `[B * S, H, D]`; a view if B is 1."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def segment_ids(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """Sequences of a packed call as those of a dense one, for ops that read a tensor of each token."""
+    """The sequences of a packed call as segment ids of a dense call, for ops that read a tensor of each token."""
     q_ids = _ids_of_rows(cu_seqlens_q, query)
     kv_ids = q_ids if cu_seqlens_k is cu_seqlens_q else _ids_of_rows(cu_seqlens_k, key)
     return {"q_segment_ids": q_ids, "kv_segment_ids": kv_ids, "padding_id": PADDING_ID}
 
 
 def _ids_of_rows(cu_seqlens: Tensor, x: Tensor) -> Tensor:
-    """The sequence of each token of `[B, H, S, D]`, whose rows are packed one after another."""
+    """The index of the sequence of each token of `[B, H, S, D]`, whose rows are packed one after another."""
     rows = torch.arange(x.shape[0] * x.shape[2], device=x.device, dtype=cu_seqlens.dtype)
     ends = cu_seqlens[1:].to(x.device).contiguous()
     return torch.searchsorted(ends, rows, right=True, out_int32=True).view(x.shape[0], x.shape[2])
 
 
 def _packed_ids(mask: AttentionMask | None, query: Tensor, position_ids: Any) -> Tensor | None:
-    """The sequence of each token, by positions that do not go on from the token before."""
+    """The index of each token's sequence: a sequence begins where a position does not continue the one before."""
     if not isinstance(position_ids, Tensor) or position_ids.shape[-1] != query.shape[2] or position_ids.dim() != 2:
         return None if mask is None else mask.packed
     positions = position_ids.to(query.device).expand(query.shape[0], -1)
     if mask is None or mask.padding is None:
         begins = torch.diff(positions, prepend=positions[:, :1] - 1) != 1
     else:
-        # Positions of padding say nothing: a sequence begins where a token that is none has position 0.
+        # Positions of padding have no meaning: a sequence begins where a token that is not padding has position 0.
         begins = (positions == 0) & mask.padding.to(query.device)
     return begins.cumsum(-1).to(torch.int32)
 

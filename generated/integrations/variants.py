@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variant of this package computes a call of another library: found by what its entry says, not by its name.
+"""Finds the variant of this package that computes a call of another library, by its mask and score, not by its name.
 
-A package renders the variants of any spec. `find` reads the masks and scores that the manifest has of each, and takes
-the one with the fewest scalars that computes the same, so that constants that are compiled in come first.
+A package may be rendered from any spec. `find` reads the mask and score of each variant in the manifest. Of the
+variants that compute the call it takes the one with the fewest scalars, to prefer compiled-in constants.
 
 >>> find(Attention(after=0)).name
 'causal'
@@ -24,21 +24,21 @@ from typing import Any
 from .._runtime.core.checks import INT_LIMIT
 
 BEYOND = INT_LIMIT - 1
-"""A number of positions that no sequence has: a bound that binds nothing."""
+"""More positions than any sequence has: as a bound, it excludes no key."""
 
 _KEEP = "keep[b, h, q_idx, kv_idx]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What a call computes, beside q, k, v and which tokens are of one sequence.
+    """What a call computes, apart from the values of q, k and v and the assignment of tokens to sequences.
 
-    `before`, `after`: how many positions before and after its own a query sees; None without a bound. `chunk`: it sees
-    only its own chunk of so many positions. `images`: tokens of one image see each other whatever the bounds. `cap`:
-    `cap * tanh(score / cap)` takes the place of a score. `alibi`: `slope * |distance|` is subtracted from that; it
-    names the axes of the slopes, "h" or "b, h". `sink`: a logit per head in the denominator. `bias`: added to scores,
-    per batch row, head and pair. `mask`: a boolean of the same axes, True where a query sees a key. `dropout`: of the
-    probabilities.
+    `before`, `after`: how many positions before and after its own a query sees; None without a bound. `chunk`: a query
+    sees only its own chunk of this many positions. `images`: tokens of one image see each other whatever the bounds.
+    `cap`: `cap * tanh(score / cap)` replaces the score. `alibi`: `slope * |distance|` is subtracted from the (capped)
+    score; the string names the axes of the slopes, "h" or "b, h". `sink`: a logit per head in the softmax denominator.
+    `bias`: added to scores, per batch row, head and pair. `mask`: a boolean of the same axes, True where a query sees a
+    key. `dropout`: the probabilities have dropout.
     """
 
     before: int | None = None
@@ -87,7 +87,7 @@ def find(attention: Attention) -> Found:
 
 
 def entry(attention: Attention, *, constants: bool = False) -> str:
-    """The lines of a spec that give a variant for a call; with `constants` its bounds and caps are written in.
+    """The lines of a spec that declare a variant for a call. With `constants`, bounds and caps are not scalars.
 
     >>> print(entry(Attention(before=127, after=0, sink=True, dropout=True)))
     variants:
@@ -112,7 +112,7 @@ def entry(attention: Attention, *, constants: bool = False) -> str:
             names.append(word)
 
     def number(word: str, name: str, value: float, type_: str) -> str:
-        """A number in a formula: a scalar of the op, or a constant that the variant's name tells apart from others."""
+        """A number in a formula: a scalar of the op, or a constant, which then becomes part of the variant's name."""
         if constants:
             named(f"{word or name}_{value:g}".replace(".", "_").replace("+", "").replace("-", "_"))
             return str(value)
@@ -192,7 +192,7 @@ def _described(attention: Attention) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bound:
-    """A number of a mask or a score: a constant, or a scalar of the op; `more`: what is added to it."""
+    """A number of a mask or a score: a constant, or the name of a scalar, to which `more` is added."""
 
     value: int | float | str
     more: int = 0
@@ -202,7 +202,7 @@ class _Bound:
 class _Meaning:
     """What a variant computes, in the terms of `Attention`.
 
-    `behind`: slopes times `kv_idx - q_idx` are added, which is ALiBi if no query sees a key behind its own position.
+    `behind`: slopes times `kv_idx - q_idx` are added, which is ALiBi if no query sees a key after its own position.
     """
 
     name: str
@@ -219,7 +219,7 @@ class _Meaning:
 
 
 def _matched(meaning: _Meaning, wanted: Attention) -> Found | None:
-    """How a variant serves a call, if it does."""
+    """The variant, with the values of its scalars for a call; None if it does not compute the call."""
     same = (meaning.image is not None, meaning.bias is not None, meaning.mask is not None, meaning.sink)
     if same != (wanted.images, wanted.bias, wanted.mask, wanted.sink) or meaning.dropout != wanted.dropout:
         return None
@@ -248,7 +248,7 @@ def _matched(meaning: _Meaning, wanted: Attention) -> Found | None:
 
 @cache
 def _meanings() -> tuple[_Meaning, ...]:
-    """The variants of this package that are made of nothing but what `Attention` can say."""
+    """The variants of this package that `Attention` can describe completely."""
     path = Path(__file__).parents[1] / "MANIFEST.json"
     variants = json.loads(path.read_text(encoding="utf-8"))["variants"]
     read = (_meaning(name, variant) for name, variant in variants.items())
@@ -256,7 +256,7 @@ def _meanings() -> tuple[_Meaning, ...]:
 
 
 def _meaning(name: str, variant: dict[str, Any]) -> _Meaning | None:
-    """What a variant computes; None where `Attention` has no words for it."""
+    """What a variant computes; None if `Attention` cannot describe it."""
     meaning = _Meaning(
         name=name, sink=variant["sink"], dropout=variant["dropout"], scalars=frozenset(variant["scalars"])
     )
@@ -269,7 +269,7 @@ def _meaning(name: str, variant: dict[str, Any]) -> _Meaning | None:
 
 
 def _reads_score(meaning: _Meaning, score: ast.expr) -> bool:
-    """Whether a score is `score`, capped or not, less ALiBi or not, plus a bias or none."""
+    """Whether a score is `score` with an optional cap, ALiBi and bias, which are then written into `meaning`."""
     text = ast.unparse(score)
     if text == "alibi":
         score = ast.parse("score + slope[h] * (kv_idx - q_idx)", mode="eval").body
@@ -291,7 +291,7 @@ def _reads_score(meaning: _Meaning, score: ast.expr) -> bool:
 
 
 def _reads_alibi(meaning: _Meaning, score: ast.BinOp) -> bool:
-    """Whether the last term of a score is ALiBi, the first there is."""
+    """Whether the last term of a score is ALiBi, and no other term has been ALiBi before."""
     term = ast.unparse(score.right)
     slope, _, axes = term.partition("]")[0].partition("[")
     axes = axes.strip("()")
@@ -307,7 +307,7 @@ def _reads_alibi(meaning: _Meaning, score: ast.BinOp) -> bool:
 
 
 def _reads_mask(meaning: _Meaning, mask: ast.expr) -> bool:
-    """Whether a mask is bounds of positions and chunks, perhaps `or` tokens of one image, `and` a tensor of pairs."""
+    """Whether a mask joins bounds and chunks, optionally `or` one image, `and` a mask tensor; fills in `meaning`."""
     parts = _joined(mask)
     pairs = [name for name in map(_of_pairs, parts) if name is not None]
     if len(pairs) > 1:
@@ -332,12 +332,12 @@ def _reads_mask(meaning: _Meaning, mask: ast.expr) -> bool:
 
 
 def _joined(mask: ast.expr) -> list[ast.expr]:
-    """What a mask joins by `and`."""
+    """The operands that a mask joins by `and`."""
     return mask.values if isinstance(mask, ast.BoolOp) and isinstance(mask.op, ast.And) else [mask]
 
 
 def _of_pairs(part: ast.expr) -> str | None:
-    """The tensor of `t[b, h, q_idx, kv_idx]`."""
+    """The name of the tensor in `t[b, h, q_idx, kv_idx]`, None for any other expression."""
     if not isinstance(part, ast.Subscript) or not isinstance(part.value, ast.Name):
         return None
     return part.value.id if ast.unparse(part.slice).strip("()") == "b, h, q_idx, kv_idx" else None
@@ -351,7 +351,7 @@ def _image(part: ast.expr) -> str | None:
 
 
 def _bounds(part: ast.expr) -> Iterator[tuple[str, _Bound]]:
-    """What a part of a mask bounds, none where that is not known; of True an empty name."""
+    """The bounds that a part of a mask sets: none if the part is not recognised, an empty name if it is `True`."""
     text = ast.unparse(part)
     if text == "True":
         yield "", _Bound(value=0)
