@@ -1,4 +1,4 @@
-"""`generated.integrations.equinox` beside Equinox's own attention, on the CPU."""
+"""`generated.integrations.equinox` compared with Equinox's own attention, on the CPU."""
 
 from __future__ import annotations
 

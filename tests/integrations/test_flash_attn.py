@@ -1,4 +1,4 @@
-"""The functions of flash_attn 2.8 against what that package documents, in float64; its source is not needed."""
+"""The functions of flash_attn 2.8 compared with their documentation, in float64; the package is not needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.flash_reference import batched, drawn, packed, qkv
 from tests.support.rendering import importable
 
 fa: Any = importlib.import_module("generated.integrations.flash_attn")
-"""Of any type: the functions return one tensor or several, by their arguments."""
+"""Any, because the functions return one tensor or several, depending on their arguments."""
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="tests/kernels/test_flash_attn.py has the cases of the interpreter")
 
@@ -31,7 +31,7 @@ KINDS = [
     Attention(after=3, before=5, cap=2.0, alibi="b, h"),
     Attention(dropout=True),
 ]
-"""What the repository's own package has no variant for."""
+"""Kinds of attention for which the repository's own package has no variant."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def assert_same(got: Any, want: Any, inputs: Any) -> None:
-    """Outputs, lse and the gradients of both, float32 against float64."""
+    """Compare o, lse and the gradients of o, float32 with float64."""
     (o, lse), (want_o, want_lse) = got, want
     torch.testing.assert_close(o.double(), want_o, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(lse.double(), want_lse, atol=2e-5, rtol=2e-5)
@@ -191,7 +191,7 @@ def test_packed_queries_on_pages() -> None:
 
 
 def rotated(x: Tensor, angles: Tensor, positions: list[int], *, interleaved: bool) -> Tensor:
-    """x `[S, H, D]` as complex numbers times `exp(i angle)`, its other columns as they are."""
+    """x `[S, H, D]`: columns as complex numbers, times `exp(i angle)`; the other columns are unchanged."""
     half = angles.shape[1]
     pairs = x[..., : 2 * half].double()
     pairs = pairs.unflatten(-1, (half, 2)) if interleaved else pairs.unflatten(-1, (2, half)).mT

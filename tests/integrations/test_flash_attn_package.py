@@ -1,4 +1,4 @@
-"""What stands in for the package flash_attn: its installation, signatures, errors and what calls pass on to the ops."""
+"""The stand-in for the package flash_attn: its installation, signatures, errors, and the arguments that ops get."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.flash_reference import drawn, qkv
 from tests.support.fresh import python
 
 fa: Any = importlib.import_module("generated.integrations.flash_attn")
-"""Of any type: the functions return one tensor or several, by their arguments."""
+"""Any, because the functions return one tensor or several, depending on their arguments."""
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="tests/kernels/test_flash_attn.py has the cases of the interpreter")
 
@@ -68,7 +68,7 @@ def test_install_refuses_a_process_that_has_imported_the_package(monkeypatch: py
 
 
 def test_transformers_finds_it_if_installed_before() -> None:
-    """transformers 5.17: without a GPU it asks nothing of the package."""
+    """transformers 5.17: without a GPU it does not look for the package."""
     pytest.importorskip("transformers", reason="asks whether transformers finds the package")
     lines = """
 from generated.integrations import flash_attn as fa

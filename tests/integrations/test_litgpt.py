@@ -1,5 +1,5 @@
-"""`generated.integrations.litgpt` in litgpt's models, on the CPU: litgpt 0.5.13; what CI has of it is in
-`test_litgpt_contract.py`."""
+"""`generated.integrations.litgpt` in litgpt's models, on the CPU: litgpt 0.5.13. CI runs the tests of
+`test_litgpt_contract.py` instead."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def pair(kind: str) -> tuple[GPT, GPT]:
-    """litgpt's own model, and the same with the ops; large weights, so that softmax is far from uniform."""
+    """litgpt's own model, and a copy that uses the ops. Weights are large, so that softmax is far from uniform."""
     torch.manual_seed(0)
     config = Config(name=kind, **(COMMON | KINDS[kind]))
     own, ours = GPT(config), GPT(config)
@@ -88,7 +88,7 @@ def test_logits_and_every_gradient(kind: str) -> None:
 @pytest.mark.parametrize("sliced", [False, True], ids=["whole cache", "maxp1"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_gives_what_the_whole_text_gives(kind: str, sliced: bool) -> None:
-    """A prompt within the window, then one token after the other, beyond it."""
+    """A prompt that is shorter than the window, and then one token after the other, until beyond the window."""
     own, ours = pair(kind)
     text = tokens(2, T)
     want = own(text)
@@ -102,7 +102,7 @@ def test_a_cache_gives_what_the_whole_text_gives(kind: str, sliced: bool) -> Non
 
 
 def test_litgpt_itself_drops_the_mask_of_a_capped_layer_on_a_cache() -> None:
-    """Why the tests on caches compare with the whole text: a bool mask is added to scores there."""
+    """litgpt adds a bool mask to scores there, so the tests on caches compare with a call on the whole text."""
     own, _ = pair("softcap")
     text = tokens(2, T)
     want = own(text)

@@ -21,7 +21,7 @@ CLOSE: Any = {"rtol": 1e-5, "atol": 1e-5}
 
 
 class Cache(torch.nn.Module):
-    """Keys and values by position, or for a window in a ring, of which only what was written is returned at first."""
+    """Keys and values by position, or for a window in a ring. Of a ring only the part written so far is returned."""
 
     def __init__(self, heads: int, length: int, ring: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Cache(torch.nn.Module):
 
 
 class CausalSelfAttention(torch.nn.Module):
-    """Rotary embeddings and norms left out."""
+    """litgpt's layer without rotary embeddings and norms."""
 
     def __init__(self, config: Any, windowed: bool) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class CausalSelfAttention(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def litgpt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`litgpt.model`, with this layer as the one of litgpt."""
+    """A module `litgpt.model` with the layer of this file in place of litgpt's."""
     package, model = ModuleType("litgpt"), ModuleType("litgpt.model")
     latent = type("MultiheadLatentAttention", (torch.nn.Module,), {})
     model.__dict__.update(CausalSelfAttention=CausalSelfAttention, MultiheadLatentAttention=latent)
@@ -138,7 +138,7 @@ def test_a_cache(groups: int, windowed: bool, cap: float | None, sliced: bool) -
 
 
 def test_a_mask_of_ones_own() -> None:
-    """As adapters call the method, with a prefix that every query sees."""
+    """Adapters call the method with a mask, for a prefix that every query sees."""
     own, ours = pair(2, False, None)
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, 3, D)
     mask = torch.ones(T, 3, dtype=torch.bool)

@@ -1,5 +1,5 @@
-"""`generated.integrations.maxtext` beside MaxText's own dot product attention, on the CPU: MaxText 0.2.5, which needs
-Python 3.12 and JAX 0.11.1 or newer."""
+"""`generated.integrations.maxtext` compared with MaxText's own dot product attention, on the CPU: MaxText 0.2.5, which
+needs Python 3.12 and JAX 0.11.1 or newer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 maxtext = pytest.importorskip("maxtext", reason="MaxText is in none of the extras: it needs Python 3.12")
-# Nothing of Google's cloud is asked for.
+# MaxText then does not use Google's cloud.
 os.environ["DECOUPLE_GCLOUD"] = "TRUE"
 
 import jax  # noqa: E402
@@ -29,7 +29,7 @@ from generated.integrations.variants import NotRenderedError  # noqa: E402
 
 B, S, H, K, D = 2, 24, 4, 2, 16
 IDS = jnp.array([[1] * 10 + [2] * 14, [3] * 20 + [0] * 4], jnp.int32)
-"""Two documents, and one with padding, which MaxText gives the id 0."""
+"""A row of two documents, and a row of one document and padding, which has the id 0 in MaxText."""
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +55,20 @@ def op(config: Any, kernel: str, **layer: Any) -> Any:
 
 
 def drawn(*more: tuple[int, ...]) -> list[Array]:
-    """q, scaled as MaxText's layers do, k, v, and further arrays of these shapes."""
+    """q, k, v, and further arrays of these shapes."""
     shapes = [(B, S, H, D), (B, S, K, D), (B, S, K, D), *more]
     return [2 * jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
 
 
 def results(layer: Any, arrays: list[Array], ids: Array | None, **call: Any) -> tuple[Array, list[Array]]:
-    """o, and the gradient of each array; the fourth are sinks."""
+    """o, and the gradient of each array; a fourth array holds sinks. q is scaled as in MaxText's layers."""
 
     def loss(arrays: list[Array]) -> tuple[Array, Array]:
         q, k, v, *sinks = arrays
         given = {**call, "sinks": nnx.Param(sinks[0])} if sinks else call
         o = layer(q * D**-0.5, k, v, ids, None, MODEL_MODE_TRAIN, **given)
         weights = jax.random.normal(jax.random.key(9), o.shape)
-        # What padding computes is read by nobody.
+        # Nobody reads the results of padding.
         is_read = 1.0 if ids is None else (ids > 0)[:, :, None, None]
         return (o * weights * is_read).sum(), o * is_read
 

@@ -1,5 +1,5 @@
 """`generated.integrations.maxtext` on a stand-in of MaxText's `AttentionOp`: which op computes a call of which layer.
-`test_maxtext.py` has the same beside MaxText's own attention."""
+`test_maxtext.py` compares the results with MaxText's own attention."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class AttentionOp:
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The integration, on modules of MaxText's names, installed."""
+    """The integration, installed into modules that have the names of MaxText's."""
     common, layers = ModuleType("maxtext.common.common_types"), ModuleType("maxtext.layers.attention_op")
     common.__dict__.update(MODEL_MODE_TRAIN="train", AttentionType=AttentionType)
     layers.__dict__.update(AttentionOp=AttentionOp)

@@ -1,6 +1,6 @@
-"""torch's flash attention operators (tested with torch 2.13) on the ops, against float64: registered for CPU tensors.
+"""torch's flash attention operators (tested with torch 2.13) on the ops, registered for CPU tensors, against float64.
 
-On a GPU `tests/kernels/test_flash_attn.py` has the way through `F.scaled_dot_product_attention`.
+For a GPU `tests/kernels/test_flash_attn.py` tests the way through `F.scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ aten: Any = torch.ops.aten
 
 @pytest.fixture
 def overridden() -> Iterator[None]:
-    """The operators of CPU tensors, which torch itself computes by others."""
+    """Register the ops as these operators for CPU tensors, which torch itself computes by other operators."""
     override = sdpa.Override("CPU")
     yield
     override.remove()
@@ -134,7 +134,7 @@ def test_dropout_is_repeated_by_the_seed_that_is_returned() -> None:
     assert torch.equal(o, again[0])
     assert torch.equal(seed, again[6])
     assert not torch.equal(o, aten._scaled_dot_product_flash_attention(*inputs, 0.4, True)[0])
-    # The op itself, with the seed, and its gradients.
+    # The op itself gives the same with this seed, and so do its gradients.
     key = (seed.tolist()[0] + seed.tolist()[1] * 0x9E3779B97F4A7C15) % 2**63
     want = ops.causal_dropout(*inputs, dropout_p=0.4, seed=key)
     assert torch.equal(o, want)
@@ -150,7 +150,7 @@ def test_dropout_is_repeated_by_the_seed_that_is_returned() -> None:
 
 @pytest.mark.parametrize("packs", [False, True], ids=["dense", "packed"])
 def test_parts_of_the_keys_add_up(packs: bool) -> None:
-    """What context parallel does: o and lse of all keys, gradients of one part after the other."""
+    """Context parallel computes so: o and lse of all keys, and gradients of one part after the other."""
     q, k, v = (x.detach() for x in qkv(8, 16)) if not packs else (x[:8].detach() for x in rows())
     if packs:
         k, v = torch.randn(2, 16, 2, 16)

@@ -41,7 +41,7 @@ def drawn() -> list[Tensor]:
 
 
 def plain(*given: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
-    """o and lse by the whole matrix, causal within documents."""
+    """o and lse of causal attention within documents, computed with the whole matrix of scores."""
     q, k, v, positions = given
     t = torch.arange(q.shape[1])
     doc = (positions == 0).cumsum(1)
@@ -78,7 +78,7 @@ def test_documents_and_windows(documents: str, window: int | None) -> None:
 
 @pytest.mark.parametrize("masks", [create_varlen_metadata_for_document(POSITIONS), POSITIONS], ids=["metadata", "rows"])
 def test_sinks_by_lse(masks: Any) -> None:
-    """As gpt-oss's layers call it; the variant with sinks of its own computes the same."""
+    """gpt-oss's layers call it in this way; the variant with sinks computes the same."""
     inputs = [*drawn(), torch.randn(N, requires_grad=True)]
     *qkv, sinks = inputs
 
@@ -130,7 +130,7 @@ def test_wider_queries_and_keys() -> None:
 
 
 class Plain(Module):
-    """The whole matrix, as an inner attention."""
+    """An inner attention that computes the whole matrix of scores."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):

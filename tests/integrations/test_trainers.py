@@ -1,4 +1,4 @@
-"""Transformers' own Trainer and PEFT's adapters on the ops: the losses of eager attention."""
+"""Transformers' own Trainer and PEFT's adapters on the ops give the losses of eager attention."""
 
 from __future__ import annotations
 

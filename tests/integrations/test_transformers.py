@@ -1,4 +1,4 @@
-"""Calls from models of transformers: packing, padding, checkpoints, dtypes, images, ops of one's own."""
+"""Calls from models of transformers: packing, padding, checkpoints, dtypes, images, and ops that users register."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _registered() -> None:
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma2", "GptOss"])
 def test_packed_sequences_do_not_leak_with_a_cache(name: str) -> None:
-    """`use_cache=True`, the default of most configs, with which eager attention sees the sequence before."""
+    """With `use_cache=True`, the default of most configs, eager attention sees the sequence before."""
     net = decoder(name)
     want, _ = separate(net, packed())
     net.set_attn_implementation("codegen")
@@ -88,7 +88,7 @@ def test_schedules_are_made_once_per_forward_and_kind(monkeypatch: pytest.Monkey
 
 
 def test_boundaries_written_in_place_are_read_again() -> None:
-    """As of a CUDA graph, whose inputs keep their addresses."""
+    """A CUDA graph writes in this way, because its inputs keep their addresses."""
     net = decoder("Llama")
     net.set_attn_implementation("codegen")
     inputs = {**packed(), **boundaries()}
@@ -101,7 +101,7 @@ def test_boundaries_written_in_place_are_read_again() -> None:
 
 
 def test_packings_of_calls_without_a_mask_are_kept_for_a_while() -> None:
-    """Those of vision towers: new boundaries are read, and old ones do not pile up."""
+    """Vision towers make such calls: new boundaries are read, and the number of kept ones is bounded."""
     from generated.integrations.transformers_sharing import _KEPT, _recent
 
     q, k, v = torch.randn(3, 1, 2, 12, 16)
@@ -115,7 +115,7 @@ def test_packings_of_calls_without_a_mask_are_kept_for_a_while() -> None:
 
 
 def test_norms_in_float32_beside_values_in_bfloat16() -> None:
-    """As PEFT leaves them."""
+    """PEFT leaves q and k in float32 and v in bfloat16."""
     module = torch.nn.Module()
     q, k, v = (torch.randn(1, 2, 6, 16) for _ in range(3))
     o, _ = hf.attention(module, q, k, v.bfloat16(), None)
@@ -133,7 +133,7 @@ def test_autocast_decides_what_norms_in_float32_become() -> None:
 
 
 def test_images_see_themselves_whole() -> None:
-    """The mask of Gemma 3 with images: an overlay of transformers' own."""
+    """The mask of Gemma 3 with images, which transformers makes by an overlay on its own mask."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     config = transformers.Gemma3TextConfig(sliding_window=4)
@@ -163,7 +163,7 @@ def test_an_op_under_a_name_of_its_own() -> None:
     doc = (torch.arange(LENGTH) >= FIRST).to(torch.int32)[None]
     positions = packed()["position_ids"]
     with torch.no_grad():
-        # Positions only turn q and k here: they would say the same as `doc`.
+        # Positions are only for the rotary embedding here; they would give the same documents as `doc`.
         logits = net(input_ids=tokens(1), position_ids=positions, doc=doc).logits
     assert_close(logits, want, "logits")
 

@@ -1,4 +1,4 @@
-"""Models of transformers on the ops hold no tensor of a length by a length: shapes alone are computed."""
+"""Models of transformers on the ops hold no tensor of length by length elements; only shapes are computed here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTH = 16384
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the elements of the largest tensor that anything returns."""
+    """Records the number of elements of the largest tensor that any operator returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,5 +60,5 @@ def test_memory_is_linear_in_the_length(name: str, packed: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_eager_attention_holds_a_length_by_a_length() -> None:
-    """What the test above would see."""
+    """The test above would find such a tensor."""
     assert largest("Llama", LENGTH, "eager", packed=False) >= LENGTH**2

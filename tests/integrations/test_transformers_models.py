@@ -36,7 +36,7 @@ def _registered() -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_compute_what_eager_computes(name: str) -> None:
-    """Plain, padded on either side, and packed against separate sequences: logits and every gradient."""
+    """Logits and every gradient of plain batches, padding on either side, and packed against separate sequences."""
     net = decoder(name)
     explanation = hf.explain(net)
     assert explanation.is_served, explanation
@@ -78,7 +78,7 @@ NO_STATIC_CACHE = {"Llama4": "transformers' own mask of chunks takes no cache of
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_generates_what_eager_generates(name: str, cache: str) -> None:
-    """Greedily, in a batch padded on the left, beyond the window: the tokens, and the logits they were taken from."""
+    """Greedy tokens, and their logits, of a batch padded on the left, to lengths beyond the window."""
     if cache == "static" and name in NO_STATIC_CACHE:
         pytest.skip(NO_STATIC_CACHE[name])
     net = decoder(name)
@@ -116,14 +116,14 @@ CALLS = {
     "packed": packed,
     "padded": lambda: {"input_ids": tokens(), "attention_mask": padding("right")},
 }
-# A trace takes a second: of the three calls each model runs one, in turn, and with --full all.
+# A trace takes a second, so each model runs one of the three calls, in turn, and with --full all of them.
 COMPILED = [
     pytest.param(name, call, marks=[] if i % len(CALLS) == j else [pytest.mark.full])
     for i, name in enumerate(DECODERS)
     for j, call in enumerate(CALLS)
 ]
 FOLLOWS_ROWS = ("Llama4",)
-"""Compiled, chunks of packed sequences follow the row, as in eager attention; else they begin with each sequence."""
+"""Compiled, chunks of packed sequences follow the row, as in eager attention; otherwise each sequence begins one."""
 
 
 @pytest.mark.parametrize(("name", "call"), COMPILED)

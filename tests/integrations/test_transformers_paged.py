@@ -1,4 +1,4 @@
-"""transformers' continuous batching with the ops: tiny random models on the CPU generate the tokens that eager does."""
+"""transformers' continuous batching on the ops: tiny random models on the CPU generate eager attention's tokens."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
-    # Tied, a random model says the last token again and again.
+    # With tied embeddings a random model repeats the last token.
     "tie_word_embeddings": False,
-    # So large that scores reach softcaps, and attention decides which token comes next.
+    # Large, so that scores reach softcaps, and attention decides which token comes next.
     "initializer_range": 0.5,
 }
 WINDOW = 20
@@ -91,7 +91,7 @@ def served_tokens(
     asked: list[list[int]] | None = None,
     by: Any = served,
 ) -> list[list[int]]:
-    """What continuous batching generates. `batch_tokens` of a step cut the longer prompts into chunks."""
+    """The tokens that continuous batching generates. `batch_tokens` per step cut the longer prompts into chunks."""
     asked = prompts() if asked is None else asked
     greedy = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     config = transformers.ContinuousBatchingConfig(
@@ -118,7 +118,7 @@ def served_tokens(
 
 
 def alone(model: Any) -> list[list[int]]:
-    """What each prompt alone is continued with, without any cache."""
+    """The tokens that continue each prompt alone, without any cache."""
     found = []
     for prompt in prompts():
         tokens = list(prompt)
@@ -131,7 +131,7 @@ def alone(model: Any) -> list[list[int]]:
 
 
 def count_steps(patch: pytest.MonkeyPatch, module: Any = served) -> Counter[str]:
-    """How often each kind of step is served from now on, once a layer."""
+    """How often each kind of step is served from now on; each layer counts."""
     counted: Counter[str] = Counter()
 
     def counting(name: str) -> None:
@@ -192,7 +192,7 @@ def test_sliding_layers_softcaps_and_sinks(
     model = drawn(make, package.register("of_package"))
     assert served_tokens(model, by=package, most_tokens=150) == want
     assert served_tokens(model, by=package, batch_tokens=32) == want
-    # Half of the layers slide: chunks are gathered from the ring, single tokens read it.
+    # Half of the layers have a window: chunks gather its keys from the ring, single tokens read the ring.
     assert steps["packed"] > steps["first"] > 0
     assert steps["mixed"] > steps["next_in_ring"] > 0
     assert not steps["decode"]
@@ -223,7 +223,7 @@ def test_a_variant_with_a_learned_tensor() -> None:
 @pytest.mark.parametrize("most_tokens", [150, None], ids=["block table", "slots"])
 @pytest.mark.parametrize("make", [llama, gemma2, gpt_oss])
 def test_graphs_and_asynchronous_steps(make: Callable[[], Any], most_tokens: int | None, package: Any) -> None:
-    """Served tokens are the likeliest of eager attention without a cache, but for rounding."""
+    """Served tokens are the likeliest ones of eager attention without a cache, up to rounding."""
     package.register("of_package")
     served.register()
     name, by = ("paged|codegen", served) if make is llama else ("paged|of_package", package)
@@ -267,7 +267,7 @@ def test_layers_share_the_plan_of_a_step() -> None:
 
 
 class Cache:
-    """What an attention function reads of transformers' cache: one layer, 4 blocks of 16 tokens."""
+    """The part of transformers' cache that an attention function reads: one layer, 4 blocks of 16 tokens."""
 
     block_size = 16
 
@@ -282,7 +282,7 @@ class Layer(nn.Module):
 
 
 def call(name: str, held: Cache, lengths: Tensor, **others: Any) -> Tensor:
-    """A step of one token each, by block table."""
+    """A step of one token per sequence, with a block table."""
     count = len(lengths)
     attend = transformers.AttentionInterface()[name]
     kwargs: dict[str, Any] = {

@@ -27,7 +27,7 @@ LENGTH = 12
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The plans that are made while this is open."""
+    """The plans that are made while the fixture is active."""
     found: list[Any] = []
     plan = calls._plan
 
@@ -91,7 +91,7 @@ class Call:
         return o
 
     def fresh(self) -> Tensor:
-        """The same of a mask that has nothing kept."""
+        """The result of the same call with a mask that keeps no plans."""
         if self.mask is not None:
             self.mask.cache.clear()
             self.mask.plans.clear()
@@ -182,7 +182,7 @@ def test_weights_are_refused_behind_a_kept_plan() -> None:
 
 
 def test_plans_do_not_pile_up() -> None:
-    """Of a model that makes positions anew in each layer."""
+    """A model may make new positions in each layer: the number of kept plans is bounded."""
     call = Call()
     assert call.mask is not None
     for _ in range(2 * MOST_KEPT):
@@ -192,7 +192,7 @@ def test_plans_do_not_pile_up() -> None:
 
 
 class Read(dict[str, Any]):
-    """Keywords of a call that note which of them are read."""
+    """Keywords of a call, which record the names that are read."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

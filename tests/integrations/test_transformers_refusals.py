@@ -1,4 +1,4 @@
-"""What the hooks into transformers say: `explain`, and one error that names the remedy for each call they refuse."""
+"""Messages of the hooks into transformers: `explain`, and one error with the remedy for each call that they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `register` registers, in transformers of the tested range and outside of it."""
+"""The functions that `register` registers, in versions of transformers inside and outside of the tested range."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LONG: dict[str, Any] = {"seq": 131072, "heads": (32, 8), "head_dim": 128}
 
 
 def documents(seed: int, seq: int, count: int = 12) -> list[int]:
-    """Where documents of random lengths begin."""
+    """The rows at which documents of random lengths begin, and the end of the last one."""
     rng = np.random.default_rng(seed)
     return [0, *np.sort(rng.choice(np.arange(1, seq), count - 1, replace=False)).tolist(), seq]
 
@@ -76,7 +76,7 @@ def test_documents_are_balanced_within_a_hundredth_and_never_worse_than_the_zigz
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_rank_takes_one_call_for_all_its_documents(seed: int, ranks: int) -> None:
-    """At most one run of each document, with at most two cuts for each rank."""
+    """A rank has at most one run of each document, and there are at most two cuts for each rank."""
     ends = documents(seed, 65536, 14)
     layout = causal(ranks, seq=65536, cu_seqlens=ends)
     assert layout.imbalance <= 0.01
@@ -150,7 +150,7 @@ def test_a_layout_says_the_work_and_the_cost_of_each_rank() -> None:
 
 
 def test_several_masks_share_one_order() -> None:
-    """Of six windows and a causal mask the latter is most of the work; both count."""
+    """Of six windows and a causal mask the causal mask has most of the work; the plan counts both."""
     window = (load_op("window"), {"size": 1024})
     layout = plan(None, 8, **LONG, strategy="gather", masks=[window] * 6 + [(load_op("causal"), {})])
     assert layout.imbalance <= 0.01
@@ -171,7 +171,7 @@ def test_documents_as_begins_ids_and_a_tensor_of_the_mask_are_the_same_work() ->
 
 @pytest.mark.parametrize("variant", ["causal", "window", "streaming_llm", "prefix_lm", "document", "natten", "chunked"])
 def test_the_work_is_that_of_the_block_analysis(variant: str) -> None:
-    """In blocks of 128 by 128. Closed forms round the ends of a run: that may make a block's difference."""
+    """Work in blocks of 128 by 128. Closed forms round the ends of a run, so they may differ by one block."""
     entry = load(ROOT / "variants.yaml").variants[variant]
     call = make_call(entry, q_len=2048, kv_len=2048, q_offset=0, batch=0, head=0, scalars={}, files={})
     visited = (proven(mask_of(entry), Grid(call=call, block_m=128, block_n=128)) > 0).sum(1)
@@ -208,7 +208,7 @@ def test_the_strategy_follows_the_cost_and_says_why() -> None:
     assert many.reasons[-1].startswith("exchange: it is ")
     assert many.bytes_moved == 1024 * 8 * 128 * 2 * (
         2 * 2 + 4
-    )  # each rank has one run of rows, and needs those before it
+    )  # each rank has one run of rows, and needs the keys of the rows before it
     fast_link = plan(load_op("causal"), 2, **LONG, machine=Machine(link=1e15, latency=0.0))
     assert fast_link.strategy == "heads"
     odd = plan(load_op("causal"), 8, seq=32768, heads=(12, 12), head_dim=128)
@@ -250,7 +250,7 @@ def test_a_ring_is_chosen_where_the_keys_of_all_rows_do_not_fit() -> None:
     count=st.integers(1, 6),
 )
 def test_ranks_of_a_node_share_its_rows(seq: int, nodes: int, inner: int, seed: int, count: int) -> None:
-    """Each row is somewhere once, and a node has those that a plan of as many ranks as nodes gives a rank."""
+    """Each row is on one node, and a node has the rows that a plan with one rank per node gives to that rank."""
     ends = np.array(documents(seed, seq, count))
     options: dict[str, Any] = {"seq": seq, "heads": (16, 8), "head_dim": 64, "cu_seqlens": ends}
     layout = plan(load_op("causal"), (nodes, inner), **options)
@@ -265,7 +265,7 @@ def test_ranks_of_a_node_share_its_rows(seq: int, nodes: int, inner: int, seed: 
 
 
 def test_many_ranks_are_told_what_nodes_would_gain() -> None:
-    """64 GPUs in nodes of 8: keys of all rows over the links between nodes are most of the time."""
+    """64 GPUs in nodes of 8: sending the keys of all rows over the links between nodes takes most of the time."""
     flat = causal(64, strategy="auto")
     assert flat.reasons[-1].startswith("2d: ")
     assert "give a mesh of two dims, 8 nodes and 8 ranks of a node" in flat.reasons[-1]
@@ -287,7 +287,7 @@ def test_each_mask_has_its_own_needs() -> None:
 
 
 def test_a_mask_of_batch_rows_has_no_needs_of_one() -> None:
-    """It reads no tensor that tells batch rows apart, but their numbers."""
+    """The mask reads no tensor with an element per batch row, but computes with the number of the batch row."""
     rows = Rows.of(64, 2, None, in_table=False)
     for by_batch in (False, True):
         work = VariantWork(op="one", tensors={}, ranges=lambda at: [(0, at.q_last + 1)], by_batch=by_batch)

@@ -1,4 +1,4 @@
-"""`prune=`: what is left out of each row is at most the share asked for, and results and gradients stay in its bounds.
+"""`prune=`: each row leaves out at most the share that is asked for, and results and gradients stay in its bounds.
 
 Weights are computed in float64, written out here, from inputs that make the bound as tight as it can be.
 """
@@ -36,7 +36,7 @@ with_frameworks = pytest.mark.parametrize("framework", ["torch", "jax"])
 
 
 def found(framework: str, q: Tensor, k: Tensor, g: Tensor, prune: float, **call: Any) -> Tensor:
-    """The first keys of a call, whose v is k."""
+    """The first key of each row of a call; v is k."""
     given = {"scale": None, "q_offset": 0, "cu_seqlens_q": None, "cu_seqlens_k": None, "padding_id": -1, **call}
     given |= {name: call.get(name) for name in TOKENS}
     if framework == "torch":
@@ -68,7 +68,7 @@ def opposed(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def aligned(rate: float) -> tuple[Tensor, Tensor, Tensor]:
-    """All scores are nearly their bound, and all heads forget at one rate."""
+    """All scores are close to their bound, and all heads forget at one rate."""
     q, k, _ = drawn(4)
     direction = torch.nn.functional.normalize(torch.ones(DIM), dim=0) * 5
     return 0.01 * q + direction, 0.01 * k + direction, torch.full((1, LENGTH, HEADS), -rate)
@@ -83,7 +83,7 @@ def log_weights(q: Tensor, k: Tensor, g: Tensor, scale: float = DIM**-0.5) -> Te
 
 
 def share_before(logits: Tensor, first: Tensor) -> Tensor:
-    """The share of each row's denominator that the keys before `first` have."""
+    """The share of each row's denominator that comes from the keys before `first`."""
     before = torch.arange(logits.shape[-1]) < first[..., None]
     return logits.softmax(-1).masked_fill(~before, 0.0).sum(-1)
 
@@ -105,7 +105,7 @@ def test_share_is_at_most_what_is_asked_for(
 
 
 def test_bound_is_tight() -> None:
-    """Where scores meet their bound, the first row of a group could not leave out a group of keys more."""
+    """If scores meet their bound, the first row of a group could not leave out one more group of keys."""
     q, k, g = aligned(0.05)
     first = found("torch", q, k, g, 1e-3)
     more = share_before(log_weights(q, k, g), first + GROUP)[:, :, 3 * GROUP :: GROUP]
@@ -140,7 +140,7 @@ def test_scales(framework: str, scale: float) -> None:
 
 @with_frameworks
 def test_offsets(framework: str) -> None:
-    """Rows from 700 on have the first keys that they have in the whole call, by position."""
+    """A call of the rows from 700 on finds first keys by position, which keep to the share in the whole call."""
     q, k, g = drawn(8)
     whole, begin = log_weights(q, k, g), 700
     for offset in (begin, "end", torch.tensor([begin])):
@@ -183,7 +183,7 @@ def test_segments_and_positions(framework: str) -> None:
 
 
 def test_results_and_gradients_stay_in_their_bounds() -> None:
-    """The bounds of docs/how-to/pruning.md, of a large share, so that rounding is nothing beside it."""
+    """The bounds of docs/how-to/pruning.md, with a share so large that rounding errors are negligible."""
     prune = 0.3
     q, k, g = aligned(2.0)
     v, do = torch.randn(2, 1, HEADS, LENGTH, DIM).unbind()
@@ -198,7 +198,7 @@ def test_results_and_gradients_stay_in_their_bounds() -> None:
     assert ((pruned - o).norm(dim=-1) <= 2 * prune * v_norm).all()
     assert (pruned_lse <= lse + 1e-5).all()
     assert (pruned_lse >= lse + math.log1p(-prune) - 1e-5).all()
-    row = 6 * prune * do.norm(dim=-1) * v_norm  # bound of a row's sum of errors of ds
+    row = 6 * prune * do.norm(dim=-1) * v_norm  # bounds the sum of the errors of ds in a row
     dq, dk, dv, dg = (x - y for x, y in zip(found_gradients, whole, strict=True))
     scale, k_norm = DIM**-0.5, k.norm(dim=-1).amax(-1).repeat_interleave(2, 1)[..., None]
     assert (dq.norm(dim=-1) <= scale * row * k_norm).all()

@@ -1,4 +1,4 @@
-"""The references compute in float32, or float64 where q is, whatever the dtypes of a variant's own tensors."""
+"""The references compute in float32, or in float64 if q is float64, whatever the dtypes of a variant's own tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def module_of(variant: str, framework: str) -> ModuleType:
 
 
 def inputs(variant: str, mode: str) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """q, k, v and the variant's own tensors, whose values 16 bits hold."""
+    """q, k, v and the variant's own tensors, with values that are exact in 16 bits."""
     torch.manual_seed(0)
     lead = () if mode == "packed" else (1,)
     qkv = [torch.randn(*lead, n, HEADS, DIM) for n in (ROWS, KEYS, KEYS)]
@@ -95,7 +95,7 @@ def in_jax(variant: str, mode: str, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_own_tensors_are_widened_before_they_are_computed_with(framework: str, variant: str, mode: str) -> None:
-    """Only the gradients of what is given in 16 bits have that dtype: each is rounded once, at the end."""
+    """Only the gradients of tensors that are given in 16 bits have 16 bits: each is rounded once, at the end."""
     results = in_torch if framework == "torch" else in_jax
     want, got = results(variant, mode, torch.float32), results(variant, mode, torch.bfloat16)
     for place, (x, y) in enumerate(zip(want, got, strict=True)):

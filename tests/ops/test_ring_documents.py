@@ -1,4 +1,4 @@
-"""The calls of a ring over packed documents that are computed apart: each row meets each of its keys in one call."""
+"""A ring that computes packed documents in separate calls: each row meets each of its keys in one of these calls."""
 
 from __future__ import annotations
 

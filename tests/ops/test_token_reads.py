@@ -1,4 +1,4 @@
-"""References of variants that read tensors of tokens in odd ways, and what ops that read by row ask of positions."""
+"""References of variants that read tensors of tokens in odd ways, and the positions that ops reading by row accept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.token_reads import ASKED, ENTRIES, PACKINGS, SPEC, check_pack
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
 
-# Rendered beside the others, for names that are used and not defined, or the other way round.
+# Rendered too, to find names that generated code uses but does not define, or defines but does not use.
 FURTHER = """
   undecided: {mask: (q_idx - kv_idx) % 2 != 2 or q_idx >= kv_idx}
   decaying: {decay: true}
@@ -49,7 +49,7 @@ def test_every_name_of_a_rendered_package_is_defined_and_used(package: str) -> N
 
 
 class _InJax(torch.autograd.Function):
-    """A function of arrays as one of tensors."""
+    """A function of JAX arrays, as a function of torch tensors with gradients."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -109,7 +109,7 @@ def test_positions_in_any_order(package: str, framework: str, name: str) -> None
 @pytest.mark.parametrize("tokens", ["dense", "segmented"])
 @pytest.mark.parametrize("lengths", [(3, 0), (0, 3), (0, 0)])
 def test_documents_without_tokens(framework: str, tokens: str, lengths: tuple[int, int]) -> None:
-    """An empty tensor has no nearest end: 0 is read, and no gradient comes back."""
+    """An empty tensor has no nearest element: a read gives 0 and has no gradient."""
     q, k = torch.randn(1, 2, lengths[0], 16, requires_grad=True), torch.randn(1, 2, lengths[1], 16, requires_grad=True)
     doc = torch.zeros(1, max(lengths) if lengths[0] <= lengths[1] else lengths[0], dtype=torch.int32)
     ids = {"q_segment_ids": torch.zeros(1, lengths[0]).int(), "kv_segment_ids": torch.zeros(1, lengths[1]).int()}
@@ -157,7 +157,7 @@ variants:
 
 
 def breaks_rule_as_defined(tokens: dict[str, list[int]], padding_id: int, asked: ByRow) -> bool:
-    """The definition of one batch row, written out."""
+    """The definition of the rule for one batch row, written out."""
     sides = [(tokens[f"{axis}_segment_ids"], tokens[f"{axis}_positions"]) for axis in ("q", "kv")]
     real = [[(row, i, p) for row, (i, p) in enumerate(zip(*side, strict=True)) if i != padding_id] for side in sides]
     if all(p == row for side in real for row, _, p in side):
@@ -226,7 +226,7 @@ def test_positions_that_disagree_with_rows_are_refused(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["dropout", "documents_of_other_keys"])
 def test_traced_positions_that_disagree_with_rows_give_nan(case: str) -> None:
-    """Where a call cannot look at them. A batch row in order stays as it is."""
+    """A traced call cannot read the positions to raise an error. A batch row in order keeps its results."""
     variant, tokens = REFUSED[case]
     own = {n: x.expand(2, *x.shape[1:]) if isinstance(x, Tensor) else x for n, x in arguments(variant).items()}
     rows = torch.arange(20, dtype=torch.int32)[None]

@@ -1,4 +1,4 @@
-"""What a call asks of its kernels: hashable, equal by value, and unchanged when an operator carried it as text."""
+"""The options of a call for its kernels: hashable, equal by value, and the same after an operator got them as text."""
 
 from __future__ import annotations
 

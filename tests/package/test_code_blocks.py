@@ -18,17 +18,17 @@ from tests.support.run_blocks import check_excerpt
 
 README = ROOT / "README.md"
 LIBRARIES = ("flax", "transformers")
-"""Those that pages of their name need, and that may not be installed."""
+"""Libraries that may not be installed; the pages of the same names need them."""
 
 
 @pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 def test_blocks_run_in_reading_order(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="some of the blocks are JAX's")
-    # What a page needs beyond the frameworks; without it the other pages run.
+    # A page may need one more library; if that is not installed, the other pages run.
     pages = [page for page in documents.pages() if page.stem not in LIBRARIES or find_spec(page.stem)]
     hidden = ("TRITON_INTERPRET", "JAX_NUMPY_RANK_PROMOTION")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    # Pages are written for CPU tensors. The checkout stays on the path while pages run in folders of their own.
+    # Pages are written for CPU tensors. They run in other folders, so the checkout is put on the path.
     environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.support.run_blocks", str(tmp_path), *map(str, pages)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The columns of tiles by head_dim, and what they ask of a chip's tiles."""
+"""The columns of tiles by head_dim, and what they require of a chip's tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_examples() -> None:
 
 
 def test_columns() -> None:
-    """One part, or two wherever that is fewer columns; a product takes 16 at least."""
+    """One part, or two if that takes fewer columns; a product takes at least 16 columns."""
     for head_dim in HEAD_DIMS:
         first, whole = block_columns(head_dim), next_power_of_2(head_dim)
         second = max(next_power_of_2(head_dim - whole // 2), 16)

@@ -1,4 +1,4 @@
-"""Examples in the docstrings of the generated package: of its ops, its runtime and the modules beside them."""
+"""Examples in the docstrings of the generated package: of its ops, its runtime and its other modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERATED = ROOT / "generated"
 def shared_modules() -> list[str]:
     """The modules that all variants share and that hold an example."""
     shared = [*GENERATED.glob("*.py"), *(GENERATED / "_runtime").rglob("*.py")]
-    # A hook is imported where the library is that its name begins with.
+    # A hook is imported if the library with which its name begins is installed.
     hooks = (GENERATED / "integrations").glob("[a-z]*.py")
     own = ("variants", "flash", "sdpa")
     hooks = (path for path in hooks if (name := path.stem.partition("_")[0]) in own or find_spec(name))
@@ -36,7 +36,7 @@ def modules(framework: str) -> Iterator[ModuleType]:
 
 
 def failures(module: ModuleType) -> list[str]:
-    """What of a module's examples is not as they show, as doctest reports it."""
+    """doctest's reports of the examples of a module that give other results than they show."""
     found: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     for test in doctest.DocTestFinder().find(module):

@@ -34,7 +34,7 @@ def test_readme_of_codegen_names_every_module() -> None:
 
 
 CONVENTIONS = {"x_base", "x_tile", "x_offs", "x_ptrs", "stride_xb", "own_span"}
-"""Words of templates/README.md that stand for other names."""
+"""Words of templates/README.md that are patterns of names, not names."""
 
 
 def test_contract_of_templates_names_what_exists() -> None:

@@ -1,4 +1,4 @@
-"""`generated.float8`: what `quantize` restores, its scales by layout, and the rotation of `hadamard`."""
+"""`generated.float8`: the values of `quantize` times its scales, scales by layout, and the rotation of `hadamard`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIST: Any = [1.0]
 
 
 def assert_restored(x: Tensor, x8: Tensor, scale: Tensor) -> None:
-    """`scale` has the shape of x, or broadcasts to it."""
+    """Check that x8 times `scale` is x up to rounding; `scale` has the shape of x, or broadcasts to it."""
     assert x8.dtype == torch.float8_e4m3fn
     assert x8.shape == x.shape
     bound = torch.maximum(x.abs() * HALF_STEP, scale * LEAST / 2)
@@ -146,7 +146,7 @@ def test_bad_arguments_are_named(call: Callable[[], object], message: str) -> No
 
 
 def assert_equal(found: tuple[jax.Array, jax.Array], wanted: tuple[Tensor, Tensor]) -> None:
-    """Of 8 bits, and of scales."""
+    """Compare the values of 8 bits, and the scales."""
     assert found[0].dtype == jnp.float8_e4m3fn
     assert torch.equal(tensor(found[0]).view(torch.uint8), wanted[0].contiguous().view(torch.uint8))
     assert torch.equal(tensor(found[1]), wanted[1])

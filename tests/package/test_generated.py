@@ -1,4 +1,4 @@
-"""The generated package as Python: what it imports, what it documents, and its plain reference on CPU tensors."""
+"""The generated package as Python: its imports, its documentation, and its plain reference on CPU tensors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GENERATED = ROOT / "generated"
 MANIFEST = load_manifest()
 VARIANTS = tuple(MANIFEST)
 with_variants = pytest.mark.parametrize("variant", VARIANTS)
-# A variant that takes q, k and v alone.
+# A variant that takes only q, k and v.
 SIMPLE = next(name for name, x in MANIFEST.items() if not (x["tensors"] or x["scalars"] or x["sink"] or x["decay"]))
 SOURCES = sorted(GENERATED.rglob("*.py"))
-# What plans calls over several GPUs, on the host.
+# The modules that plan calls over several GPUs, on the host.
 PLANNING = (
     "document_deals.py",
     "exchange.py",
@@ -45,7 +45,7 @@ PLANNING = (
 )
 # Integrations with libraries of JAX.
 OF_JAX = ("equinox", "maxtext")
-# Of portable kernels and of Hopper's.
+# The imports of portable kernels and of Hopper's kernels.
 KERNEL_IMPORTS = ("\nimport triton\n", "\nfrom triton.experimental import gluon\n")
 KERNELS = sorted(
     path for path in GENERATED.glob("*/*.py") if any(x in path.read_text(encoding="utf-8") for x in KERNEL_IMPORTS)
@@ -88,7 +88,7 @@ def test_one_framework_never_imports_the_other(framework: str, other: str) -> No
 
 
 def test_without_jax_its_ops_say_so() -> None:
-    """torch's go on."""
+    """The ops of torch still work."""
     code = """
 import importlib.util as util, sys
 find = util.find_spec
@@ -131,7 +131,7 @@ print(grad.shape, o.shape)
 @pytest.mark.skipif("causal" not in VARIANTS, reason="the spec has no variant 'causal'")
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_references_run_without_triton(framework: str) -> None:
-    """As on macOS and Windows, which have none: an op, its gradient, and a packed call."""
+    """macOS and Windows have no Triton: there an op, its gradient, and a packed call must run."""
     assert warm_python(WITHOUT_TRITON[framework]) == "(1, 2, 8, 16) (8, 2, 16)\n"
 
 
@@ -234,7 +234,7 @@ def test_package_imports_neither_the_generator_nor_the_other_framework() -> None
 
 
 def test_a_copy_under_another_name_works_beside_the_first(tmp_path: Path) -> None:
-    """Their custom operators do not collide, and each loads its own files."""
+    """The custom operators of both packages do not collide, and each package loads its own files."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(GENERATED, tmp_path / "generated", ignore=ignored)
     shutil.copytree(GENERATED, tmp_path / "vendored", ignore=ignored)
@@ -250,7 +250,7 @@ print(first.__module__, second.__module__)
 
 
 def test_the_reference_needs_no_triton() -> None:
-    """Where Triton does not exist the ops import, and compute on the CPU."""
+    """If Triton is not installed, the ops can be imported, and compute on the CPU."""
     code = f"""
 import sys
 sys.modules["triton"] = None
@@ -295,7 +295,7 @@ def inputs_of(variant: str, dtype: torch.dtype = torch.float32, seq: int = 7, di
 
 @with_variants
 def test_gradients_of_the_reference(variant: str) -> None:
-    """autograd's derivative is the difference quotient's: the reference has no kink, NaN or detached part."""
+    """autograd's derivative equals the difference quotient: the reference has no kink, NaN or detached part."""
     inputs = inputs_of(variant, torch.float64, seq=4, dim=3)
     leaves = inputs.leaves()
     fixed: dict[str, Any] = {name: x for name, x in inputs.tensors.items() if name not in leaves}

@@ -35,7 +35,7 @@ def load(folder, name=""):
 torch.manual_seed(0)
 q, k, v = (torch.randn(2, heads, 24, 16, requires_grad=True) for heads in (4, 2, 2))
 """
-"""A build is imported by its path, under its id, as `kernels.get_local_kernel` does."""
+"""Code that imports a build by its path, under its id, as `kernels.get_local_kernel` does."""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ assert getattr(torch.ops, kernel.__name__).causal_fwd
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_kernels_run_on_a_gpu(folder: Path) -> None:
-    """In 16 bits, with tuned tiles where there are some, and compiled by inductor."""
+    """In 16 bits, with tuned tiles if the GPU has some, and compiled by inductor."""
     code = f"""{LOAD}
 kernel = load({str(folder / "build/torch-cuda")!r})
 from generated import torch as ops
@@ -154,7 +154,7 @@ for name, own in (("causal", {{}}), ("window", {{"size": 5}}), ("gpt_oss", {{"si
 
 
 def test_layers_have_no_state_of_their_own(build: Path) -> None:
-    """What `kernels` asks of a layer before it puts its `forward` into a module."""
+    """`kernels` requires this of a layer before it puts the layer's `forward` into a module."""
     code = f"""{LOAD}
 layers = load({str(build)!r}).layers
 names = {{name for name in dir(torch.nn.Module)}} | {{"can_torch_compile"}}

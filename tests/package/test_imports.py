@@ -1,5 +1,5 @@
-"""What each import of the package loads: no variant, mode or kernel before it is needed; and fresh processes that find
-operators, ops and modules of `torch.nn` by their names."""
+"""Imports of the package load no variant, mode or kernel before it is needed; fresh processes find operators, ops and
+modules of `torch.nn` by their names."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_call_of_the_reference_imports_no_kernel(framework: str) -> None:
 
 @with_frameworks
 def test_a_call_imports_the_kernels_that_it_launches(framework: str) -> None:
-    """Those of its own mode and family."""
+    """A call imports the kernels of its own mode and family."""
     code = f"import {framework}\nfrom generated.{framework} import causal as op\n{CALLS[framework]}"
 
     def kernels(*calls: str) -> set[str]:

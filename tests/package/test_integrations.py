@@ -1,4 +1,4 @@
-"""The room `integrations/`: what its modules import, and that importing the ops imports none of them."""
+"""The folder `integrations/`: what its modules import, and that importing the ops imports none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links of every Markdown file of the repository lead to files and headings that exist; nothing asks the network."""
+"""Links of every Markdown file of the repository lead to files and headings that exist; no test uses the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1", re.MULTILINE | re.DOTALL)
 
 
 def markdown_files() -> list[Path]:
-    """The Markdown files of the checkout that git knows or would add, but for the rendered package."""
+    """The Markdown files of the checkout that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if found.returncode != 0:
@@ -29,7 +29,7 @@ def markdown_files() -> list[Path]:
 
 @cache
 def generated() -> dict[Path, str]:
-    """The pages that the site's build adds, by where they would lie."""
+    """The pages that the site's build adds, by the paths that they would have."""
     return {ROOT / "docs" / name: text if isinstance(text, str) else "" for name, text in generated_pages().items()}
 
 

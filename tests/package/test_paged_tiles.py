@@ -1,4 +1,4 @@
-"""The tiles of calls on paged caches: the ladder, what it never reads, and bad configs."""
+"""The tiles of calls on paged caches: their ladder, which reads neither batch nor capacity, and bad configs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sizes(found: PagedTiles, *, packed: bool = False, **changes: Any) -> PagedSi
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PagedEntry]]:
-    """Entries that stand for a tuned file; a test fills them."""
+    """Entries in place of those of a tuned file; a test fills the list."""
     entries: list[PagedEntry] = []
     paged_tiles.cache_clear()
     monkeypatch.setattr(ladder, "tuned_entries", lambda *_: Measured("", (), (), tuple(entries)))

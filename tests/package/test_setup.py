@@ -1,4 +1,4 @@
-"""The checks of the set-up themselves: what they ask pip for, what they make of its answer, and what they never do."""
+"""Tests of the set-up's checks: the requests to pip, the use of its answer, and what the checks never do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 
 
 def report(**versions: str) -> list[dict[str, Any]]:
-    """What pip's report lists of some packages."""
+    """The entries of pip's report for some packages."""
     return [{"metadata": {"name": name, "version": version}} for name, version in versions.items()]
 
 

@@ -1,4 +1,4 @@
-"""What the site generates, without MkDocs, which `make docs` installs; and the pictures of README.md are up to date."""
+"""The generated pages of the site, without MkDocs, which `make docs` installs; the README's pictures are up to date."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 Build = Callable[[str], Path]
 """Builds a `wheel` or an `editable` wheel, and returns its path."""
 
-# The build needs no network: hatchling itself is asked, in a process of its own.
+# The build needs no network: a separate process calls hatchling directly.
 BUILD = "import sys; from hatchling import build; print(getattr(build, f'build_{sys.argv[1]}')(sys.argv[2]))"
 
 
@@ -46,7 +46,7 @@ def wheel(build: Build) -> Path:
 
 
 class Environment:
-    """A virtual environment with a wheel unpacked in it, which sees what is installed beside these tests."""
+    """A virtual environment with an unpacked wheel, which also sees the packages installed for these tests."""
 
     def __init__(self, folder: Path, wheel: Path) -> None:
         venv.create(folder, with_pip=False)
@@ -55,11 +55,11 @@ class Environment:
         self.python = Path(sysconfig.get_path("scripts", "venv", vars=paths)) / "python"
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(self.packages)
-        # A .pth file adds a folder, but not what the .pth files of that folder add: an editable install is not seen.
+        # A .pth file adds a folder, but does not process that folder's .pth files: an editable install is not seen.
         (self.packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
 
     def run(self, cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
-        """What this environment's Python prints."""
+        """Run this environment's Python; its output is captured."""
         kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TRITON_INTERPRET")}
         return subprocess.run([str(self.python), *args], cwd=cwd, env=kept, capture_output=True, text=True, check=False)
 
@@ -69,13 +69,13 @@ class Environment:
         return done.stdout
 
     def codegen(self, cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
-        """The console script, as an installer writes it from the wheel's entry point."""
+        """Run the console script, as an installer writes it from the wheel's entry point."""
         (entry_points,) = self.packages.glob("attention_codegen-*.dist-info/entry_points.txt")
         module, function = entry_points.read_text(encoding="utf-8").split("codegen = ")[1].strip().split(":")
         return self.run(cwd, "-c", f"import sys; from {module} import {function}; sys.exit({function}())", *args)
 
     def printed(self, cwd: Path, *args: str) -> str:
-        """What a command of the console script prints where it succeeds."""
+        """The output of a command of the console script, which must succeed."""
         done = self.codegen(cwd, *args)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def python(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    # A hash seed of its own, so that iteration over a set would show in the output.
+    # A different hash seed than in this process, so that iteration over a set would change the output.
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
@@ -253,7 +253,7 @@ def test_package_and_out_exclude_each_other(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "error: --package and --out both name a package: leave one out\n"
 
 
-# In processes of their own: each imports the package, by the name that the checkout's has.
+# These tests run commands in other processes, because each imports a package with the name of the checkout's.
 
 
 def test_tune_names_an_unknown_variant_before_it_asks_for_a_gpu(project: Path) -> None:
@@ -273,7 +273,7 @@ def test_tune_names_a_spec_that_is_not_the_packages_own(project: Path, tmp_path:
 
 
 def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not beside the file, which is inside the generator where that is installed."""
+    """It is not rendered next to the file, which is inside the generator if that is installed."""
     monkeypatch.chdir(tmp_path)
     args = argparse.Namespace(variants=Path("library.yaml"), out=None)
     assert places.variants_path(args).samefile(ROOT / "library.yaml")
@@ -312,7 +312,7 @@ def test_the_generator_imports_no_framework(project: Path) -> None:
 
 
 def test_a_package_under_another_name_works_alone(project: Path, tmp_path: Path) -> None:
-    """A copy of the folder is all it takes: neither the generator nor the name `generated` is needed."""
+    """A copy of the folder is enough: neither the generator nor the name `generated` is needed."""
     shutil.copytree(project / "generated", tmp_path / "elsewhere" / "my_ops")
     code = (
         "import sys; sys.modules['codegen'] = sys.modules['generated'] = None\n"

@@ -1,4 +1,4 @@
-"""What the command line prints of a spec: its variants as text and as JSON, and the schema of specs."""
+"""What the command line prints about a spec: its variants as text and as JSON, and the schema of specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`codegen compare`: what is proven equal, what is found to differ, and which tuned rows are re-keyed."""
+"""`codegen compare`: which launches are proven equal or found to differ, and which tuned rows are re-keyed."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_renamed_kernel_is_compared_with_the_one_it_was(old: Path, band: Varia
 
 
 class Told(Inline):
-    """Says what it is told of launches, by the name of the package."""
+    """Returns the launches that a test sets, by the name of the package."""
 
     launches: dict[str, list[Launch]]
 

@@ -1,4 +1,4 @@
-"""The examples run on a CPU as their first lines say, and end with what they found."""
+"""The examples run on a CPU by the commands in their first lines, and end with their results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES = {
     "trainer_fsdp2": ("2 ranks, each with", "largest difference"),
     "plain_triton": ("Triton     error", "Not through jax-triton:"),
 }
-"""Example -> what it prints when it went its whole way."""
+"""Example -> texts that it prints if it runs to its end."""
 
 # TRL is in no extra: with pyarrow and pandas it brings 300 MB.
 NEEDS = {
@@ -63,7 +63,7 @@ def test_an_example_runs_on_the_cpu(example: str) -> None:
 
 @pytest.mark.parametrize("variant", sorted(OWN))
 def test_any_variant_is_served(variant: str) -> None:
-    """Prompts in chunks beside decoding sequences, more requests than run at once, pages that are used again."""
+    """Prompts in chunks next to decoding sequences, more requests than run at once, and pages that are used again."""
     from examples.serve import Request, Server, drawn_requests, largest_miss
 
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def test_any_variant_is_served(variant: str) -> None:
 
 
 def test_a_kernel_compiles_through_jax_triton() -> None:
-    """Lowered for a GPU that need not be there: the custom call then holds the machine code."""
+    """Lowering needs no GPU: the custom call holds the machine code."""
     reason = "jax-triton is an optional extra, and imports only beside JAX's CUDA plugin"
     jax_triton = pytest.importorskip("jax_triton", reason=reason, exc_type=ImportError)
     import jax

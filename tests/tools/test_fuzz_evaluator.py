@@ -48,7 +48,7 @@ def pairs_of(names: dict[str, Value], count: int, nudge: Nudge = STILL) -> Pairs
 
 
 class Clamped:
-    """The table as Python indexes it."""
+    """The table for expressions that Python evaluates; indices are clamped to its ends."""
 
     def __getitem__(self, index: tuple[int, int]) -> float:
         i, j = index
@@ -56,7 +56,7 @@ class Clamped:
 
 
 class Members:
-    """Its rows as lists."""
+    """The rows of the table as lists."""
 
     def __getitem__(self, index: int) -> list[float]:
         row: list[float] = TABLE[min(max(index, 0), 1)].tolist()
@@ -69,7 +69,7 @@ INTEGERS = (
     "kv_idx in (1, 3) if q_idx not in (h, 2) else kv_idx in members[h - 1]",
     "(kv_idx > 2) == (q_idx > 1) and (kv_idx > 3) != (h == 1)",
 )
-"""Of integers and booleans, which mean the same in Python as they are."""
+"""Expressions of integers and booleans, which have the same meaning in Python without a change."""
 
 EXPRESSIONS = (
     "floor(score * 3.0) + ceil(score) / 4 - round(score) * round(q_idx / 2)",
@@ -103,7 +103,7 @@ def test_expressions_equal_python(text: str) -> None:
 
 
 def test_branches_keep_gradients_apart() -> None:
-    """What a branch is where it is not taken reaches no gradient."""
+    """The value of a branch that is not taken, such as log(-1), has no influence on the gradient."""
     score = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
     index = torch.arange(3)
     found = evaluate(
@@ -145,7 +145,7 @@ LENGTHS: dict[str, tuple[Call, list[tuple[int, int]]]] = {
 
 @pytest.mark.parametrize("mode", LENGTHS)
 def test_lengths_are_those_of_a_sequence(mode: str) -> None:
-    """Every query attends to the last key alone, where both lengths are right."""
+    """Every query attends only to the last key, and only if both lengths are right."""
     call, lengths = LENGTHS[mode]
     mask = " or ".join(f"(q_len == {q} and kv_len == {kv} and kv_idx == {kv - 1})" for q, kv in lengths)
     found = Attention(build({"mask": mask}, call).problem)
@@ -185,7 +185,7 @@ def test_verdict_of_positions(case: str) -> None:
 
 
 def test_refusals_count_where_a_call_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And an illegal call that is accepted, too; `run_call` judges an op that does either."""
+    """An illegal call that is accepted counts too: `run_call` judges an op that refuses or accepts all calls."""
     package: Any = SimpleNamespace(entries={"v": {"decay": True}})
     right = Call(
         mode="segmented", family="reference", q_lens=(4,), kv_lens=(4,), q_positions=((3, 4, 5, 6),), tiles=None
@@ -205,7 +205,7 @@ def test_refusals_count_where_a_call_is_legal(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("mode", MODES)
 def test_given_dtypes_hold_what_tensors_do(mode: str) -> None:
-    """A tensor in another dtype holds the same numbers, or the declared dtype would lose some."""
+    """A tensor in another dtype holds numbers of the declared dtype, in which they would otherwise be rounded."""
     tensors: dict[str, Any] = {"w": {"dims": ["h"], "dtype": "bfloat16"}, "i": {"dims": ["m"], "dtype": "int32"}}
     call = Call(mode=mode, contents={"i": "runs"})
     for given in ("float64", "float16"):
@@ -266,7 +266,7 @@ def test_calls_survive_their_text(mode: str, family: str, device: str) -> None:
 
 
 def test_shrinking_keeps_what_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here that is whatever has a modulo in its mask, three keys and a gradient."""
+    """In this test a failure is any call with a modulo in its mask, at least three keys and a gradient."""
     tried = itertools.count()
 
     def run(entry: Any, call: Call, _: str) -> Failure | None:

@@ -40,7 +40,7 @@ def folder(found: list[Card], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Links(HTMLParser):
-    """The addresses that a page names."""
+    """The addresses in a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`codegen lint`: what it looks at, what it calls wrong, what it prints, and bad input."""
+"""`codegen lint`: the kernels that it checks, its errors and warnings, its output, and bad input."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ OF_CAUSAL = jobs(SPEC, replace(EVERYTHING, variants=["causal"], modes=[Mode.DENS
 
 
 def kernels_of(chosen: Iterable[Job]) -> set[tuple[str, str, int, str, Pass, TileConfig]]:
-    """The kernels that differ in what they take of a chip; sm_120 has the instructions and the memory of sm_89."""
+    """The kernels that may differ in their use of a chip; sm_120 has the instructions and the memory of sm_89."""
     chips = {"sm_120": "sm_89"}
     entries = [(j, *entry) for j in chosen for entry in j.configs]
     return {(chips.get(j.arch, j.arch), j.dtype, j.head_dim, j.family, p, tile) for j, p, tile in entries}

@@ -1,4 +1,4 @@
-"""`codegen lint` on kernels of paged caches: which calls it compiles, and what it says of their pipelines."""
+"""`codegen lint` on kernels of paged caches: which calls it compiles, and what it says about their pipelines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_kernels_of_a_step_are_found_and_read_ahead(pass_: PagedPass, page_s
     main = found["causal_paged_fwd"]
     assert (main.config, main.pass_name, main.errors, main.warnings) == (tile, pass_, (), ())
     assert main.usage is not None
-    # Of prompts, blocks without a mask have a loop of their own.
+    # The forward of prompts has a separate loop for blocks without a mask.
     loops = 2 if pass_ is PagedPass.PAGED_FWD else 1
     assert main.usage.copied == loops * tile.num_stages * BLOCK
     assert main.usage.shared >= (tile.num_stages - 1) * BLOCK
@@ -109,7 +109,7 @@ def test_prompts_in_hoppers_family_are_found() -> None:
 
 
 def test_a_few_queries_of_the_widest_heads_compile() -> None:
-    """Their tile has 64 rows, whose sums alone take 128 registers of a thread."""
+    """Their tile has 64 rows, whose sums alone take 128 registers per thread."""
     selection = replace(EVERYTHING, archs=["sm_90"], variants=["causal"], head_dims=[256], dtypes=["bfloat16"])
     jobs = [job for job in paged_jobs(SPEC, selection, TUNED) if job.queries is not None]
     assert [(job.page_size, job.queries, job.pass_) for job in jobs] == [
@@ -137,7 +137,7 @@ def test_a_tile_that_does_not_fit_is_an_error() -> None:
 
 def test_a_kernel_that_does_not_read_ahead_is_a_warning() -> None:
     assert pipeline_warnings(USED, JOB) == []
-    # Triton 3.6 keeps one block of each where the page's number is loaded in the same iteration.
+    # Triton 3.6 keeps only one block of k and of v if the number of the page is loaded in the same iteration.
     shallow = replace(USED, copied=2 * BLOCK, shared=BLOCK + 4096)
     assert pipeline_warnings(shallow, JOB) == [
         f"copies {2 * BLOCK} bytes ahead, 3 stages are {3 * BLOCK}",

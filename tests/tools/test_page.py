@@ -40,7 +40,7 @@ def page(folder: Path, *, error: float = 3e-7, curves: int = 2) -> str:
 
 
 class Reader(HTMLParser):
-    """Tags must be closed in the order in which they were opened."""
+    """Checks that tags are closed in the reverse order of their opening."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_it_shows_errors_losses_and_the_mask_of_every_variant(tmp_path: Path) ->
     assert "dslope 2.0e-07" in text
     assert "Generated &lt;attention&gt;" in text
     assert "All is well" in text
-    # Of 16 by 16 blocks, those above the diagonal.
+    # The blocks above the diagonal of 16 by 16 blocks.
     assert "47 % of blocks not visited" in text.partition("<b>causal</b>")[2].partition("</figure>")[0]
 
 

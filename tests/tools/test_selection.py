@@ -1,4 +1,4 @@
-"""Which tests of a product run by default: the greedy cover, plan classes, and what a test says that it covers."""
+"""Which tests of a product of parameters run by default: the greedy cover, plan classes, and the marker `covers`."""
 
 from __future__ import annotations
 

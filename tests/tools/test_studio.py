@@ -46,7 +46,7 @@ def test_an_entry_is_edited_and_seen(server: Server, tmp_path: Path, width: int,
     assert BROWSER is not None
     url = address(server, entry=ENTRY, q_len="512", kv_len="512")
     with Page(BROWSER, url, tmp_path, width=width, dark=dark) as page:
-        # The address holds the entry: formulas, picture, calls and kernels of it are shown.
+        # The address holds the entry: its formulas, picture, calls and kernels are shown.
         page.wait_for("document.querySelector('#source .k')")
         assert page.value("document.querySelector('#problems').hidden") is True
         assert "slope" in page.value(
@@ -57,7 +57,7 @@ def test_an_entry_is_edited_and_seen(server: Server, tmp_path: Path, width: int,
         assert page.value("document.querySelector('#f-mask').value") == "causal and window(size)"
         # Nothing is wider than the window, on a phone too.
         assert page.value("document.documentElement.scrollWidth") <= width
-        # A mistake is shown at its field, and goes away when it is mended.
+        # A mistake is shown at its field, and the message goes away when it is corrected.
         page.type_into("#f-mask", "causal and windo(size)")
         page.wait_for("document.querySelector('[data-field=mask] .problem')")
         message = page.value("document.querySelector('[data-field=mask] .problem').textContent")

@@ -1,4 +1,4 @@
-"""The training of the demos: a model keeps its attention apart, so that another can take its place."""
+"""The training of the demos: a model holds its attention separately, so that it can be exchanged."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ CALL = WarmCall(
 
 @pytest.fixture(autouse=True)
 def a_fresh_chip() -> None:
-    """Triton asks of no kernel that another test compiled for the same chip in this process."""
+    """Make Triton forget the kernels that other tests compiled for the same chip in this process."""
     offline._absent_gpu.cache_clear()
 
 
@@ -61,7 +61,7 @@ print(json.dumps(hits))
 
 
 def keys(call: Callable[[], object], variant: str) -> set[tuple[str, str]]:
-    """Names and Triton's keys of what a call launches on an H100; written without the code under test."""
+    """Names and Triton's keys of the kernels that a call launches on an H100; does not use the code under test."""
     found: set[tuple[str, str]] = set()
 
     def hook(*, key: str, fn: Any, **_: Any) -> bool:
@@ -91,7 +91,7 @@ def trained(variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **a
 
 
 def test_later_process_compiles_nothing_anew(tmp_path: Path) -> None:
-    # One small kernel: the forward of an A100, of another batch and length than the later call's.
+    # One small kernel: the forward on an A100, with another batch and length than in the later call.
     arguments = ["warm", "causal", "--gpu", "sm_80", "--seqs", "2048", "--head-dims", "64", "--heads", "4/2"]
     arguments += ["--dtypes", "fp16", "--passes", "fwd", "--jobs", "1"]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
@@ -162,7 +162,7 @@ def test_each_of_two_specialisations_of_one_kernel_is_compiled_alone() -> None:
     spec = SPEC.variants["causal"]
     plans = [kernel for kernel in kernels_of(call, H100, PACKAGE, spec) if kernel.name == "causal_paged_plan"]
     assert len(plans) == 2
-    # A launch that is refused later in the call does not hide the one that is wanted.
+    # Launches of the same call that are refused do not hide the wanted one.
     for kernel in plans:
         with compiling._refusing(lambda each, wanted=kernel: each != wanted):  # type: ignore[misc]
             found = compiling._launch(call, H100, PACKAGE, spec)

@@ -1,4 +1,4 @@
-"""What the JAX ops take on the CPU: dtypes, scalars and arrays of numpy; and gradients that a variant does not have."""
+"""Arguments that the JAX ops accept on the CPU (dtypes, numpy scalars and arrays), and gradients that they refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.rendering import importable
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
 
-# They are called with what their annotations do not name: numbers of numpy for Python's.
+# Any: the tests call the ops with arguments that their annotations do not allow, such as numpy numbers.
 ops: Any = importlib.import_module("generated.jax")
 
 SPEC = """
@@ -99,7 +99,7 @@ TRANSFORMED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 def test_a_gradient_that_the_entry_does_not_declare_is_refused(
     own: Any, transform: str, name: str, message: str
 ) -> None:
-    """Where JAX would give zeros."""
+    """Without the refusal JAX would return zeros."""
     loss, x = loss_of(own), jnp.asarray(TENSORS.get(name, 0.5))
     transformed = TRANSFORMED[transform](lambda q, x: loss(q, **{name: x}))
     with pytest.raises(ValueError, match=message):
@@ -152,7 +152,7 @@ def test_derivatives_that_do_not_exist_are_refused() -> None:
 
 
 def test_a_family_of_another_chip_is_refused() -> None:
-    """As by kernels in Triton's interpreter."""
+    """The references on the CPU refuse it as kernels in Triton's interpreter do."""
     message = (
         "^causal: family: expected one that can run this call, got 'hopper': its kernels run on sm_90, not on the CPU"
     )
@@ -185,7 +185,7 @@ INTEGERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("call", INTEGERS)
 def test_integers_of_any_dtype(call: str) -> None:
-    """Of numpy, and of JAX where it has 64 bits; traced and not."""
+    """numpy arrays, and JAX arrays of int64 if JAX has 64 bits, traced and not traced."""
     want = np.asarray(INTEGERS[call](lambda x: jnp.asarray(x, jnp.int32)))
     for dtype in ("int64", "uint8", "int16", "uint32"):
         np.testing.assert_array_equal(INTEGERS[call](lambda x, dtype=dtype: x.astype(dtype)), want)
@@ -268,7 +268,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_formula_is_the_same_in_torch(own: Any, call: str) -> None:
-    """Broadcasting between batch rows, heads, queries and keys, where JAX may promote no rank."""
+    """Batch rows, heads, queries and keys are broadcast although JAX's setting forbids rank promotion."""
     with pytest.raises(ValueError, match="rank_promotion"):
         jnp.ones((2, 3)) + jnp.ones(3)
     torch.manual_seed(0)

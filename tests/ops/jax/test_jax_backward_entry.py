@@ -1,4 +1,4 @@
-"""The backward of an op by itself: the gradients of JAX, dk and dv in float32, of o and lse as they are given."""
+"""`op.backward` by itself: JAX's gradients, with dk and dv in float32, computed from the given o and lse."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drawn(
 
 
 def both(variant: str, mode: str, dtype: str = "float32") -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Gradients of the entry, and those of JAX."""
+    """Gradients of `op.backward`, and JAX's gradients of the op."""
     op, given, trained, keywords = drawn(variant, mode, dtype)
     names = ("q", "k", "v", *trained)
 
@@ -60,7 +60,7 @@ def both(variant: str, mode: str, dtype: str = "float32") -> tuple[dict[str, jax
     return {"q": found.dq, "k": found.dk, "v": found.dv, **found.own}, want
 
 
-# A sink, a log-decay, a bias over pairs and dropout, each in one mode or two: those of torch have them all.
+# A sink, a log-decay, a bias over pairs and dropout, each in one mode or two. The tests of torch have all combinations.
 @pytest.mark.parametrize(
     ("variant", "mode"),
     [
@@ -87,7 +87,7 @@ def test_rounds_neither_dk_nor_dv_of_16_bit_keys() -> None:
     wide = [x.astype(jnp.float32) for x in (q, k, v)]
     exact = jax.vjp(lambda *leaves: op(*leaves, **keywords), *wide)[1](do.astype(jnp.float32))
     assert found.dq.dtype == jnp.bfloat16
-    # In dk the rounding of o is left, which a row shares; in dv nothing is.
+    # dk still has the error of the rounded o, which all pairs of a row share; dv has no rounding error.
     for x, want, share in ((found.dk, exact[1], 0.8), (found.dv, exact[2], 0.01)):
         assert x.dtype == jnp.float32
         rounded = want.astype(jnp.bfloat16).astype(jnp.float32)

@@ -38,7 +38,7 @@ def drawn(q_len: int = Q_LEN, kv_len: int = KV_LEN, batch: int = BATCH) -> tuple
 
 
 def restored(qkv: list[Tensor], scales: dict[str, Tensor]) -> list[Tensor]:
-    """In float64, times the scales."""
+    """q, k and v in float64, multiplied by their scales."""
     return [x.double() * scale.double()[:, :, None, None] for x, scale in zip(qkv, scales.values(), strict=True)]
 
 
@@ -92,7 +92,7 @@ def test_packed_calls_are_dense_ones_by_sequence() -> None:
 
 
 def test_segments_and_lengths() -> None:
-    """Batch rows of which each has two segments; a negative scale turns the signs of q."""
+    """Each batch row has two segments; a negative scale changes the sign of q."""
     qkv, scales = drawn(q_len=KV_LEN)
     (q, k, v), given = given_to(qkv, scales)
     ids = torch.arange(KV_LEN)[None].expand(BATCH, -1) // 11
@@ -115,7 +115,7 @@ def test_scales_in_every_form() -> None:
 
 
 def assert_is_one_call(function: Any, *mapped: jax.Array) -> None:
-    """Under vmap, where what cannot be folded would be a loop of calls."""
+    """Check that vmap folds the function into one call: otherwise it would be a loop of calls."""
     text = str(jax.make_jaxpr(jax.vmap(function))(*mapped))
     assert "causal" in text or "softcap" in text
     assert "scan" not in text
@@ -253,7 +253,7 @@ def test_derivatives_are_refused() -> None:
 @compiles
 @pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
 def test_the_machine_code_is_that_of_torch(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a score with tanh, whose kernel depends on the size of an element."""
+    """The score has a tanh, because its kernel depends on the size of an element."""
     variant, length, dim, packed = "softcap", 256, 64, mode == "packed"
     shapes = [(length, h, dim) if packed else (1, h, length, dim) for h in (HEADS, KV_HEADS)]
     q, k = (torch.zeros(shape, dtype=FP8) for shape in shapes)

@@ -1,4 +1,4 @@
-"""How kernels travel to jaxlib: what is compiled, and the message that says how to launch it. Needs no GPU."""
+"""What jaxlib receives of each kernel: the compiled code, and the message that says how to launch it. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def messages(monkeypatch: pytest.MonkeyPatch, function: Any, *given: Any) -> lis
 
 
 BY_PAIR = ("relative_bias", "band_bias")
-"""Variants whose gradient of a bias by pair keeps dq a pass of its own."""
+"""Variants that compute dq in a separate pass, because their bias has a gradient for each pair."""
 
 SHAPE = golden.Shape(batch=1, heads=4, kv_heads=2, seq=256, dim=64)
 
@@ -110,7 +110,7 @@ def test_a_call_names_its_kernel_and_what_it_launches(monkeypatch: pytest.Monkey
 
 
 def test_parameters_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pointers that divide by 16, integers of 32 bits, the scale as a float32."""
+    """Pointers are divisible by 16, integers have 32 bits, and the scale is a float32."""
     (message,) = messages(monkeypatch, lambda *x: ops.causal(*x, scale=0.25), *arrays())
     parameters = [fields(p) for p in fields(message[1][0])[5]]
     pointers = [p for p in parameters if 1 in p]
@@ -120,12 +120,12 @@ def test_parameters_are_those_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> 
     text = kernel_of(message)[4][0].decode()
     entry = re.search(r"\.entry causal_fwd\((.*?)\)", text, re.DOTALL)
     assert entry is not None
-    # Behind them Triton's kernels have two pointers to scratch memory, which jaxlib adds.
+    # After these parameters Triton's kernels have two pointers to scratch memory, which jaxlib adds.
     assert entry[1].count(".param") == len(parameters) + 2
 
 
 def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the pointer behind its parameters, to a result of its own; jaxlib adds two more, of which one is not read."""
+    """The pointer after its parameters points to a separate result; jaxlib adds two pointers, and one is not read."""
     made: list[Any] = []
     call = jax.ffi.ffi_call
 
@@ -154,7 +154,7 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
 
 
 def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
-    """A tensor of a dense call as a packed one takes it."""
+    """A tensor of a dense call in the shape that a packed call takes."""
     if entry["tensors"].get(name, {"dims": []})["dims"] == ["b", "h", "q_idx"]:
         return x.swapaxes(0, 1).reshape(x.shape[1], -1)
     per_key = name == "g" or "kv_idx" in entry["tensors"].get(name, {"dims": []})["dims"]
@@ -165,7 +165,7 @@ def gradient_kernels(
     monkeypatch: pytest.MonkeyPatch, variant: str, *, mode: str = "dense", **options: Any
 ) -> list[str]:
     """The kernels that a call and its gradients launch on an H100, in order; none is compiled."""
-    # Any image does, of a kernel with no scratch.
+    # Nothing is launched, so any image will do: here an empty one, of a kernel without scratch memory.
     monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
     entry = golden.load_manifest()[variant]
     import torch
@@ -197,7 +197,7 @@ def gradient_kernels(
 @pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
 @pytest.mark.parametrize("variant", golden.load_manifest())
 def test_kernels_of_hopper_are_launched(variant: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each argument at its place: what a kernel fills behind what it reads."""
+    """Each argument is at its place: the arrays that a kernel fills follow those that it reads."""
     found = gradient_kernels(monkeypatch, variant, mode=mode, family="hopper", deterministic=False)
     sums_distances = variant == "relative_bias" and mode == "dense"
     by_pair = variant in BY_PAIR and not sums_distances
@@ -220,7 +220,7 @@ def test_kernels_of_hopper_are_launched(variant: str, mode: str, monkeypatch: py
 
 
 def test_a_packed_call_of_hopper_gets_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the work that its programs share: 4 bytes that XLA sets to zero, behind o and lse."""
+    """The counter of the work that the programs share is 4 bytes after o and lse, which XLA sets to zero."""
     q, k, v = (x.reshape(-1, *x.shape[2:]) for x in arrays())
     begins = jnp.array([0, 100, q.shape[0]], jnp.int32)
     found = messages(monkeypatch, lambda *x: ops.causal(*x, cu_seqlens_q=begins, family="hopper"), q, k, v)
@@ -263,17 +263,17 @@ def test_the_machine_code_is_that_of_torch(variant: str, monkeypatch: pytest.Mon
 
 
 def code(ptx: str) -> list[str]:
-    """The instructions, without what tells where they came from."""
+    """The instructions, without debug information and comments."""
     instructions, _, _ = ptx.partition("\n\t.section\t.debug")
     lines = (line.strip() for line in instructions.splitlines())
     return [line for line in lines if line and not line.startswith(("//", ".loc", ".file", "$L__tmp", "$L__func"))]
 
 
 def test_a_call_on_pages_fills_its_results_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward of a class and its merge write to one o and lse, which keep their memory."""
+    """The forward and the merge of each class of sequences write to the same memory of o and lse."""
     begins, lengths = jnp.asarray([0, 1, 2, 42]), jnp.asarray([2000, 7, 40])
     q, cache = jnp.zeros((42, 4, 64), jnp.bfloat16), jnp.zeros((64, 64, 2, 64), jnp.bfloat16)
-    # Room for two parts of a prompt.
+    # The table has room for two parts of a prompt.
     table = jnp.zeros((3, 64), jnp.int32)
 
     def call(q: jax.Array, cache: jax.Array, lengths: jax.Array) -> Any:
@@ -289,7 +289,7 @@ def test_a_call_on_pages_fills_its_results_in_parts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(jax_kernels.ARCH_VARIABLE, "sm_90")
     allowed = [jax.export.DisabledSafetyCheck.custom_call(ops.HANDLER)]
     program = jax.export.export(jax.jit(call), platforms=["cuda"], disabled_checks=allowed)(q, cache, lengths)
-    # o and lse of each class, which its merge goes on with.
+    # Two aliases for each class: its merge continues in the memory of o and lse.
     assert program.mlir_module().count("output_operand_alias<") == 2 * classes
     alone = messages(
         monkeypatch, lambda q: ops.causal(q[None, :1], cache, cache, page_table=table[:1], kv_lengths=lengths[:1]), q

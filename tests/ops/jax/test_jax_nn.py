@@ -43,7 +43,7 @@ def keys_seen(
     local_window_size: Any = None,
     **_: Any,
 ) -> np.ndarray:
-    """`[B, T]`: how many keys each query may attend to, as the documentation of jax.nn says it."""
+    """`[B, T]`: how many keys each query may attend to, by the documentation of jax.nn."""
     t, s = np.arange(T)[:, None], np.arange(S)
     keep = np.ones((B, T, S), bool)
     if is_causal:
@@ -77,7 +77,7 @@ MASKS = [
 
 
 def check_drop_in(q: Array, k: Array, v: Array, **options: Any) -> None:
-    """Output, residual and gradients are those of jax.nn, but for queries that see no key."""
+    """Output, residual and gradients equal those of jax.nn, except for queries that see no key."""
     seen = jnp.asarray(keys_seen(**options)[: q.shape[0], : q.shape[1]] > 0)
     weights = normal(4, *q.shape) * seen[:, :, None, None]
 
@@ -114,7 +114,7 @@ def test_shapes(kv_heads: int, query_len: int, key_len: int) -> None:
 
 
 def test_queries_past_the_last_key_of_a_window() -> None:
-    """Query 12 of 13 sees none of nine keys through a window of two: zeros, where jax.nn has the mean of all values."""
+    """Of 13 queries, query 12 sees none of nine keys in a window of two: o is 0, in jax.nn the mean of all values."""
     q, k, v = drawn(key_len=9)
     o, residual = ours(q, k, v, local_window_size=(2, 0), return_residual=True)
     want = theirs(q, k, v, local_window_size=(2, 0))
@@ -125,7 +125,7 @@ def test_queries_past_the_last_key_of_a_window() -> None:
 
 
 def test_a_window_without_an_end() -> None:
-    """Where jax.nn adds positions to it in 32 bits."""
+    """A size of 2**40 is given to `ours` only, because jax.nn adds positions to it in 32 bits."""
     q, k, v = drawn()
     assert_close(ours(q, k, v, local_window_size=(2**40, 0)), theirs(q, k, v, is_causal=True))
     assert_close(ours(q, k, v, local_window_size=2**40), theirs(q, k, v))
@@ -142,7 +142,7 @@ def test_arrays_without_a_batch(options: dict[str, Any]) -> None:
         ours(q, k, v, **options, **lengths)[:4],
         theirs(q, k, v, **options, **lengths)[:4],
     )
-    # An array with a batch axis of one goes with arrays without.
+    # A q with a batch axis of one may be given together with k and v without a batch axis.
     assert_close(ours(q[None], k, v, **options), got[0][None], rtol=0, atol=0)
 
 
@@ -150,7 +150,7 @@ def test_arrays_without_a_batch(options: dict[str, Any]) -> None:
 def test_half_precision(dtype: Any) -> None:
     arrays = drawn(dtype=dtype)
     options: dict[str, Any] = {"is_causal": True, "return_residual": True}
-    # Both round the result once, and jax.nn its probabilities too: 2 eps of elements around 1.
+    # Both round the result once, and jax.nn rounds its probabilities too: an error of 2 eps for elements around 1.
     tolerance = 2 * float(jnp.finfo(dtype).eps)
     want = theirs(*arrays, **options)
     assert_close(ours(*arrays, **options), want, rtol=tolerance, atol=tolerance)
@@ -159,7 +159,7 @@ def test_half_precision(dtype: Any) -> None:
 @pytest.mark.parametrize("scale", [2, np.float32(0.5), np.array(0.5), jnp.array([0.5])], ids=lambda x: type(x).__name__)
 def test_scales(scale: Any) -> None:
     q, k, v = drawn()
-    # Only jax.nn multiplies by an array of one axis as it is.
+    # Only jax.nn multiplies by the array of one axis without a reshape, which promotes its rank.
     with jax.numpy_rank_promotion("allow"):
         want = theirs(q, k, v, scale=scale)
     assert_close(ours(q, k, v, scale=scale), want)
@@ -181,7 +181,7 @@ def test_numpy_arrays_and_traced_lengths() -> None:
 
 
 def test_64_bit_numbers_elsewhere() -> None:
-    """Where JAX makes int64 of Python's ints."""
+    """With x64 enabled, JAX converts Python's ints to int64."""
     options: dict[str, Any] = {"local_window_size": (3, np.int64(1)), "return_residual": True, **LENGTHS["both"]}
     q, k, v = drawn()
     want = ours(q, k, v, **options)
@@ -190,7 +190,7 @@ def test_64_bit_numbers_elsewhere() -> None:
 
 
 def test_values_of_another_depth() -> None:
-    """More than jax.nn takes."""
+    """jax.nn does not accept a v with another head dim."""
     q, k, v = drawn()
     wide = jnp.concatenate([v, 2 * v], -1)
     o = ours(q, k, wide, is_causal=True)
@@ -240,7 +240,7 @@ def test_a_traced_scale_is_refused() -> None:
 
 
 def variant_of_message(call: Callable[[], Any]) -> str:
-    """The entry that an error says to write."""
+    """The entry of a spec that the error message proposes."""
     with pytest.raises(ArgumentError) as caught:
         call()
     found = re.search(r"`(\w+: \{.*\})`", str(caught.value))
@@ -250,7 +250,7 @@ def variant_of_message(call: Callable[[], Any]) -> str:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """A package of another spec: what the errors say to write, a `causal` that is more than causal, no `window`."""
+    """A package of another spec: the entries that errors propose, a `causal` that also caps scores, and no `window`."""
     array = np.ones((1, 1, 2, 2), bool)
     q, k, v = drawn()
     entries = [
@@ -285,7 +285,7 @@ def test_the_variants_that_errors_propose(package: ModuleType) -> None:
 def test_a_package_without_the_variant(package: ModuleType) -> None:
     q, k, v = drawn()
     assert_close(package.dot_product_attention(q, k, v), theirs(q, k, v))
-    # Its errors are another package's class.
+    # ValueError, because this package has another class ArgumentError.
     with pytest.raises(
         ValueError, match=r"is_causal: expected the variant `causal: .*` in .*, got another one of that"
     ):

@@ -43,7 +43,7 @@ def coins(*shape: int) -> Array:
 
 
 def seen(mask: Any, **options: Any) -> np.ndarray:
-    """`[B, T, N]`: whether a query sees any key, as the documentation of jax.nn says it."""
+    """`[B, T, N]`: whether a query sees any key, by the documentation of jax.nn."""
     t, s = np.arange(T)[:, None], np.arange(S)
     keep: Any = np.ones((B, N, T, S), bool)
     keep &= True if mask is None else np.broadcast_to(mask, keep.shape)
@@ -59,7 +59,7 @@ def seen(mask: Any, **options: Any) -> np.ndarray:
 
 
 def check(bias: Array | None, mask: Array | None, **options: Any) -> None:
-    """Outputs, residuals and all gradients are those of jax.nn, but for queries that see no key: these give zeros."""
+    """Outputs, residuals and all gradients equal those of jax.nn. Queries that see no key give zeros instead."""
     q, k, v = drawn()
     sees = jnp.asarray(seen(mask, **options))
     weights = normal(5, B, T, N, H) * sees[..., None]
@@ -126,7 +126,7 @@ def test_a_query_that_a_mask_hides_all_keys_from_gives_zeros() -> None:
 
 
 def test_biases_of_minus_infinity() -> None:
-    """As masks that are written into a bias: the least number of the dtype, or -inf."""
+    """Masks that are written into a bias use -inf or the smallest number of the dtype."""
     mask = coins(B, 1, T, S).at[..., 0].set(True)
     for low in (-jnp.inf, jnp.finfo(jnp.float32).min):
         check(jnp.where(mask, normal(6, B, N, T, S), low), None, is_causal=True)
@@ -142,7 +142,7 @@ def test_dtypes_of_a_bias(dtype: Any) -> None:
             jax.grad(lambda b, attend=attend: (attend(q, k, v, b) * q).sum())(bias) for attend in (ours, theirs)
         ]
         assert gradients[0].dtype == gradients[1].dtype == dtype
-        # Both round to the dtype, jax.nn each batch row's part and ours their sum: 2 eps of elements up to 1.
+        # Both round to the dtype, jax.nn the part of each batch row, ours the sum: 2 eps for elements up to 1.
         tolerance = 2 * float(jnp.finfo(dtype).eps)
         got, want = (np.asarray(x, np.float32) for x in gradients)
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
@@ -154,7 +154,7 @@ def test_half_precision(dtype: Any) -> None:
     bias, mask = normal(6, 1, N, T, S), coins(B, 1, T, S)
     got, want = ours(q, k, v, bias, mask), theirs(q, k, v, bias, mask)
     assert got.dtype == want.dtype == dtype
-    # Both round the result once, and jax.nn its probabilities too: 2 eps of elements around 1.
+    # Both round the result once, and jax.nn rounds its probabilities too: an error of 2 eps for elements around 1.
     tolerance = 2 * float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(
         np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=tolerance, atol=tolerance

@@ -80,7 +80,7 @@ def test_nnx(kv_heads: int, lead: tuple[int, ...]) -> None:
 
 
 def test_dtypes() -> None:
-    """The module's dtype is the attention's; without one, that which inputs are promoted to."""
+    """Attention computes in the dtype of the module, or, if it has none, in the dtype that its inputs promote to."""
     q, k, v = drawn()
     mixed = attention_fn(ops.full)(q.astype(jnp.bfloat16), k, v)
     assert_close(mixed, ops.full(q.astype(jnp.bfloat16).astype(jnp.float32), k, v), rtol=0, atol=0)
@@ -116,7 +116,7 @@ def test_own_tensors_and_scalars() -> None:
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_dropout(impl: str) -> None:
-    """The rate and the key are those that Flax gives; no other kind of key is without a seed."""
+    """Flax gives the rate and the key; the seed comes from the key, of every kind that JAX has."""
     q, k, v = drawn(key_len=T)
     attend = attention_fn(ops.causal_dropout)
     whole = ops.causal(q, k, v)
@@ -126,12 +126,13 @@ def test_dropout(impl: str) -> None:
     first, again, other = (attend(q, k, v, dropout_rate=0.5, dropout_rng=keys[i]) for i in (0, 0, 1))
     assert_close(first, again, rtol=0, atol=0)
     assert (first != other).any()
-    # A query's first key is its only one: kept and doubled, or dropped, with o of row 0 twice v or zero.
+    # Row 0 sees one key only. It is kept and doubled, or dropped: o of row 0 is twice v or zero.
     assert set(np.unique(np.asarray(first[:, 0] / jnp.repeat(v[:, 0], N // K, 1)).round(4))) <= {0, 2}
     mean = jax.jit(
         lambda keys: jax.lax.map(lambda key: attend(q, k, v, dropout_rate=0.5, dropout_rng=key), keys).mean(0)
     )
-    # An element's standard deviation is at most the largest |v|, that of a mean of 400 draws a 20th: five of these.
+    # The standard deviation of an element is at most the largest |v|, that of a mean of 400 draws a 20th of it. The
+    # tolerance is five standard deviations of the mean.
     assert_close(mean(keys), whole, rtol=0, atol=5 * float(jnp.abs(v).max()) / math.sqrt(400))
 
 
@@ -199,7 +200,7 @@ def test_only_arguments_of_the_op_are_fixed(argument: str) -> None:
 
 
 def test_modules_pass_on_what_they_are_asked_for() -> None:
-    """Flax's filters of arguments hide none of these."""
+    """Flax's filters of arguments do not hide these arguments from the attention function, which refuses them."""
     x = normal(1, B, T, FEATURES)
     module = linen.MultiHeadDotProductAttention(num_heads=N, attention_fn=attention_fn(ops.full))
     variables = module.init(jax.random.key(0), x)
@@ -230,7 +231,7 @@ def test_training_with_either_attention() -> None:
     flax = train(size, nnx.dot_product_attention, lambda *_: None, 3)
     np.testing.assert_allclose(run.losses, flax.losses, atol=1e-4)
     assert run.held_out == pytest.approx(flax.held_out, abs=1e-4)
-    # An untrained model knows nothing, up to what its first logits make of the text; each Python has another.
+    # The loss of an untrained model is log(256) up to an error of its random logits. The text differs between Pythons.
     assert run.losses[0] == pytest.approx(math.log(256), abs=1.0)
     assert run.losses[-1] < run.losses[0]
     assert [step for step, _ in reports] == [3, 6]

@@ -1,4 +1,4 @@
-"""The JAX ops on paged caches on the CPU: the reference of gathered caches, bad arguments, and `generated.paging`."""
+"""The JAX ops on paged caches on the CPU: the reference, which gathers caches, bad arguments, `generated.paging`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CALLS = ((16, (2,) * 5), (64, (5, 0, 1, 40, 2)), (7, (1,) * 5))
 
 @pytest.mark.parametrize(("variant", "call"), list(zip(LEGAL, itertools.cycle(CALLS), strict=False)))
 def test_against_each_sequence_alone(variant: str, call: tuple[int, Sequence[int]]) -> None:
-    """Under jit, with NaN wherever no query may look."""
+    """Under jit, with NaN in all places of the caches that no query may read."""
     page_size, queries = call
     case = draw_case(variant, page_size, queries)
     static = {name: case.kwargs[name] for name in ("max_seqlen_q",) if name in case.kwargs}
@@ -86,7 +86,7 @@ def test_a_value_that_a_query_sees_stays_nan() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_tensors_of_every_dim(own: tuple[Any, Any], packed: bool) -> None:
-    """As in torch: those of keys lie in pages, those of queries as q does."""
+    """As in torch, tensors of keys lie in pages, and tensors of queries have the rows of q."""
     torch_op, jax_op = own
     (q, k, v), call = paged_dims.draw(packed=packed, device="cpu")
     want = torch_op(q, k, v, return_lse=True, **call)
@@ -233,7 +233,7 @@ def test_vmap_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float8_e4m3fn])
 def test_append_writes_into_donated_caches(dtype: Any) -> None:
-    """A slot of -1 is skipped; what an 8-bit float does not hold becomes the largest that it does."""
+    """A slot of -1 is skipped; a value beyond the range of an 8-bit float becomes its largest value."""
     k, v = (jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 16)) * 1000, jnp.float32) for _ in range(2))
     slots, scale = jnp.asarray([9, -1, 2]), jnp.asarray([2.0, 4.0])
     want_k, want_v = torch.zeros(2, 6, 4, 2, 16).to(getattr(torch, jnp.dtype(dtype).name))
@@ -281,7 +281,7 @@ def test_merge_joins_calls_on_disjoint_keys() -> None:
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("by", ["batch", "heads"])
 def test_sharded_arrays(by: str, planned: bool) -> None:
-    """Heads and sequences stay where they are, unless a plan is of all of them."""
+    """Heads and sequences stay on their devices, except with a plan, which is of all; o is always sharded as q is."""
     if len(jax.devices()) < 2:
         pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=2 before JAX starts")
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",), axis_types=(AxisType.Auto,))

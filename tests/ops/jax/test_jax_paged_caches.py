@@ -41,7 +41,7 @@ def small() -> tuple[jax.Array, jax.Array, dict[str, Any]]:
 
 @pytest.mark.parametrize("kinds", [("number", "token"), ("head", "number")], ids="-".join)
 def test_scaled_caches(kinds: tuple[str, str]) -> None:
-    """Against float64 of what the caches hold, with NaN wherever no query may look."""
+    """Compare with float64 of the values in the caches, which have NaN in all places that no query may read."""
     case = draw_case("alibi", 16, (2,) * 5)
     case = quantised_case(case, FP8[0], *own_scales(case, kinds))
     given = {name: array(x) for name, x in {**case.own, **case.kwargs}.items()}
@@ -82,7 +82,7 @@ def test_append_gives_the_bits_of_torch(scale: str) -> None:
 
 
 def test_append_to_caches_with_heads_before_slots() -> None:
-    """In the memory of what is donated; scales of tokens lie as ever."""
+    """The results are in the memory of the donated caches; scales by token have the usual layout."""
     tokens, slots = torch.randn(2, 5, 2, 16), torch.tensor([9, -1, 3, 40, 0])
     caches, scales = list(torch.zeros(2, 6, 8, 2, 16).to(FP8[0])), list(torch.zeros(2, 6, 8, 2))
     names = ("k", "v", "k_cache", "v_cache", "slots", "k_scale", "v_scale")
@@ -139,7 +139,7 @@ def test_scales_have_no_gradient_and_are_not_mapped() -> None:
 
 @pytest.mark.parametrize("steep", [False, True])
 def test_sums_of_a_log_decay(steep: bool) -> None:
-    """Appended in two chunks under jit, and read: as torch does it, also after sums of -100,000."""
+    """Sums appended in two chunks under jit, and then read, equal those of torch, also after sums of -100,000."""
     heads, size = 4, 16
     table, lengths = torch.tensor([[4, 2, 6], [-1, -1, -1], [1, 3, -1]]), torch.tensor([41, 0, 17])
     k, v = (torch.randn(7, size, 2, 16) for _ in range(2))
@@ -222,7 +222,7 @@ def test_sums_have_no_gradient_and_are_not_mapped() -> None:
 
 
 def test_values_in_keys() -> None:
-    """By the reference, which also serves wide heads."""
+    """The reference computes this call, also with wide heads."""
     q, cache, given = small()
     for keys, columns in ((cache, 8), (jnp.tile(cache, 36), 512)):
         rows = jnp.tile(q, keys.shape[-1] // q.shape[-1])

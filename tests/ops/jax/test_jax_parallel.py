@@ -24,7 +24,8 @@ pytestmark = [
 HEADS, DIM, BATCH = (4, 2), 16, 2
 BOUND = 2e-5
 NO_RING = ("band_images", "forgetting_pruned")
-"""Variants that read a tensor at rows of queries and of keys, and attend to keys behind a query."""
+"""Variants that read a tensor at rows of queries and of keys, and attend to keys after a query or compute with
+positions themselves."""
 
 
 def mesh_of(**sizes: int) -> jax.sharding.Mesh:
@@ -71,7 +72,7 @@ def compare(got: Any, want: Any, bound: float = BOUND) -> None:
 
 
 def loss_over(call: Any, layout: Any, given: dict[str, Any], axis: int) -> Any:
-    """The loss of a call over several devices, with o and lse in the order of one; `axis`: of rows in q."""
+    """The loss of a call over several devices, with o and lse in the order of one device; `axis`: of q's rows."""
 
     def several(trained: dict[str, Any]) -> Any:
         rows = {name: layout.shard(x, axis) if name in ("q", "k", "v", "g") else x for name, x in trained.items()}
@@ -83,7 +84,7 @@ def loss_over(call: Any, layout: Any, given: dict[str, Any], axis: int) -> Any:
 
 
 def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **plan_options: Any) -> Any:
-    """Compare with one device; the compiled function of the gradients over several."""
+    """Compare with one device, and return the compiled function of the gradients over several devices."""
     op = load(variant)
     trained, fixed, numbers = draw(variant, seq)
     unread = ("q", "k", "v", "g", "sink", "dropout_p", "seed")
@@ -105,7 +106,7 @@ def check(variant: str, mesh: Any, spec: Any, strategy: str, seq: int = 36, **pl
 
 
 def collectives(compiled: Any) -> dict[str, int]:
-    """How many of each kind a compiled function has."""
+    """The number of collectives of each kind in a compiled function."""
     text = compiled.as_text()
     kinds = ("all-gather", "reduce-scatter", "all-to-all", "collective-permute")
     return {kind: len(re.findall(rf"= \S+ {kind}(?:-start)?\(", text)) for kind in kinds}
@@ -129,7 +130,7 @@ def test_batch_rows_and_heads_are_cut_as_well(strategy: str) -> None:
     check("alibi", mesh_of(dp=2, cp=2), P("dp", "cp", None), strategy, seq=35)
     if strategy != "heads":
         check("alibi", mesh_of(cp=2, tp=2), P(None, "cp", "tp"), strategy)
-    # What is dropped is what one device drops: by batch rows and heads of the whole call.
+    # Several devices drop what one device drops, because dropout counts batch rows and heads of the whole call.
     check("causal_dropout", mesh_of(dp=2, cp=2), P("dp", "cp", None), strategy, seq=35)
     if strategy != "heads":
         check("causal_dropout", mesh_of(cp=2, tp=2), P(None, "cp", "tp"), strategy)
@@ -144,8 +145,8 @@ def test_heads_are_split_inside_nodes_and_keys_gathered_across(variant: str) -> 
 
 
 def test_a_ring_sends_keys_round_and_gathers_none() -> None:
-    """Three permutes of k and of v among four devices in each pass, and in the backward four of their gradients. XLA on
-    the CPU drops barriers, and then does the same permutes of both passes once."""
+    """Four devices permute k and v three times each in each pass, and their gradients four times in the backward. XLA
+    on the CPU drops barriers, and then merges the equal permutes of both passes."""
     compiled = check("causal", mesh_of(cp=4), P(None, "cp", None), "ring", seq=64)
     counts = collectives(compiled)
     assert counts["all-gather"] == counts["reduce-scatter"] == counts["all-to-all"] == 0, counts
@@ -153,14 +154,14 @@ def test_a_ring_sends_keys_round_and_gathers_none() -> None:
 
 
 def test_a_ring_ends_where_no_row_needs_more() -> None:
-    """Rows of a window need the keys of their own device and of two before it: of four steps three are left."""
+    """Rows of a window need the keys of their own device and of the two before it: three of four steps remain."""
     compiled = check("window", mesh_of(cp=4), P(None, "cp", None), "ring", seq=64, balance="contiguous")
     assert collectives(compiled)["collective-permute"] in (2 * (2 + 3), 2 * (2 + 2 + 3))
 
 
 @pytest.mark.parametrize("variant", ["window", "forgetting", "causal_dropout"])
 def test_devices_may_get_only_the_keys_that_they_need(variant: str) -> None:
-    """By permutes among devices, of which none follows another one in vain."""
+    """Devices exchange these keys by permutes; under a window nothing is gathered."""
     compiled = check(variant, mesh_of(cp=4), P(None, "cp", None), "exchange", seq=63)
     counts = collectives(compiled)
     assert counts["collective-permute"] > 0
@@ -169,7 +170,7 @@ def test_devices_may_get_only_the_keys_that_they_need(variant: str) -> None:
 
 
 def test_devices_need_only_keys_of_their_documents() -> None:
-    """Two documents of half the rows each: nothing is sent at all."""
+    """Each of two devices has one of two documents, so that nothing is sent."""
     op, mesh = load("causal"), mesh_of(cp=2)
     ids = np.arange(64) // 32
     layout = plan(
@@ -198,7 +199,7 @@ def test_packed_sequences_go_round_a_ring() -> None:
 
 
 def test_keys_are_gathered_and_their_gradients_scattered() -> None:
-    """No device adds up gradients of all keys, and nothing is as large as queries by keys."""
+    """No device adds up gradients of all keys: each array that is reduced over all devices is smaller."""
     compiled = check("causal", mesh_of(cp=2), P(None, "cp", None), "gather", seq=64)
     text, counts = compiled.as_text(), collectives(compiled)
     assert counts["reduce-scatter"] == 2, counts

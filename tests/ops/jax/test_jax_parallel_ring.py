@@ -1,4 +1,4 @@
-"""Context parallelism in JAX by a ring against one call: numbers of keys, and packed documents computed apart."""
+"""Context parallelism in JAX by a ring, compared with one call: numbers of keys, and documents in separate calls."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_step_has_the_number_of_all_keys(
     package: str, variant: str, seq: int, lengths: tuple[int, int] | None
 ) -> None:
-    """Of 69 rows one device has a row of padding. `kv_lengths` may be fewer than the rows, or more."""
+    """With 69 rows one device has a row of padding. `kv_lengths` may be less or more than the number of rows."""
     shape = calls.Shape(batch=BATCH, heads=HEADS[0], kv_heads=HEADS[1], seq=seq, dim=DIM)
     drawn = calls.draw_inputs(calls.load_manifest(package)[variant], shape, dtype=torch.float32, device="cpu")
     trained = {name: jnp.asarray(getattr(drawn, name).detach().transpose(1, 2).numpy()) for name in ("q", "k", "v")}
@@ -74,7 +74,7 @@ def test_every_step_has_the_number_of_all_keys(
 
 
 ENDS = (0, 7, 40, 40, 45, 90)
-"""Where packed documents begin: one is empty, the last is half of all rows."""
+"""The rows at which packed documents begin, and the end. One document is empty, the last one has half of all rows."""
 
 
 def check_documents(package: str, variant: str, ranks: int, dropout_p: float | None, balance: str = "work") -> None:

@@ -1,4 +1,4 @@
-"""What a JAX op computes on the CPU, beside what the torch op computes there: two spellings of one expression."""
+"""The references of JAX ops on the CPU, compared with those of torch: two implementations of the same expressions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def packed(variant: str, inputs: Inputs) -> Inputs:
-    """The first batch row as sequences: a tensor with an element per token has no batch rows, others have three."""
+    """The first batch row as three sequences: tensors with an element per token lose `b`, others have `b` of 3."""
 
     def rows(x: Tensor) -> Tensor:
         return x.detach()[0].transpose(0, 1).contiguous()

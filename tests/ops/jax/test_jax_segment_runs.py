@@ -1,4 +1,4 @@
-"""Segmented calls of JAX whose segments may be runs of tokens: two forwards are launched, and one of them computes."""
+"""Segmented calls of JAX: the packed and the segmented forward are launched, and the device chooses one of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(q: jax.Array, **options: Any) -> Any:
 
 
 def names(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
-    # Any image does, of a kernel with no scratch.
+    # Nothing is launched, so any image will do: here an empty one, of a kernel without scratch memory.
     monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
     return [message[4][0].decode() for message in messages(monkeypatch, lambda q: call(q, **options), Q)]
 
@@ -41,7 +41,7 @@ def test_both_forwards_write_to_one_memory(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(segment_runs, "LEAST_ITEMS", 0)
     monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
     program = jax.export.export(jax.jit(call), platforms=["cuda"], disabled_checks=allowed)(Q)
-    # o and lse, which the second forward goes on with.
+    # Two aliases: the second forward continues in the memory of o and lse.
     assert program.mlir_module().count("output_operand_alias<") == 2
 
 

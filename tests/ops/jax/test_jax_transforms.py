@@ -1,4 +1,4 @@
-"""What JAX does to functions, done to the ops: each result beside the same without it."""
+"""JAX's transformations of functions, applied to the ops: each result is compared with the untransformed one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gradients(name: str, q: jax.Array, k: jax.Array, v: jax.Array, mine: Trained
 
 
 def stacked(function: Callable[..., Any], *mapped: Any) -> Any:
-    """What vmap over axis 0 must give, one call after the other."""
+    """The result that vmap over axis 0 must give, computed by one call after the other."""
     size = len(jax.tree.leaves(mapped)[0])
     each = [function(*jax.tree.map(lambda x, i=i: x[i], mapped)) for i in range(size)]
     return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
@@ -78,7 +78,7 @@ VARIANTS = ["causal", "alibi", "gpt_oss", "forgetting", "document", "window", "g
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("function", [outputs, gradients], ids=["outputs", "gradients"])
 def test_vmap_over_everything(name: str, function: Callable[..., Any]) -> None:
-    """Over arrays, parameters and scalars alike."""
+    """vmap maps arrays, parameters and scalars alike."""
     mapped = (*arrays(0, 3, batch=2), own(name, 1, 3, batch=2))
     one = partial(function, name)
     close(jax.vmap(one)(*mapped), stacked(one, *mapped))
@@ -86,7 +86,7 @@ def test_vmap_over_everything(name: str, function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("name", ["causal", "alibi", "gpt_oss", "forgetting"])
 def test_vmap_over_arrays_alone(name: str) -> None:
-    """A parameter that all share has one gradient for each."""
+    """A parameter that all mapped calls share has a separate gradient for each call."""
     q, k, v = arrays(0, 3, batch=2)
     mine = own(name, batch=2)
     one = partial(gradients, name)
@@ -138,7 +138,7 @@ def test_nested_vmap() -> None:
 @pytest.mark.parametrize("name", ["causal", "document", "forgetting", "gpt_oss"])
 @pytest.mark.parametrize("function", [outputs, gradients], ids=["outputs", "gradients"])
 def test_vmap_of_packed_sequences(name: str, function: Callable[..., Any]) -> None:
-    """Each has sequences of its own; they become the sequences of one call."""
+    """Each mapped call has its own sequences; all of them become the sequences of one call."""
     keys = jax.random.split(jax.random.key(0), 4)
     q, k, v = (jax.random.normal(key, (3, 30, h, HEAD_DIM)) for key, h in zip(keys, (4, 2, 2), strict=False))
     begins = jnp.asarray([[0, 7, 7, 30], [0, 1, 29, 30], [0, 10, 20, 30]], jnp.int32)
@@ -156,7 +156,7 @@ def test_vmap_of_packed_sequences(name: str, function: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_vmap_gives_each_row_the_offset_of_a_single_row(packed: bool) -> None:
-    """Kernels read an offset for each batch row or sequence: one of a single row may not stay one where axes fold."""
+    """Kernels read one offset per batch row or sequence: when axes fold, the offset of a single row is repeated."""
     q, k, v = (x[:, 0] if packed else x for x in arrays(11, 3, batch=1))
     options: dict[str, Any] = {"cu_seqlens_q": jnp.array([0, ROWS], jnp.int32)} if packed else {}
 
@@ -167,7 +167,7 @@ def test_vmap_gives_each_row_the_offset_of_a_single_row(packed: bool) -> None:
 
 
 def test_vmap_folds_an_offset_of_one_row_into_one_per_row() -> None:
-    """Of positions one for all may stay one, as their strides say so; offsets have none."""
+    """Positions of one row may stay one row for all, because a stride of 0 repeats them; offsets have no strides."""
     assert jax_batching._fold("row_offsets", jnp.array([-5]), 0, 3, False, {}).tolist() == [-5, -5, -5]
     assert jax_batching._fold("q_positions", jnp.zeros((1, ROWS)), 0, 3, False, {}).shape == (1, ROWS)
 
@@ -302,7 +302,7 @@ BATCHED, HEADED = P("data", None, "model", None), P("model")
 @pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
 @pytest.mark.parametrize("name", ["causal", "alibi", "gpt_oss", "forgetting", "document"])
 def test_sharded_arrays_stay_where_they_are(name: str, shape: tuple[int, int]) -> None:
-    """Over batch and heads no device needs what another has, but for sums over the batch."""
+    """Cut along batch and heads, no device needs data of another device, except for sums over the batch."""
     on = mesh(*shape)
     q, k, v = arrays()
     mine = own(name)
@@ -315,7 +315,7 @@ def test_sharded_arrays_stay_where_they_are(name: str, shape: tuple[int, int]) -
     backward = partial(gradients, name)
     got = jax.jit(backward)(*put, put_mine)
     close(got, backward(q, k, v, mine), 1e-4)
-    # The gradient of what all batch rows read is a sum over them.
+    # The gradient of a tensor that all batch rows read is a sum over the batch rows.
     assert collectives(backward, *put, put_mine) <= {"all-reduce"}
     assert got[0].sharding.is_equivalent_to(NamedSharding(on, BATCHED), 4)
 
@@ -364,7 +364,7 @@ def exported(function: Callable[..., Any], platforms: Sequence[str], *given: Any
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels, which are interpreted here")
 @pytest.mark.parametrize("name", ["causal", "document", "alibi"])
 def test_export_for_cpu_and_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One artefact for both, made where there is no GPU."""
+    """One exported artefact serves both platforms, and exporting needs no GPU."""
     monkeypatch.setenv("ATTENTION_ARCH", "sm_90")
     q, k, v = arrays()
     mine = own(name)

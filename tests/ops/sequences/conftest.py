@@ -1,4 +1,4 @@
-"""A package of variants that the library has no example of."""
+"""A package of variants of kinds that the library does not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.rendering import importable
 
-# What the library has no example of: every place of the dims `b`, `q_idx` and `kv_idx`, and `b` as a number.
+# The library does not have these: the dims `b`, `q_idx` and `kv_idx` at every place, and `b` as a number.
 SPEC = """
 variants:
   per_pair:

@@ -1,4 +1,4 @@
-"""What calls refuse of packed sequences, segment ids, positions and lengths."""
+"""The packed sequences, segment ids, positions and lengths that calls refuse."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_bad_tensors_per_pair_of_a_packed_call(package: str, name: str, shape: S
 
 
 def test_values_are_not_read_where_that_would_wait() -> None:
-    """Of fake tensors and those without a device there are none."""
+    """Fake tensors and tensors on the device `meta` have no values."""
     with FakeTensorMode():
         x, cu_seqlens = torch.zeros(8, 2, 16), torch.ones(3, dtype=torch.int32)
         assert check_packed("op", x, x, x, None, cu_seqlens, None)[0] is cu_seqlens

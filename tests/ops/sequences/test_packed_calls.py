@@ -1,4 +1,4 @@
-"""A packed call is dense calls, one per sequence, in the plain reference on the CPU; and schedules of every call."""
+"""A packed call gives the results of one dense call per sequence, by the references on the CPU; schedules of calls."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ B, Q_LEN, KV_LEN = 3, 7, 9
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Positions and rows of queries `[B, 1, Sq, 1]` and keys `[B, 1, 1, Skv]`, and which pairs the call lets attend."""
+    """Positions of queries `[B, 1, Sq, 1]` and keys `[B, 1, 1, Skv]`, and the pairs that the call allows."""
 
     q_idx: Tensor
     kv_idx: Tensor
@@ -159,7 +159,7 @@ def test_a_tensor_of_tokens_is_read_where_they_lie_in_any_order() -> None:
 
 
 def test_a_table_of_positions_need_not_be_as_long_as_the_rows(package: str) -> None:
-    """Positions of the call's own index a named dim; along `q_idx` and `kv_idx` there is an element per row."""
+    """The positions of a call index a named dim, whatever its size; `q_idx` and `kv_idx` have one element per row."""
     op, _ = own_variant(package, "tabled")
     q, k = leaf(1, 2, 6, DIM), leaf(1, 2, 6, DIM)
     order, place = ints(1, 0, 2), torch.tensor([0.0, 2.0, -1.0])
@@ -176,7 +176,7 @@ def test_a_table_of_positions_need_not_be_as_long_as_the_rows(package: str) -> N
 
 @pytest.mark.parametrize("variant", sorted(set(MANIFEST) - {"causal_dropout", "padding"}))
 def test_packed_sequences_are_segments_with_positions(variant: str) -> None:
-    """Where nothing depends on the batch row, two ways to say the same."""
+    """If nothing depends on the batch row, both are descriptions of the same call."""
     lengths = (5, 1, 7, 3)
     packed = Packed.draw(MANIFEST[variant], lengths, lengths)
     own = {n: x[None] if "b" in packed.dims[n] else x for n, x in packed.tensors.items()}

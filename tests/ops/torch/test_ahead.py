@@ -1,4 +1,4 @@
-"""The kernels of a first call and its backward are compiled by a process beside it; no GPU is needed."""
+"""Another process compiles the kernels of a first call and of its backward; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Compilations:
         self.found: set[str] = set()
 
     def note(self, *, metadata: Any, cache_hit: bool, **_: Any) -> None:
-        """What Triton tells of each."""
+        """Triton calls this for each kernel."""
         (self.found if cache_hit else self.here).add(metadata["name"])
 
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Iterator[Compilations]:
-    """Calls on CPU tensors compile what they would launch on a GPU, into a cache of their own."""
+    """Calls on CPU tensors compile the kernels that they would launch on a GPU, into a separate cache."""
     noted = Compilations()
 
     def load(kernel: Any) -> None:
@@ -70,7 +70,7 @@ def compiled(tmp_path: Path) -> Iterator[Compilations]:
         patch(devices, "arch_of", lambda _x: ARCH)
         patch(devices, "gpu_of", lambda _x: "")
         patch(driver, "_active", AbsentGPU.__new__(AbsentGPU))
-        AbsentGPU.__init__(driver._active, ARCH)  # another number each time: a kernel remembers what it compiled by it
+        AbsentGPU.__init__(driver._active, ARCH)  # a new number each time: kernels key their compilations by it
         patch(CompiledKernel, "_init_handles", load)
         patch(torch_replay, "_is_current", lambda _x: True)
         patch(plans, "current_stream", lambda _device: 0)
@@ -97,7 +97,7 @@ def test_a_call_and_its_backward_are_compiled_by_a_process(compiled: Compilation
 
 
 def test_once(compiled: Compilations) -> None:
-    """Calls of a kind that was begun begin nothing."""
+    """If compilation began for a kind of call, later calls of this kind do not begin another one."""
     kernels = importlib.import_module("generated.causal.torch_op").DENSE
     with mock.patch.object(ahead, "Ahead") as begun:
         for length in (81, 82, 82):
@@ -126,7 +126,7 @@ def test_no_gradients_no_backward() -> None:
     ],
 )
 def test_a_failure_is_left_to_the_call(length: int, name: str, value: Any, compiled: Compilations) -> None:
-    """The call compiles what it launches, and raises what there is to raise."""
+    """The call itself compiles the kernels that it launches, and raises their errors."""
     with mock.patch.object(ahead, name, value):
         _step(length)
     assert compiled.here == FORWARD | BACKWARD
@@ -150,7 +150,7 @@ def test_a_process_that_hangs_is_ended(compiled: Compilations) -> None:
 
 
 def test_it_ends_with_its_caller() -> None:
-    """Its input ends when the process that started it ends, in whatever way."""
+    """The input of the process ends when its caller ends, for whatever reason."""
     command = [sys.executable, "-c", ahead._START, json.dumps(sys.path), compiling.__name__]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
@@ -162,7 +162,7 @@ def test_it_ends_with_its_caller() -> None:
 
 
 def test_its_copies_end_with_its_caller(tmp_path: Path) -> None:
-    """Those that compile, here one that hangs while it looks for its kernel."""
+    """Copies of the process compile; the copy of this test hangs while it looks for its kernel."""
     note = "pathlib.Path(__file__).with_name('pid').write_text(f'{os.getpid()} ')"
     code = f"import os, pathlib, time\ndef __getattr__(_name):\n    {note}\n    time.sleep(600)\n"
     (tmp_path / "hanging.py").write_text(code)
@@ -182,7 +182,7 @@ def test_its_copies_end_with_its_caller(tmp_path: Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process has not ended: of one that nobody waited for there is still a status."""
+    """Whether a process still runs. A process that has ended keeps a status until somebody waits for it."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -190,7 +190,7 @@ def _runs(process: int) -> bool:
 
 
 def _until(holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold within a while."""
+    """Whether a condition becomes true within 30 seconds."""
     end = time.monotonic() + 30
     while not holds() and time.monotonic() < end:
         time.sleep(0.02)
@@ -230,12 +230,12 @@ def test_loops_that_are_visited_once_give_the_same_code() -> None:
     code, visits = _code_of_loops()
     same, fewer = _code_of_loops(once=True)
     assert same == code
-    # The two inner loops are other ones in each part.
+    # `static_range` unrolls: each part has its own two inner loops.
     assert (visits, fewer) == (13, 5)
 
 
 def _code_of_loops(*, once: bool = False) -> tuple[str, int]:
-    """Triton's code of nested loops, and how often their bodies are visited to see what they carry."""
+    """Triton's code of nested loops, and how often their bodies are visited to find the values that they carry."""
     from triton._C.libtriton import ir
     from triton.compiler.code_generator import CodeGenerator
 

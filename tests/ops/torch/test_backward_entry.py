@@ -1,4 +1,4 @@
-"""The backward of an op by itself: the gradients of autograd, dk and dv in float32, of o and lse as they are given."""
+"""`op.backward` by itself: autograd's gradients, with dk and dv in float32, computed from the given o and lse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_itself(op: Any, inputs: calls.Inputs, o: Tensor, lse: Tensor, **options: 
 
 
 def without_empty_rows(inputs: calls.Inputs, lse: Tensor) -> calls.Inputs:
-    """A row without keys has a lse of -inf, whose gradient is of no loss."""
+    """Inputs with a dlse of 0 in rows without keys: their lse is -inf, which no loss can read."""
     return replace(inputs, dlse=torch.where(torch.isinf(lse), 0.0, inputs.dlse))
 
 
@@ -87,7 +87,7 @@ def test_takes_any_scale_and_layout(scale: float) -> None:
 
 
 def test_two_halves_of_the_keys_add_up() -> None:
-    """What a ring does: each part of the keys by itself, with o and lse of them all."""
+    """A ring computes in this way: each part of the keys by itself, with o and lse of all keys."""
     inputs = calls.draw_inputs(calls.load_manifest()["full"], SHAPE, dtype=torch.float32, device="cpu")
     op: Any = calls.load_op("full")
     want = calls.evaluate(op, inputs)

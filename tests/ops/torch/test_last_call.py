@@ -1,4 +1,4 @@
-"""A call is like the one before only if all is equal that decides what it does."""
+"""A call looks like the one before only if everything that decides what it does is equal."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 
 LIBRARIES = ("torch", "numpy", "jax")
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
-# How long drawing takes says how busy the machine is.
+# The time that drawing takes depends on how busy the machine is, so it has no limit.
 DRAWING = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 with_libraries = pytest.mark.parametrize("library", LIBRARIES)
@@ -57,7 +57,7 @@ def check_packed(packed: Packed, given_: list[Any]) -> None:
 
 
 def check_rows(rows: PackedRows, given_: list[Any], padding_value: float = 0, padding_id: int = -1) -> None:
-    """Every place of every row is what `rows.rows` says of it, and no row is over-full."""
+    """Every place of every row agrees with `rows.rows`, and no row has more tokens than its length."""
     assert sorted(i for row in rows.rows for i in row) == list(range(len(given_)))
     assert rows.data.shape == (len(rows.rows), rows.length, *given_[0].shape[1:])
     for b, row in enumerate(rows.rows):
@@ -110,7 +110,7 @@ def test_unpack_along_another_axis() -> None:
     packed = pack(sequences([2, 0, 3]))
     lse = torch.arange(10.0).view(2, 5)
     assert [x.tolist() for x in packed.unpack(lse, axis=-1)] == [[[0, 1], [5, 6]], [[], []], [[2, 3, 4], [7, 8, 9]]]
-    # Outputs need not be of the library of the sequences.
+    # Outputs may be arrays of another library than the sequences.
     assert isinstance(packed.unpack(lse.numpy(), axis=1)[0], np.ndarray)
 
 
@@ -150,7 +150,7 @@ def test_first_fit_fills_gaps_and_decreasing_needs_fewer_rows() -> None:
 
 
 def test_a_hundred_thousand_sequences_are_no_quadratic_matter() -> None:
-    """Every sequence over half a row: a scan of the open rows would look at 5e9."""
+    """Every sequence is longer than half a row and opens a new row: scanning all open rows would take 5e9 steps."""
     rows = packing._first_fit([600 + i % 400 for i in range(100_000)], 1000, False)
     assert len(rows) == 100_000
 

@@ -26,7 +26,8 @@ PACKED_ROWS = {"q": 0, "k": 0, "v": 0, "o": 0, "lse": 1, "g": 0}
 
 STRATEGIES = ("heads", "gather", "exchange", "ring", "2d")
 NO_RING = ("band_images", "forgetting_pruned")
-"""Variants that read a tensor at rows of queries and of keys and attend to keys behind a query."""
+"""Variants that read a tensor at rows of queries and of keys, and attend to keys after a query or compute with
+positions themselves."""
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -39,7 +40,7 @@ def draw(
 
 
 def gradients(o: Tensor, lse: Tensor, do: Tensor, dlse: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of a loss in o and lse; a row without keys has a lse of -inf, which no loss reads."""
+    """Gradients of a loss of o and lse; a row without keys has an lse of -inf, which the loss does not read."""
     finite = torch.where(torch.isinf(lse), 0.0, lse)
     loss = (o * do).sum() + (finite * dlse.to(lse.dtype)).sum()
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -56,7 +57,7 @@ def on_rank(
     options: Mapping[str, Any] = NOTHING,
     tokens: Mapping[str, Tensor] = NOTHING,
 ) -> dict[str, Tensor]:
-    """Results and gradients of one rank, put together over the ranks."""
+    """Results and gradients that one rank computes, unsharded over all ranks."""
     seq = inputs.q.shape[rows["q"]]
     heads = (inputs.q.shape[1 if rows["q"] != 1 else 2], inputs.k.shape[1 if rows["k"] != 1 else 2])
     read: dict[str, Any] = {
@@ -159,7 +160,7 @@ def test_packed_sequences_are_cut_anywhere(variant: str, strategy: str, ranks: i
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("strategy", ["gather", "exchange", "ring"])
 def test_documents_of_any_lengths_are_dealt(strategy: str, ranks: int, ends: tuple[int, ...]) -> None:
-    """Ranks have unequally many keys of their documents, and still meet in the same exchanges."""
+    """Ranks have different numbers of keys of their documents, but all take part in the same exchanges."""
     for variant in ("causal", "gpt_oss", "forgetting", "causal_dropout"):
         entry = calls.load_manifest()[variant]
         inputs = calls.packed(entry, draw(variant, seq=200, batch=1))
@@ -184,7 +185,7 @@ def test_documents_in_rows_are_kept_apart(variant: str, given: str, strategy: st
 
 
 def test_positions_are_those_of_the_rows_they_come_with() -> None:
-    """Two rows of documents, whose positions restart: an op that reads nothing by row takes them under any strategy."""
+    """Positions restart in the second document of a row: an op that reads nothing by row takes them by any strategy."""
     inputs = draw("window", seq=64)
     ids = (torch.arange(64, dtype=torch.int32) // 32).expand(BATCH, -1).contiguous()
     tokens = {"q_segment_ids": ids, "q_positions": (torch.arange(64, dtype=torch.int32) % 32).expand(BATCH, -1)}
@@ -255,7 +256,7 @@ def test_only_a_mask_of_the_plan_exchanges(planned: str) -> None:
 
 
 def test_results_are_those_of_one_rank_to_rounding() -> None:
-    """Of equal bits they are with kernels, see tests/kernels; torch's products on the CPU differ with their sizes."""
+    """Kernels give equal bits, see tests/kernels; on the CPU torch's products differ with their sizes."""
     inputs, op = draw("causal", seq=64), calls.load_op("causal")
     o, lse = inputs.call(op, return_lse=True)
     one = {"o": o, "lse": lse} | gradients(o, lse, inputs.do, inputs.dlse, inputs.leaves())
@@ -267,7 +268,7 @@ def test_results_are_those_of_one_rank_to_rounding() -> None:
 
 
 def test_a_row_sharded_tensor_gets_the_gradient_of_its_rows() -> None:
-    """What `band_bias` reads by query and key may be cut by query rows; its gradient is then of these rows."""
+    """The bias of `band_bias`, read by query and key, may be cut by query rows; its gradient then has these rows."""
     inputs, op = draw("band_bias", seq=64), calls.load_op("band_bias")
     whole = calls.evaluate(op, inputs)["dbias"]
 
@@ -303,7 +304,7 @@ def test_gradients_may_be_left_to_whoever_adds_up_all() -> None:
 
 
 def refused(of_rank: Any, ranks: int = 2) -> list[str]:
-    """What each rank raises."""
+    """The message of the error that each rank raises."""
 
     def message(comm: ThreadRank) -> str:
         try:

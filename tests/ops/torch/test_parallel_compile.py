@@ -45,7 +45,7 @@ def _forget_graphs() -> Any:
     [("alibi", "gather"), ("gpt_oss", "ring"), ("forgetting", "heads"), ("window", "exchange"), ("band_bias", "2d")],
 )
 def test_a_call_is_one_operator_of_each_pass(variant: str, strategy: str) -> None:
-    """`fullgraph=True`, o, lse and all gradients with the bits of an eager call."""
+    """With `fullgraph=True` o, lse and all gradients have the bits of an eager call."""
     shape = calls.Shape(batch=2, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=DIM)
     inputs = calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
     op: Any = calls.load_op(variant)
@@ -85,7 +85,7 @@ def test_a_call_is_one_operator_of_each_pass(variant: str, strategy: str) -> Non
 
 
 def test_a_bad_call_is_an_error_of_every_rank() -> None:
-    """Compiled, arguments are checked when the first call runs."""
+    """A compiled function checks arguments when its first call runs."""
 
     def of_rank(comm: ThreadRank) -> str:
         op = calls.load_op("causal")
@@ -113,7 +113,7 @@ def test_gradients_have_no_gradient() -> None:
 
 
 def test_a_graph_serves_every_layout_of_the_same_sizes() -> None:
-    """As those of the documents of each batch: the first layout has a graph of its own, all others share one."""
+    """For example layouts of each batch's documents: the first layout has a separate graph, all others share one."""
     op, comm = calls.load_op("causal"), 1
     q, k = torch.rand(1, 4, SEQ, DIM), torch.rand(1, 2, SEQ, DIM)
     kept: list[Any] = []

@@ -1,6 +1,6 @@
-"""What calls over several ranks keep: no tensors of calls, and of layouts nothing once they are dropped.
+"""Memory of calls over several ranks: calls keep no tensors, and a layout keeps nothing alive once it is dropped.
 
-Garbage collection is off: it knows nothing of a device's memory, and training loops turn it off.
+Garbage collection is off: it does not know how full a device's memory is, and training loops turn it off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRATEGIES = ("heads", "gather", "exchange", "ring", "2d")
 @pytest.fixture(autouse=True)
 def no_garbage_collection() -> Iterator[None]:
     gc.disable()
-    gc.freeze()  # `alive` need not look at what other tests and libraries have, more than a million objects.
+    gc.freeze()  # `alive` then skips the objects of other tests and libraries, more than a million.
     yield
     gc.unfreeze()
     gc.enable()
@@ -43,7 +43,7 @@ def layout_of(strategy: str, **documents: Any) -> Any:
 
 
 def step(call: Any, layout: Any, *, trains: bool = True) -> list[weakref.ref[Tensor]]:
-    """A call and its backward; references to its tensors."""
+    """Compute a call and its backward; return weak references to the tensors of both."""
     packed = layout.cu_seqlens is not None
     sizes = [(layout.local, n, DIM) if packed else (1, n, layout.local, DIM) for n in (HEADS[0], HEADS[1], HEADS[1])]
     leaves = [torch.randn(size, requires_grad=True) for size in sizes]
@@ -87,7 +87,7 @@ def test_the_tensors_of_a_call_end_with_it(strategy: str, trains: bool) -> None:
     for documents in ({}, documents_of(0)):
         layout = layout_of(strategy, **documents)
         call = context_parallel(calls.load_op("causal"), layout)
-        # The second call of a kind is noted, from the third on the notes are followed.
+        # The second call of a kind is recorded; from the third on the recording is replayed.
         for number in range(4):
             held = step(call, layout, trains=trains)
             assert not [ref() for ref in held if ref() is not None], f"call {number}"

@@ -61,7 +61,7 @@ def training_step(mesh: Any, variant: str, strategy: str, dtype: torch.dtype = t
 
 
 def distributed_tensors(mesh: Any, *, sums: bool) -> None:
-    """DTensors with their rows sharded: a loss and its gradients as of plain local rows; parameters are replicated."""
+    """DTensors with sharded rows give the loss and gradients of plain local rows; parameters are replicated."""
     inputs, op = inputs_of("alibi"), calls.load_op("alibi")
     want = calls.evaluate(op, inputs)
     layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
@@ -101,7 +101,7 @@ class Layer(nn.Module):
 
 
 def sharded_parameters(mesh: Any) -> None:
-    """Under FSDP2 over the same ranks, whose gradients are means over them: of one process's a part of so many."""
+    """FSDP2 over the same ranks: gradients are means over ranks, so they are those of one process divided by RANKS."""
     op = calls.load_op("alibi")
     layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
     torch.manual_seed(0)
@@ -154,7 +154,7 @@ def grids_of_processes() -> None:
 
 
 def noted_steps(mesh: Any, strategy: str) -> None:
-    """Calls that are noted, and done again with other values, send through the group what the first one sent."""
+    """Calls that are recorded, and replayed with other values, use the group's collectives as the first call did."""
     op = calls.load_op("causal")
     call = context_parallel(op, layout := plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM, strategy=strategy))
     for number in range(3):
@@ -178,7 +178,7 @@ def raises_on_every_rank(mesh: Any) -> None:
 
 
 def does_not_wait_for_a_rank_that_is_gone(group: Any) -> None:
-    """A rank that fails behind the check of arguments, and ends: the other's collective is an error, not a wait."""
+    """If a rank fails after the check of arguments and ends, the collective of the other raises an error at once."""
     op = calls.load_op("causal")
     layout = plan(op, group, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
     call = context_parallel(op, layout)
@@ -193,7 +193,7 @@ def does_not_wait_for_a_rank_that_is_gone(group: Any) -> None:
 
 
 def one_process(rank: int, folder: str) -> None:
-    """All cases on one rank; what failed is left in a file."""
+    """Run all cases on one rank, and write failures to a file."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     method = f"file://{folder}/rendezvous"

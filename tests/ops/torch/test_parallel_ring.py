@@ -1,4 +1,4 @@
-"""Context parallelism by a ring: dropout, numbers of packed sequences and of keys, beside what else a variant has."""
+"""Context parallelism by a ring: dropout, numbers per packed sequence, numbers of keys, and a variant's features."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_of_packed_sequences(package: str, variant: str, dropout_p: float) -> No
 
 
 def test_documents_need_no_length_of_the_longest(package: str) -> None:
-    """Each takes a dense call, in which such a length is an error."""
+    """Each document takes a dense call, in which `max_seqlen_q` would be an error."""
     op, ends = calls.load_op("log_n", package), torch.tensor([0, 10, 45], dtype=torch.int32)
     q, k, v = torch.randn(45, 8, DIM), torch.randn(45, 2, DIM), torch.randn(45, 2, DIM)
 
@@ -88,7 +88,7 @@ def test_documents_need_no_length_of_the_longest(package: str) -> None:
 
 
 def check_lengths(package: str, variant: str, seq: int, lengths: list[int], plan_options: dict[str, str]) -> None:
-    """Compare a call with the keys of each batch row: those behind have the id of padding in the reference."""
+    """Compare a call with `kv_lengths` to a reference in which keys from these lengths on have the id of padding."""
     inputs, ends = draw(variant, seq=seq, package=package), torch.tensor(lengths, dtype=torch.int32)
     ids = torch.where(torch.arange(seq) < ends[:, None], 0, -1).to(torch.int32)
     check(
@@ -111,7 +111,7 @@ def test_batch_rows_have_keys_of_their_own_number(package: str, variant: str, ba
 
 @pytest.mark.parametrize("strategy", ["exchange", "ring"])
 def test_a_plan_does_not_know_the_keys_of_batch_rows(package: str, strategy: str) -> None:
-    """The last 16 of all keys are on the second rank, and those of the rows on the first one."""
+    """The last 16 of all keys are on the second rank, but the last 16 of each batch row's keys are on the first one."""
     check_lengths(package, "tail", 600, [180, 150], {"strategy": strategy, "balance": "contiguous"})
 
 

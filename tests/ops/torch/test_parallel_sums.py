@@ -1,4 +1,4 @@
-"""Context parallelism: what ranks drop is what one GPU drops, and what they add up is rounded once."""
+"""Context parallelism: ranks drop what one GPU drops, and sums over ranks are rounded once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drawn(variant: str, seq: int, dtype: torch.dtype = torch.float32) -> calls.I
 
 
 def kept(op: Any, ranks: int, **options: Any) -> tuple[Tensor, list[Tensor]]:
-    """The pairs that keep their probability in one call, and in calls over ranks: v is a unit matrix."""
+    """The pairs that keep their probability in one call and in calls over ranks. v is a unit matrix: o shows them."""
     seq = 70
     inputs = drawn("causal_dropout", seq)
     q, k = inputs.q.detach(), inputs.k.detach()
@@ -43,7 +43,7 @@ def kept(op: Any, ranks: int, **options: Any) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("head_groups", [1, 2])
 @pytest.mark.parametrize("balance", ["work", "contiguous"])
 def test_ranks_drop_what_one_gpu_drops(balance: str, head_groups: int, ranks: int) -> None:
-    """Of heads that are themselves a part, as under tensor parallelism, and of rows that begin anywhere."""
+    """The heads are a part of all heads, as under tensor parallelism, and the rows begin anywhere."""
     op = calls.load_op("causal_dropout")
     for strategy in ("gather", "exchange", "ring"):
         groups = {} if strategy == "ring" else {"head_groups": head_groups}
@@ -64,7 +64,7 @@ def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) -> None:
     """The error in bfloat16 is at most 1.1 times that of one call: parts are added up in float32.
 
-    Of a ring dv alone: its dk follows from o as it was rounded, as in kernels, which autograd does not round.
+    For a ring only dv is compared: a ring computes dk from the rounded o, as kernels do, but autograd does not round o.
     """
     inputs = drawn("causal", 256, torch.bfloat16)
     op = calls.load_op("causal")

@@ -1,4 +1,4 @@
-"""Calls over several ranks that are noted and done again: they have the bits of calls that compute anew."""
+"""Calls over several ranks that are recorded and replayed: they have the bits of calls that are computed anew."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS, DIM, SEQ = (4, 2), 16, 40
 
 
 def step(call: Any, tensors: dict[str, Tensor], do: Tensor, **given: Any) -> list[Tensor]:
-    """o and gradients, of leaves that lie as `tensors` do."""
+    """o and the gradients of leaves, which have the strides of `tensors`."""
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
     o = call(**leaves, **given)
     return [o.detach(), *torch.autograd.grad(o, list(leaves.values()), do)]
@@ -35,7 +35,7 @@ def compared(comm: ThreadRank, variant: str, strategy: str, **documents: Any) ->
     given = {"slope": torch.tensor([0.1, 0.2, 0.3, 0.4])} if variant == "alibi" else {}
     for number in range(4):
         torch.manual_seed(number)
-        # One tensor of all heads, as projections leave it, of which q, k and v are views.
+        # q, k and v are views of one tensor of all heads, as projections return it.
         rows = layout.local
         sizes = (rows, sum(HEADS) + HEADS[1], DIM) if documents else (1, sum(HEADS) + HEADS[1], rows, DIM)
         parts = torch.randn(sizes).split([HEADS[0], HEADS[1], HEADS[1]], 1)

@@ -1,4 +1,4 @@
-"""What a replayed call hands to the launchers of compiled kernels is what Triton hands them; no GPU is needed."""
+"""A replayed call passes to the launchers of compiled kernels the arguments that Triton passes; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def launches(request: pytest.FixtureRequest) -> Iterator[list[list[Any]]]:
     is_known = getattr(request, "param", "known") == "known"
     if is_known and launching._KNOWN_LAUNCHER is None:
         pytest.skip("of this version of Triton no launcher is known")
-    # Between them come the hooks and what these are told.
+    # The places in between are the hooks and their arguments.
     plain = [*range(10), *range(13, 99)] if is_known else [*range(6), *range(9, 99)]
 
     def launcher(*arguments: Any) -> None:
@@ -72,7 +72,7 @@ def test_launchers_get_what_triton_gives_them(variant: str, count: int, seq: int
     shape = Shape(batch=2, heads=2, kv_heads=1, seq=seq, dim=80)
     inputs = draw_inputs(load_manifest()[variant], shape, dtype=torch.bfloat16, device="cpu")
     op = load_op(variant)
-    kept = []  # What is allocated is kept, so that all of it is told apart.
+    kept = []  # Allocated tensors are kept, so that each has its own address.
     empty = torch.empty_strided
     made: list[Tensor] = []
 
@@ -112,7 +112,7 @@ def test_a_hook_makes_triton_launch(launches: list[list[Any]]) -> None:
     op = load_op("causal")
 
     def hook(_metadata: Any) -> None:
-        """What the launcher would call."""
+        """A hook that the launcher would call."""
 
     with torch.no_grad(), mock.patch.object(plans.Plan, "__call__") as replay:
         for _ in range(2):
@@ -131,12 +131,12 @@ def test_a_hook_makes_triton_launch(launches: list[list[Any]]) -> None:
 @pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "packed"])
 def test_a_call_with_gradients_is_replayed(layout: str) -> None:
-    """From the third on, only its launches are done; what autograd sees of it, and may change, is the same."""
+    """From the third call on only its launches are done; autograd sees the same graph, and results may be changed."""
     ends = torch.tensor([0, 24, 64], dtype=torch.int32)
     options: dict[str, Any] = {"cu_seqlens_q": ends} if layout == "packed" else {"layout": layout}
     shape = {"bhsd": (1, 4, 64, 32), "bshd": (1, 64, 4, 32), "packed": (64, 4, 32)}[layout]
     op = load_op("causal")
-    # Nothing reads the values, which no launch fills.
+    # Values are not checked, because no launch computes them.
     with (
         mock.patch("generated._runtime.torch.sequences.values_are_checked", return_value=False),
         mock.patch.object(plans.Step, "__call__", autospec=True, side_effect=plans.Step.__call__) as step,
@@ -174,7 +174,7 @@ def test_a_tensor_and_its_detached_self_are_told_apart() -> None:
 @pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_a_backward_is_replayed(with_lse: bool) -> None:
-    """Once what it does is known, nothing but that is done; a backward of another kind is computed as ever."""
+    """Once a backward is recorded, only its recorded steps are done; one of another kind is computed as usual."""
     op = load_op("causal")
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 72 + with_lse, 32, dtype=torch.bfloat16))
     do, dlse = torch.ones_like(q), torch.ones(q.shape[:3])

@@ -1,4 +1,4 @@
-"""On CPU tensors an op has the derivatives that its kernels have, and refuses what they refuse."""
+"""On CPU tensors an op has the derivatives that its kernels have, and refuses the derivatives that they refuse."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNDECLARED = (
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Ops whose tensors are declared in each way."""
+    """Ops with tensors of each kind of declaration."""
     with importable(tmp_path_factory.mktemp("own"), "transformed", SPEC):
         yield import_module("transformed.torch")
 
@@ -149,7 +149,7 @@ def test_packed_calls_are_traced_whole(variant: str) -> None:
 
 
 def test_rows_without_keys_have_no_nan_in_their_gradients() -> None:
-    """Detecting anomalies finds a NaN that a later step hides, too."""
+    """Anomaly detection also finds a NaN that a later step hides."""
     sinks = {"causal": None, "gpt_oss": torch.tensor([float("-inf"), 0.5])}
     for variant, sink in sinks.items():
         leaves = transforms.arguments(variant, "cpu") | ({} if sink is None else {"sink": sink})
@@ -187,7 +187,7 @@ def test_a_gradient_that_is_not_declared_is_refused(package: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_own_tensors_of_any_float_have_gradients_of_theirs(package: Any, dtype: torch.dtype) -> None:
-    """They are summed in float32 and rounded once."""
+    """Gradients are summed in float32 and rounded once."""
     given = biased()
     given |= {name: given[name].to(dtype) for name in "wut"}
     results = []

@@ -1,4 +1,4 @@
-"""What the benchmark times: suites, cases, their work, and the peers that can do the same."""
+"""What the benchmark times: suites, cases, their work, and the peers that can compute the same."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def test_formulas_count_what_the_masks_keep(variant: str, scalars: dict[str, int
     ("variant", "scalars", "share"),
     [
         ("full", {}, 1.0),
-        # Of four rows of blocks: 1, 2, 3 and 4 blocks, of which the last of each is cut.
+        # Four rows of blocks visit 1, 2, 3 and 4 blocks; the mask cuts the last block of each row.
         ("causal", {}, (6 * 128**2 + 4 * 128 * 129 / 2) / (10 * 128**2)),
-        # All rows but the first block's meet two blocks.
+        # Each row of blocks visits two blocks, except the first.
         ("window", {"size": 128}, (3 * 128**2 + 128 * 129 / 2) / (7 * 128**2)),
     ],
 )

@@ -25,7 +25,7 @@ from tests.support.measured import CASE
 
 
 def sampled(log: list[str], ms: dict[str, float]) -> timing.Sample:
-    """A sample of calls that only say their names."""
+    """A sample of calls that only return their names."""
 
     def sample(call: Callable[[], Any], count: int) -> list[float]:
         name = call()
@@ -42,7 +42,7 @@ def test_rounds_are_taken_in_turn_and_each_begins_with_another() -> None:
     assert not failed
     assert {name: x.ms for name, x in found.items()} == {"a": 5.0, "b": 10.0}
     assert found["a"].spread == 0.0
-    # Estimated first: five calls each. Then ten milliseconds a round, and one call to warm up.
+    # Five calls of each estimate its time. A round then takes ten milliseconds of each, and one call to warm up.
     rounds = log[10:]
     assert rounds == ["a"] * 3 + ["b"] * 2 + ["b"] * 2 + ["a"] * 3 + (["a"] * 3 + ["b"] * 2 + ["b"] * 2 + ["a"] * 3) + (
         ["a"] * 3 + ["b"] * 2
@@ -82,7 +82,7 @@ def test_in_turn_goes_on_after_a_failure() -> None:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Measuring without a GPU: ours computes its reference, and flex is a peer that is the same."""
+    """Measure without a GPU: ours computes its reference, and flex is a peer that computes the same."""
 
     def draw(case: Case) -> golden.Inputs:
         return golden.draw_inputs(
@@ -109,7 +109,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         calls = iter(range(100))
 
         def forward() -> torch.Tensor:
-            if next(calls) >= 2:  # once for its results, once for its memory
+            if next(calls) >= 2:  # the first two calls are for its results and its memory
                 raise RuntimeError("out of memory")
             return runner.forward()
 

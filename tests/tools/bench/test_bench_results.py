@@ -1,4 +1,4 @@
-"""What the benchmark makes of results: files, tables, bars and plots."""
+"""The output of the benchmark: files, tables, bars and plots."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_shares_of_causal_count_all_scores_of_computed_blocks() -> None:
     results = some_results()
     (causal,) = results.suites["fa3"]
     window = causal.replace("causal", "window(64)")
-    # At 0.3 of causal's rate, and half of what it computes is masked.
+    # The window runs at 0.3 of causal's rate, and the mask leaves out about half of the scores that it computes.
     results.measurements += changed(results, "causal", "window(64)", 0.3)
     assert computed_shares(results) == {}
     results.settings["block_shares"] = {causal: 0.9, window: 0.45}

@@ -1,4 +1,4 @@
-"""A run of the benchmark: what comes beforehand, cases in turn, limits of time, and what it keeps."""
+"""A run of the benchmark: the work before it, cases in turn, time limits, and the results that it keeps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_tuning_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert beforehand.one_at_a_time(timed)(1, y=2) == 3
     assert log == ["mine", "timed", "yours"]
     with beforehand.timed_alone():
-        pass  # inductor has what it changes
+        pass  # inductor exists and has the attributes that this changes
 
 
 def test_triton_caches_where_it_would_without_inductor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_help_is_that_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_run_ends_with_its_tables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also one that is interrupted, whose file is whole."""
+    """An interrupted run prints its tables too, and its file is complete."""
 
     def fake(case: Case, _: float) -> tuple[list[Measurement], list[Cost]]:
         if case.shape.dim == 64:

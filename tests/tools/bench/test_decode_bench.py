@@ -1,4 +1,4 @@
-"""The decode benchmark's own logic: cases and what they read, what it takes for right, times and ratios."""
+"""The decode benchmark's own logic: cases and the bytes that they read, which results are right, times and ratios."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_fault_finds_results_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call of a graph runs once, and the calls take ten microseconds for each of them."""
+    """Every call of a graph runs once, and each call counts as ten microseconds."""
 
     def graph_us(calls: Sequence[Callable[[], Any]]) -> float:
         for call in calls:
@@ -180,7 +180,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ours_is_compared_with_what_stands_beside_it() -> None:
     case = replace(TINY, cache=cases.FP8, implementations=("codegen", "bfloat16", "flashinfer"))
     ours, wide, missing = decode.measure(case, "cpu")
-    # 9344 bytes a layer of bfloat16, half of that in 8 bits: 3 and 5 layers exceed what stays in a cache.
+    # A layer has 9344 bytes in bfloat16, half of that in 8 bits: 3 and 5 layers exceed COLD_BYTES.
     assert (ours.us, wide.us) == (50.0, 30.0)
     assert (ours.ratio, ours.over) == (0.6, "bfloat16")
     assert ours.tb_per_s == 4672 / 50.0 / 1e6

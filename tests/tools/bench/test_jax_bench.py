@@ -1,4 +1,4 @@
-"""The JAX benchmark's own logic: its cases, what it takes for right, how it goes on past what fails, and its table."""
+"""The JAX benchmark's own logic: its cases, which results are right, how it continues after failures, its table."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_ours_is_taken_for_right(case: JaxCase) -> None:
 
 
 def test_what_is_wrong_is_found() -> None:
-    """Documents that see each other, and a NaN beside small errors."""
+    """Two faults: documents that see each other, and one NaN among small errors."""
     assert jax_peers.fault(DOCUMENTS, "ours", BUILDERS["ours"](DOCUMENTS)).startswith("WRONG against float32: ")
     program = BUILDERS["ours"](DENSE)
     broken = replace(program, op=lambda q, k, v: program.op(q, k, v).at[-1, -1, 0, 0].set(jnp.nan))
@@ -146,7 +146,7 @@ def test_two_parts_share_what_they_both_measure(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_round_is_many_calls_and_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of its own, a microsecond from one look to the next: how busy the machine is decides nothing."""
+    """The clock is faked and advances a microsecond per reading, so that the load of the machine does not matter."""
     looks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: next(looks) * 1e-6)
     calls: list[int] = []
@@ -241,7 +241,7 @@ def test_the_first_call_is_timed_in_phases(monkeypatch: pytest.MonkeyPatch) -> N
 def test_imports_are_timed_in_a_fresh_process(framework: str) -> None:
     seconds = first_call.in_process(["imports", framework], {})
     assert list(seconds) == ["framework", *first_call.IMPORT_BARS_S]
-    # Beside other tests a process may wait for long: the bars themselves are those of a quiet machine.
+    # Next to other tests a process may wait for long: the limits themselves are those of a quiet machine.
     assert seconds["package"] + seconds["first variant"] < 10 * sum(first_call.IMPORT_BARS_S.values())
 
 
@@ -251,7 +251,7 @@ def test_what_is_timed_is_not_imported_beforehand() -> None:
 
 
 def test_kvax_gets_its_hints_back() -> None:
-    """Integers that 16 divides, and nothing else; what is patched is put back."""
+    """Only integers that are divisible by 16 get hints; the patched attribute is restored."""
     given: list[dict[Any, Any]] = []
 
     def source(_: Any, **rest: Any) -> None:

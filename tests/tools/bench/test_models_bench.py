@@ -79,7 +79,7 @@ def test_python_of_a_layer_is_judged_beside_a_gpu(
 
 
 class Failing:
-    """A trainee whose peers fail in the ways that a GPU has."""
+    """A trainee whose peers fail in ways in which they fail on a GPU."""
 
     def __init__(self) -> None:
         self.released = 0

@@ -1,4 +1,4 @@
-"""The packed benchmark's own logic: what its cases are, and that it takes what the ops compute for right."""
+"""The packed benchmark's own logic: its cases, and that it judges the results of the ops to be right."""
 
 from __future__ import annotations
 

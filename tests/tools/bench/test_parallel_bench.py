@@ -139,7 +139,7 @@ def test_quick_run_measures_two_processes_on_the_cpu(tmp_path: Path, capsys: pyt
     assert all(0.5 < row["errors"]["dk"] < 1.5 for row in by_section["exact"] if row["errors"])
     assert {row["implementation"] for row in by_section["links"]} >= {"all-gather", "send-receive"}
     assert all(row["gb_per_s"] > 0 for row in by_section["links"])
-    # torch's own knows no CPU: the row says so, and the run goes on.
+    # torch's own context parallelism does not support CPUs: the row states this, and the run continues.
     assert all(row["note"] for row in by_section["peers"])
     assert not any(row["note"] for row in rows if row["section"] != "peers")
     if "jax" in only:
@@ -162,7 +162,7 @@ def test_replay_marks_what_is_modelled(tmp_path: Path) -> None:
         assert row.ms["fwd+bwd"] > row.ms["kernels"] == max(row.rank_ms["kernels"])
         assert "links 1 GB/s" in row.remark
         assert "assumed" not in row.remark
-    # Two key heads are repeated for four ranks; of a variant that counts heads there is no split.
+    # Two key heads are repeated for four ranks. Eight ranks cannot split four query heads: `heads` is refused.
     gather = next(row for row in measured if row.implementation == "gather")
     assert len(gather.rank_ms["kernels"]) == 4
     refused = replay(run, Ranks(0, 1, "cpu", None, None, 20.0), cases.Job(part="replay", case=case, ranks=8))
@@ -174,7 +174,7 @@ def test_replay_marks_what_is_modelled(tmp_path: Path) -> None:
 
 
 def test_replay_has_the_tensors_of_one_rank_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a rank begins, the collectives of those before it are gone, and their buffers, and all tensors."""
+    """When a rank begins, the collectives of earlier ranks are freed, and so are their buffers and all tensors."""
     of_before: list[weakref.ref[Any]] = []
     counts: dict[bool, list[int]] = {False: [], True: []}
 
@@ -189,7 +189,7 @@ def test_replay_has_the_tensors_of_one_rank_at_a_time(tmp_path: Path, monkeypatc
     case = cases.tiny(cases.documents(131072))
     job = cases.Job(part="replay", case=case, ranks=4)
     gc.collect()
-    gc.disable()  # reference counts suffice inside of a strategy
+    gc.disable()  # inside a strategy, reference counts must free everything
     try:
         rows = list(replay(Run(SPEC, 0, tmp_path / "lines"), Ranks(0, 1, "cpu", None, None, 20.0), job))
     finally:
@@ -214,7 +214,7 @@ def test_references_compute_the_same_as_ours() -> None:
 
 
 def of_two_ranks(patience: float, of_rank: Callable[[Ranks], Any]) -> list[Any]:
-    """What `of_rank` returns or raises on each of two ranks, which are threads."""
+    """The result or the error of `of_rank` on each of two ranks, which are threads."""
     dist: Any = distributed  # TCPStore is in no __all__
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     stores = [dist.TCPStore("127.0.0.1", host.port, is_master=False) for _ in range(2)]
@@ -349,7 +349,7 @@ def test_rates_for_the_next_run_come_from_what_was_measured() -> None:
         tflops={"fwd+bwd": 1400.0},
     )
     link = ParallelMeasurement(section="links", case="1 MB P2", implementation="all-gather", ranks=2, gb_per_s=300.0)
-    # 4.9e12 operations, 2 of 7 parts in 2 ms and 5 of 7 in 5 ms.
+    # 4.9e12 operations: the forward's 2 of 7 parts take 2 ms, the backward's 5 of 7 take 5 ms.
     assert rates([asdict(causal), asdict(link)]) == "forward=7e+14,backward=7e+14,link=3e+11"
 
 

@@ -1,4 +1,4 @@
-"""`show`: what it prints of a variant."""
+"""`show`: what it prints for a variant."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_tensors_are_read_from_files_and_decide_the_heads(
     out = shown(capsys, *options, *files, "--head", "1")
     assert "h = 1, hkv = 0\n" in out
     assert "\n██▒▒\n" not in out
-    assert "pairs kept        51.2%" in out  # tanh(1e9) is 1: causal, and one key more
+    assert "pairs kept        51.2%" in out  # tanh(1e9) is 1: the mask is causal with one more key
     out = shown(capsys, *options, *files, "--head", "2")
     assert "h = 2, hkv = 1\n" in out
     assert "pairs kept        100.0%" in out
@@ -285,7 +285,7 @@ def test_too_many_packed_pairs_are_judged_by_block_analysis(capsys: pytest.Captu
     out = shown(capsys, "causal", "--segments", "16384,1024")
     assert "evaluated" not in out
     assert "pairs kept        not counted, there are 303038464, 269484032 within a sequence\n" in out
-    # Far more pairs, but few of them within a sequence.
+    # Here there are far more pairs, but few of them are within a sequence.
     assert "evaluated" in shown(capsys, "causal", "--segments", ",".join(["512"] * 64))
 
 
@@ -298,7 +298,7 @@ def test_examples_are_those_of_each_sequence(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("q_offset", [0, 3, -2, -9])
 def test_own_tensors_of_packed_sequences_are_read_by_row(own: Path, tmp_path: Path, q_offset: int) -> None:
-    """Each read is that of the packed call's definition, written out for one pair at a time."""
+    """Each read equals the definition of packed calls, written out for one pair at a time."""
     lengths = [4, 0, 5, 1]
     starts, total = np.cumsum([0, *lengths]), sum(lengths)
     rng = np.random.default_rng(0)

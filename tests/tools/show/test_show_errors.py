@@ -1,4 +1,4 @@
-"""`show`: the error each bad argument gets."""
+"""`show`: the error of each bad argument."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.shown import error
 def test_a_bad_name_or_value_is_one_error(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where there is no spec, the library is shown
+    monkeypatch.chdir(tmp_path)  # a folder without a spec: the library is shown
     (line,) = error(capsys, *argv).splitlines()
     assert line.startswith("error: ")
     assert line.endswith(message)

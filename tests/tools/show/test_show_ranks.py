@@ -1,4 +1,4 @@
-"""`show --ranks`: who computes which blocks, what each rank takes, and the error each bad argument gets."""
+"""`show --ranks`: which rank computes which blocks, the cost of each rank, and the error of each bad argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuned files of their own, and contenders that take what a test says."""
+"""Separate tuned files, and contenders whose times a test sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.inline_pool import InlinePool
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose tuned files the package reads, and the tuner writes."""
+    """A folder of tuned files, which the package reads and the tuner writes."""
 
     def path_of(gpu: str, variant: str, _package: Path | None = None) -> Path:
         return tmp_path / "tuned" / gpu / f"{variant}.json"

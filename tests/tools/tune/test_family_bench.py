@@ -89,7 +89,7 @@ def test_race_times_whole_calls() -> None:
 
     contenders = [
         Contender(name="portable", family="portable", tiles=()),
-        Contender(name="hopper", family="portable", tiles=()),  # Hopper's own run on that chip alone
+        Contender(name="hopper", family="portable", tiles=()),  # portable too: Hopper's kernels run only on Hopper GPUs
         Contender(name="hopper_dkdv", family="volta", tiles=()),
     ]
     workload = Workload(seq=32, group=1)

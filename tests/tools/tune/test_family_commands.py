@@ -1,4 +1,4 @@
-"""What the commands do with families of kernels: tune, explain and check."""
+"""Families of kernels in the commands tune, explain and check."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def machine(folder: Path, made_up: type[MadeUpBench], monkeypatch: pytest.Monkey
     del folder
 
     class Bench:
-        """Tiles that are all right, and as fast."""
+        """All tiles are right and equally fast."""
 
         def __init__(self, _package: Package, group: Group) -> None:
             self.group = group
@@ -117,7 +117,7 @@ def test_families_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_masks_with_arguments_are_compared_where_they_are_named(folder: Path) -> None:
-    """A window that is long or short, and documents that are, have other kernels: the example is one of them."""
+    """Long and short windows or documents run other kernels, and the example is only one of these cases."""
     groups = [
         Group(variant=variant, mode="dense", dtype="bfloat16", head_dim=64, pass_=Pass.FWD)
         for variant in ("causal", "natten", "forgetting", "gemma2_local", "window", "document", "padding")
@@ -149,7 +149,7 @@ def test_a_budget_is_shared(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     command.run(options(variants=["causal"], head_dims=[64], minutes=1.0))
     assert "[2/2] causal bfloat16 D64 bwd, families" in capsys.readouterr().out
     command.run(options(variants=["causal"], head_dims=[64], minutes=1.0))
-    # What is compared already needs no time.
+    # Families that are compared already need no time.
     assert budgets == [pytest.approx(0.7 * 60), 60.0]
 
 

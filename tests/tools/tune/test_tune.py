@@ -1,4 +1,4 @@
-"""The tuner with a GPU that is made up: what it tries, what it takes, what it writes; and the commands."""
+"""The tuner with a simulated GPU: the tiles that it tries, chooses and writes; and the commands."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_candidates_begin_with_what_is_known_and_fit(arch: str, pass_: Pass) -> 
 
 
 def test_the_model_prefers_what_an_h100_does() -> None:
-    """128 x 128 with eight warps, the fastest of sweeps, is among the first that a small budget tries."""
+    """128 x 128 with eight warps, the fastest tile of sweeps, is among the first that a small budget tries."""
     kernel = Kernel(pass_=Pass.FWD, arch="sm_90", itemsize=2, head_dim=128)
     found = candidates(kernel, [SPEC.archs["sm_90"]], [], WORK)
     known = len(list(SPEC.archs["sm_90"].short)) + 1
@@ -78,7 +78,7 @@ def test_the_model_prefers_what_an_h100_does() -> None:
 
 
 class MadeUpBench:
-    """Kernels that take what `MS` says, and fail as `FAULTS` says."""
+    """Kernels that take the milliseconds of `MS`, and fail with the faults of `FAULTS`."""
 
     MS: Callable[[TileConfig, Workload], float]
     FAULTS: Callable[[TileConfig, int], str]
@@ -142,7 +142,7 @@ def test_tiles_that_are_wrong_on_cut_blocks_do_not_win(tmp_path: Path, made_up: 
 def test_the_default_stays_where_nothing_is_faster(tmp_path: Path, made_up: type[MadeUpBench]) -> None:
     made_up.MS = staticmethod(lambda config, _: 1.0 if config == tile(128, 128, 8, 3) else 0.995)
     (outcome,), _ = tune(tmp_path)
-    assert outcome.winners[1].tile == tile(128, 128, 8, 3)  # the gain is below what noise is
+    assert outcome.winners[1].tile == tile(128, 128, 8, 3)  # the gain is smaller than noise
     assert all((ratio := gain(winner)) and ratio >= 1 for winner in outcome.winners)
     assert "1.000 times" in totals([outcome])
 
@@ -289,5 +289,5 @@ def test_explain_without_a_name_shows_what_was_gained(
     lines = capsys.readouterr().out.splitlines()
     tuned = sorted(path.stem for path in (ROOT / "generated" / "tuned").glob(f"*{gpu}*/*.json"))
     assert [line.split()[0] for line in lines[3:-1]] == tuned
-    # "-": a pass of which nothing is tuned.
+    # "-": a pass without a tuned entry.
     assert all(float(mean) >= 1 for line in lines[3:] for mean in line.split()[1:5] if mean != "-")

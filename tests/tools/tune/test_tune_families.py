@@ -1,4 +1,4 @@
-"""Families of kernels compared on a GPU that is made up: which contend, what is checked, what is written."""
+"""Families of kernels compared on a simulated GPU: which contend, what is checked, what is written."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_contenders(folder: Path) -> None:
         "hopper_dkdv": {"family": "hopper", "config": {"dq": defaults["dq"]}},
         "hopper": {"family": "hopper", "config": None},
     }
-    # What has sums for a dq of its own has no kernel for all.
+    # A variant that needs a separate dq for its sums has no kernel that computes all gradients.
     assert list(options("bwd", "band_bias")) == ["portable", "hopper_dkdv"]
     assert list(options("bwd", "relative_bias")) == ["portable", "hopper_dkdv", "hopper"]
 
@@ -109,7 +109,7 @@ def test_each_tile_of_hoppers_is_checked_at_a_length_that_has_it(folder: Path) -
 
 
 def test_packed_calls_are_compiled_for_their_heads(folder: Path) -> None:
-    """The rows of a head are all heads of a token apart there, which a kernel is compiled for."""
+    """There the stride between the rows of a head is all heads of a token, and this stride is compiled in."""
     compared = families_of(folder)
     for mode, heads in (("dense", [(2, 2)] * 2), ("packed", [(16, 1), (4, 4)]), ("segmented", [(2, 2)] * 2)):
         of = Comparison(variant="causal", mode=mode, dtype="bfloat16", head_dim=128, pass_="bwd")
@@ -151,7 +151,7 @@ def test_wrong_contenders_do_not_win(folder: Path, made_up: type[MadeUpBench]) -
     (judgement,), _ = judge(folder, comparison("fwd"))
     assert [verdict.taken for verdict in judgement.verdicts] == ["portable", "portable"]
     assert tuned.read(folder / "causal.json").verdicts[0].failed == {"hopper": "wrong: o is off"}
-    # Though the rule has it, and though nothing is known of a gain.
+    # The rule chooses Hopper's family, which was wrong, so the measured GPU takes the portable one.
     assert family_of(gpu="") == "hopper"
     assert family_of() == "portable"
 
@@ -198,7 +198,7 @@ def test_family_tuner_skips_known_comparisons(folder: Path) -> None:
     config = {LONG: compared.config(of, LONG)}
     assert other(of, compared.kernels(of), config)
     assert not other(of, compared.kernels(of) | {"hopper_fwd": "another"}, config)
-    # Beside another tile the portable kernel takes another time.
+    # With another tile the portable kernel takes another time.
     tile = TileConfig(block_m=64, block_n=64, num_warps=4, num_stages=3)
     assert not other(of, compared.kernels(of), {LONG: {Pass.FWD: tile}})
 
@@ -227,7 +227,7 @@ def test_verdicts_of_other_code_make_room(folder: Path, made_up: type[MadeUpBenc
     path.write_text(path.read_text().replace(kernels.KERNEL_HASHES["causal"]["dense"]["hopper_fwd"], "0123"))
     made_up.MS = staticmethod(lambda _name, _workload: 2.0)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # they are about to be measured
+        warnings.simplefilter("error")  # no warning, because the kernels are about to be measured
         tuned.tuned_entries.cache_clear()
         configs.tiles_for.cache_clear()
         judge(folder, comparison(), workloads=[MIDDLE])

@@ -1,4 +1,4 @@
-"""Tuning the kernels on paged caches with a GPU that is made up: what is tried, taken, written and read back."""
+"""Tuning the kernels on paged caches with a simulated GPU: the tiles that are tried, chosen, written and read back."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_timed_masks_keep_as_much_as_they_may() -> None:
 
 
 class MadeUpBench:
-    """Kernels that take what `MS` says, and fail as `FAULTS` says."""
+    """Kernels that take the milliseconds of `MS`, and fail with the faults of `FAULTS`."""
 
     MS: Callable[[PagedTileConfig, PagedWorkload], float]
     FAULTS: Callable[[PagedTileConfig], str]
@@ -172,7 +172,7 @@ def test_the_tile_with_the_best_mean_is_taken_then_its_splits(tmp_path: Path, ma
     assert {reason.split(":")[0] for reason in outcome.failed.values()} == {"CompilationError", "the compiler crashed"}
     assert set(outcome.times) == {str(size) for size in workloads(PagedPass.DECODE) if size.batch < 64}
     assert outcome.ms == pytest.approx(geometric_mean(list(outcome.times.values())))
-    # Splits were tried with the fastest tile alone.
+    # Splits were tried only with the fastest tile.
     others = {tile for tile in made_up.timed if tile.keys_per_split != 128}
     assert {replace(tile, keys_per_split=128) for tile in others} == {replace(outcome.tile, keys_per_split=128)}
 
@@ -239,7 +239,7 @@ def test_a_budget_leaves_groups_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pass_", list(PagedPass))
 @pytest.mark.parametrize("variant", ["gpt_oss", "padding"])
 def test_calls_are_checked_and_timed(variant: str, pass_: PagedPass, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU an op computes its reference: what it is called with must suit it, and is right."""
+    """On the CPU an op computes its reference: the arguments must be valid, and the results are right."""
     lasted: list[int] = []
 
     def graph_time(series: Callable[[], None]) -> float:

@@ -1,4 +1,4 @@
-"""The family that a call runs, of what was measured on a GPU that is made up."""
+"""The family of kernels that a call runs after measurements on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_kernels_of_a_backward(folder: Path, made_up: type[MadeUpBench]) -> None
         made_up.MS = times(**ms)
         judge(folder, comparison("bwd"))
         assert f"{family_of('dkdv')} {family_of('dq')}" == wanted
-        # One kernel for all keeps no order: what does is chosen of the others.
+        # The one kernel for all gradients has no fixed order, so one of the other choices is taken.
         in_fixed_order = checked_options("causal", None, None, True)
         assert f"{family_of('dkdv', options=in_fixed_order)} {family_of('dq', options=in_fixed_order)}" == in_order
 
@@ -91,7 +91,7 @@ def test_of_lengths_as_near_the_group_decides(folder: Path, made_up: type[MadeUp
 
 
 def test_where_the_rule_held_it_holds_between(folder: Path, made_up: type[MadeUpBench]) -> None:
-    """Of lengths between those that were measured it knows more: at 64 columns its forward changes at 1024."""
+    """The rule knows more about lengths between the measured ones: at 64 columns its forward changes at 1024."""
     ruled = families_of(folder).ruled
     made_up.MS = staticmethod(lambda name, workload: 1.0 if name == ruled(comparison(head_dim=64), workload) else 2.0)
     judge(folder, comparison(head_dim=64), workloads=[SHORT, MIDDLE])
@@ -100,7 +100,7 @@ def test_where_the_rule_held_it_holds_between(folder: Path, made_up: type[MadeUp
 
 
 def test_wrong_kernels_do_not_run_beside_measured_workloads(folder: Path, made_up: type[MadeUpBench]) -> None:
-    """Of 512 keys the rule has dq in a kernel of its own, of 1024 in the one that was wrong."""
+    """At 512 keys the rule takes a separate kernel for dq, at 1024 the one kernel that was wrong."""
     made_up.FAULTS = staticmethod(lambda contender: "wrong" if contender.name == "hopper" else "")
     judge(folder, comparison("bwd"), workloads=[SHORT])
     found = [(family_of("dkdv", seq=seq), family_of("dq", seq=seq)) for seq in (512, 1024)]

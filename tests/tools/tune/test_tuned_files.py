@@ -1,4 +1,4 @@
-"""How the package reads tuned files, and what it says of unusable ones."""
+"""How the package reads tuned files, and its warnings about unusable ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def problem(**changes: Any) -> Any:
 
 
 def write(folder: Path, **changes: Any) -> Path:
-    """A tuned file of `causal` with one entry, some of its fields changed."""
+    """Write a tuned file of `causal` with one entry, in which `changes` replace fields."""
     entry = {"pass": "fwd", "mode": "dense", "dtype": "bfloat16", "head_dim": 128, "seq": 16384, "group": 1}
     entry |= {"config": tile(64, 64, 4, 3).__dict__, "ms": 1.0, "default_ms": 2.0, "kernel": HASH, "triton": "3.6.0"}
     document = {"format": 1, "variant": "causal", "gpu": "NVIDIA Imaginary 1", "arch": "sm_90", "failed": []}

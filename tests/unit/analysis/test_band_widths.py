@@ -1,4 +1,4 @@
-"""How many keys a row of a band sees."""
+"""The number of keys that a row of a band sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What depends on positions through their distance alone, and the gradients that are sums by distance."""
+"""Expressions that depend on positions only through their distance, and gradients that are sums by distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From which distance on a score reads the same elements."""
+"""The distance from which on a score reads the same elements."""
 
 from __future__ import annotations
 

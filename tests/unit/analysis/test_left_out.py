@@ -1,4 +1,4 @@
-"""Pairs that a score leaves out by -inf are what a mask leaves out; any other infinity of a score is an error."""
+"""A score of -inf leaves a pair out as a mask does; any other infinity of a score is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken out of a mask as ranges of distances, and what is left of it, are the mask together."""
+"""The ranges of distances that are taken out of a mask, and the rest of the mask, are together the mask."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_split_ranges_takes_both_sides_of_a_distance(text: str, count: str) -> N
         "kv_idx <= q_idx and q_idx - kv_idx < size - 2",  # may be less than 0
         "kv_idx <= q_idx and q_idx - kv_idx < 5 - size",
         "kv_idx <= q_idx and 2 * q_idx - kv_idx < size",
-        "kv_idx <= place[q_idx] and place[q_idx] - kv_idx < size",  # a tensor's difference may leave 32 bits
+        "kv_idx <= place[q_idx] and place[q_idx] - kv_idx < size",  # a tensor's difference may exceed 32 bits
         "kv_idx + q_idx >= 0 and kv_idx + q_idx < size",
         "abs(q_idx - kv_idx) >= 2",
         "q_idx - kv_idx <= size and q_idx - kv_idx <= 5",
@@ -117,7 +117,7 @@ def test_a_scalar_without_minimum_bounds_no_range() -> None:
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_the_library(name: str) -> None:
-    """Each is the parts it is split into; how, `test_the_parts_are_the_mask` checks by evaluating."""
+    """Each mask is split or left whole; that its parts are the mask, `test_the_parts_are_the_mask` evaluates."""
     variant = MASKS[name]
     found = split_ranges(variant.mask, variant.scalars)
     assert found.ranges or found.rest == variant.mask
@@ -139,7 +139,7 @@ def test_kernels_that_gather_gradients_read_the_whole_mask() -> None:
         ("kv_idx <= q_idx and q_idx - kv_idx < 128", 128),
         ("abs(q_idx - kv_idx) <= 6 and q_idx - kv_idx < 40 and q_idx >= kv_idx", 13),
         ("kv_idx <= q_idx and q_idx - kv_idx < size", None),
-        ("abs(q_idx // 8 - kv_idx // 8) <= 2", None),  # of blocks, not of positions
+        ("abs(q_idx // 8 - kv_idx // 8) <= 2", None),  # a distance of blocks, not of positions
         ("kv_idx <= q_idx", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is taken out of a mask as a run of positions, and what is left of it, are the mask together."""
+"""The run of positions that is taken out of a mask, and the rest of the mask, are together the mask."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ def test_split_limits_leaves_what_is_no_run() -> None:
 @pytest.mark.parametrize("along", ALONG)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_the_library(name: str, along: str) -> None:
-    """Each is the parts it is split into; how, `test_the_parts_are_the_mask` checks by evaluating."""
+    """Each mask is split or left whole; that its parts are the mask, `test_the_parts_are_the_mask` evaluates."""
     limits = split_limits(MASKS[name], along)
     check_levels(limits, along)
     assert limits.found or limits.rest == MASKS[name]
 
 
 def test_positions_of_a_call_are_no_columns() -> None:
-    """Keys next to each other may have any positions there."""
+    """With positions of a call, adjacent keys may have any positions: a run of positions is no run of columns."""
     variant = load(DEFAULT_SPEC).variants["window"]
     for mode in Mode:
         for kernel in (plan(variant, mode).hopper_fwd, plan(variant, mode).hopper_bwd):

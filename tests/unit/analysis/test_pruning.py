@@ -1,4 +1,4 @@
-"""Which variants can be pruned, and the companion that each of them gets."""
+"""Which variants can be pruned, and the companion variant that each of them gets."""
 
 from __future__ import annotations
 

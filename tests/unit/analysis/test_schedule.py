@@ -1,4 +1,4 @@
-"""Block analysis against every pair of a block: it may not know, but it may not be wrong."""
+"""Block analysis compared with every pair of a block: it may leave a block undecided, but may not be wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAWING = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, H
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
-    """Few positions, tensors longer and shorter than they are, and scalars that no one should give."""
+    """Calls of few positions, with longer and shorter tensors, and with scalars beyond all sensible values."""
     q_len, kv_len = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     sizes = {"b": 2, "h": 4, "kv_idx": draw(st.integers(1, 50))}
 
@@ -60,7 +60,7 @@ def grids(of: st.SearchStrategy[Call]) -> st.SearchStrategy[Grid]:
 
 
 def check(mask: Expr, grid: Grid) -> None:
-    """Whatever is proven of a block holds for each of its pairs."""
+    """Check that everything that is proven of a block holds for each of its pairs."""
     found = measured(counted(mask, grid), grid)
     may, must = decided(mask, grid)
     assert not found[~may].any(), "EMPTY was proven of a block that keeps a pair"
@@ -77,7 +77,7 @@ def test_nothing_wrong_is_proven_of_a_random_mask(text: str, grid: Grid) -> None
     check(mask, grid)
 
 
-# Masks on which an earlier analysis erred, or that are easily got wrong; `x` is a NaN and an infinity in turn.
+# Masks on which an earlier analysis was wrong, or on which errors are likely; `x` is NaN or an infinity in turn.
 @pytest.mark.parametrize("size", [-5, 0, 1, 7])
 @pytest.mark.parametrize("x", FLOATS)
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_nothing_wrong_is_proven_of_a_nan_an_infinity_or_a_negative_scalar(text:
 @pytest.mark.parametrize("order", ["<", "==", ">="])
 @pytest.mark.parametrize("operator", ["&", "|", "^", "<<", ">>"])
 def test_nothing_wrong_is_proven_of_bits(operator: str, order: str) -> None:
-    """Of every pair of blocks of four numbers around zero, against every value that an operation may take."""
+    """All pairs of blocks of four numbers around zero; results are compared with every value that they may have."""
     call = Call(q_len=16, kv_len=16, q_offset=-8, b=0, h=0, hkv=0, scalars={"size": 3, "cap": 0.0}, tensors={})
     grid = Grid(call=call, block_m=4, block_n=4)
     right = "size" if operator in ("<<", ">>") else "(kv_idx - 8)"
@@ -146,7 +146,7 @@ def test_nothing_wrong_is_proven_of_bits(operator: str, order: str) -> None:
         ("ranges", "weight[h, kv_idx] <= weight[h, q_idx]"),
         ("ranges", "q_idx // size == kv_idx // size"),
         ("ranges", "kv_idx < place[doc[b, q_idx]]"),
-        # One range may leave out much of what lies between its ends.
+        # A mask may leave out many keys between its first and its last one, so one range is not enough.
         ("lists", "flag[kv_idx]"),
         ("lists", "doc[b, kv_idx] != 0"),
         ("lists", "doc[b, kv_idx] != 0 and kv_idx < place[q_idx]"),
@@ -170,7 +170,7 @@ def test_masks_whose_visited_blocks_normally_are_one_run_have_ranges(schedule: s
 
 @st.composite
 def library_calls(draw: st.DrawFn, variant: Variant) -> Call:
-    """Any lengths, scalars and tensors: documents and segments, but noise too."""
+    """Any lengths, scalars and tensors: the tensors hold documents and segments, or random values."""
     call = make_call(
         variant,
         q_len=draw(st.integers(1, 40)),
@@ -202,10 +202,10 @@ def test_nothing_wrong_is_proven_of_the_library(name: str, data: st.DataObject) 
     check(mask_of(DEFAULT_VARIANTS[name]), data.draw(grids(library_calls(DEFAULT_VARIANTS[name]))))
 
 
-# Whether two tokens are of one image no bound decides: a block that none of them is in may be computed.
+# Bounds cannot decide whether two tokens are of one image: a block without such a pair may be computed.
 @pytest.mark.parametrize("name", [name for name in MASKED if name != "band_images"])
 def test_every_block_of_the_library_is_decided(name: str) -> None:
-    """The blocks that a kernel visits, and masks, are those it must."""
+    """A kernel visits only blocks that have a kept pair, and evaluates the mask only in partial blocks."""
     variant = DEFAULT_VARIANTS[name]
     call = make_call(variant, q_len=4096, kv_len=4096, q_offset=0, batch=0, head=0, scalars={}, files={})
     grid = Grid(call=call, block_m=128, block_n=128)

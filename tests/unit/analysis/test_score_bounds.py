@@ -76,8 +76,8 @@ def test_reference_keeps_weights_and_sums_inside_their_types(cap: float, shift: 
     largest, least = limit + shift - reference, -limit + shift - reference
     assert least - 26 >= LEAST_NORMAL - 1e-9  # the exponent of a product with a value of 2**-26
     assert largest <= LARGEST_EXPONENT
-    assert math.isfinite(np.float32(2.0 ** (largest + 31)))  # of 2**31 keys
-    # Where both ends leave a choice, sums overflow exactly where those of running maxima do.
+    assert math.isfinite(np.float32(2.0 ** (largest + 31)))  # the sum over 2**31 keys
+    # If both ends leave a choice, sums overflow at the same exponent as sums with running maxima.
     assert largest == pytest.approx(RUNNING_EXPONENT) or least == pytest.approx(-100)
 
 

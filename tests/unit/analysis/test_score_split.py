@@ -1,5 +1,7 @@
-"""A score is the sum of what differs between the keys of a row and of what they share; of some, row and key add to the
-product each for itself."""
+"""A score is split into the sum of a part that differs between the keys of a row and a part that they share.
+
+In some scores the row and the key add separate terms to the product.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_the_parts_add_up(text: str, seed: int) -> None:
 
 
 def check_sum(parts: list[Array], whole: Array) -> None:
-    """The parts add up to the whole, but for what rounding them leaves."""
+    """The parts add up to the whole, up to their rounding errors."""
     scale = 1.0 + sum(np.abs(np.where(np.isfinite(part), part, 0.0)) for part in parts)
     np.testing.assert_allclose(sum(parts) / scale, whole / scale, rtol=1e-9, atol=1e-9)
 
@@ -121,7 +123,7 @@ def test_the_parts_of_any_positions_add_up(text: str, seed: int) -> None:
 
 
 def test_distances_of_any_positions_stay_whole() -> None:
-    """Far from the start of the block, and near each other, their parts would round away what they differ in."""
+    """Of positions far from the block's start and near each other, rounding the parts would lose the difference."""
     e = read("score + level[h] * (kv_idx - q_idx)")
     assert split_rows(e, in_order=False) == (e, NOTHING)
     assert split_sides(e, SCORE, in_order=False) is None
@@ -142,7 +144,7 @@ def test_the_sides_add_up(parts: tuple[str, str], seed: int) -> None:
     except ExprError:
         reject()
     sides = split_sides(e, SCORE)
-    if sides is None:  # some number differs from pair to pair
+    if sides is None:  # a term differs from pair to pair
         return
     assert expr.level(sides.keys) in (Level.UNIFORM, Level.KEY)
     assert expr.level(sides.rows) in (Level.UNIFORM, Level.QUERY)
@@ -236,7 +238,7 @@ def test_a_term_of_rows_is_read_ahead_of_the_backward_alone(planned: dict[str, V
 
 
 def test_a_decay_of_segmented_calls_counts_from_the_first_key_of_a_block(variants: Mapping[str, Variant]) -> None:
-    """By places, which follow each other, whatever positions are."""
+    """It counts by the places of keys, which are consecutive whatever their positions are."""
     found = plan(variants["forgotten"], Mode.SEGMENTED)
     assert found.hopper_bwd.linear
     assert "start_n" in uses(found.hopper_bwd.head_prologue)

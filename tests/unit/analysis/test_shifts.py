@@ -1,4 +1,4 @@
-"""Whether a variant stays the same when all positions move, and whether its mask keeps keys behind a query."""
+"""Whether a variant stays the same when all positions are shifted, and whether its mask keeps keys after a query."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from codegen.load.spec_file import load
 from tests.support.paths import ROOT
 
 MOVE = {"prefix_lm", "padding", "streaming_llm", "natten", "chunked", "forgetting_pruned"}
-"""Of `variants.yaml`: those that compare a position with a number, or count positions from the first on."""
+"""Variants of `variants.yaml` that compare a position with a number, or count positions from the first one on."""
 
 LOOK_AHEAD = {"full", "prefix_lm", "padding", "natten", "band", "band_softcap", "band_sink", "band_bias", "band_mask"}
 
 
 RUN_ALONE = {"causal", "full", "window", "alibi", "softcap", "relative_bias", "gpt_oss", "gemma2_local"}
 RUN_ALONE |= {"band", "band_sink", "band_softcap"}
-"""Those without a tensor by token, a log-decay or dropout, whose blocks have bounds in closed form."""
+"""Variants without a tensor by token, a log-decay or dropout, whose blocks have bounds in closed form."""
 
 
 def test_which_variants_compute_a_run_like_a_sequence() -> None:

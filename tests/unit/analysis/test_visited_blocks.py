@@ -1,4 +1,4 @@
-"""What a kernel's loops visit, against the mask evaluated at every pair: random masks, along keys and along queries.
+"""The blocks that a kernel's loops visit, compared with the mask at every pair: random masks, along keys and queries.
 
 Masks of affine, step and modular terms, tables and scalars. The loops run as they are printed for both families.
 """
@@ -36,11 +36,11 @@ OFFSETS = (0, 0, 1, -1, 16, 100, -40, -200, 300)
 
 
 class Masks:
-    """Random masks, each as text of the language and as numpy: `and or not` there are `& | not_`."""
+    """Random masks, each as text of the language and as numpy, which has `& | not_` for `and or not`."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.plain = False  # whether a mask compares positions with few numbers, so that its terms often meet
+        self.plain = False  # whether a mask has few different numbers, so that bounds of its terms often coincide
 
     def pick(self, *options: str) -> str:
         return self.rng.choice(options)
@@ -131,7 +131,7 @@ class Call:
         return np.broadcast_to(np.bool_(eval(mask, {"__builtins__": {}}, names)), (self.q_len, self.kv_len))
 
     def names(self, block_m: int, block_n: int) -> dict[str, Any]:
-        """What the loops of a kernel read, but for the block of the program."""
+        """The names that the loops of a kernel read, except the block of the program."""
         numbers = {"q_len": self.q_len, "kv_len": self.kv_len, "q_shift": self.q_shift, "n": self.n, "m": self.m}
         blocks = {"b": 1, "h": 2, "hkv": 1, "BLOCK_M": block_m, "BLOCK_N": block_n}
         arguments = {name: Int32(value) for name, value in {**numbers, **blocks}.items()}
@@ -142,7 +142,7 @@ class Call:
 
 @dataclass(frozen=True)
 class _Clamped:
-    """A tensor whose indices are clamped to its ends, as the language has it."""
+    """A tensor whose indices are clamped to its ends, as the language defines it."""
 
     values: Array
 
@@ -160,7 +160,7 @@ def closed_masks(seed: int, count: int) -> Iterator[tuple[str, str, Expr]]:
         text, array = masks.drawn()
         try:
             mask = parse(text, SCOPE, Type.BOOL)
-        except ExprError:  # all literal, and too large
+        except ExprError:  # all its numbers are literals, and it folds to one that is too large
             continue
         if analyse(mask).schedule is Schedule.CLOSED_FORM:
             found += 1
@@ -195,7 +195,7 @@ def problem(visits: list[Visit], kept: Array, block: int) -> str:
 
 
 def wrong_visits(loops: Loops, call: Call, kept: Array, tiles: tuple[int, int], *, keys: bool) -> str:
-    """What the loops of either family do wrong in any program of a call; else empty."""
+    """What is wrong with the visits of either family's loops in any program of a call; else empty."""
     block_m, block_n = tiles
     names = call.names(block_m, block_n)
     own_start, own, block = ("start_m", block_m, block_n) if keys else ("start_n", block_n, block_m)
@@ -228,7 +228,7 @@ REPORTED = (
     ),
     ("kv_idx // 7 <= n", "kv_idx // 7 <= n"),
 )  # fmt: skip
-"""Masks whose loops went wrong before: text and numpy."""
+"""Masks whose loops were wrong before: text and numpy."""
 
 
 def check(text: str, array: str, mask: Expr, calls: list[tuple[Call, tuple[int, int]]]) -> None:

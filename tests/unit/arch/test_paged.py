@@ -26,7 +26,7 @@ def test_a_tile_of_every_head_dim_is_legal_and_fits(arch: str, pass_: PagedPass,
         fields = {name: getattr(tile, name) for name in ("block_m", "block_n", "num_warps", "num_stages")}
         assert not tile_problems(fields)
         assert tile.keys_per_split % tile.block_n == 0
-        # A pipeline of Triton keeps one block fewer than it has stages in shared memory, outside of wgmma.
+        # Without wgmma, a pipeline of Triton keeps one block fewer in shared memory than it has stages.
         held = (tile.num_stages - 1) * tile.block_n * 2 * head_dim * itemsize
         if head_dim <= 256:
             assert held <= CHIPS[arch].shared_memory

@@ -1,6 +1,7 @@
-"""Kernels compile, without a GPU, and fit the chip: those of specs that use what the library's variants do not.
+"""Kernels of specs with features that the library's variants do not use compile without a GPU, and fit the chip.
 
-The library's own are compiled by `codegen lint --fast`, a part of `make test`; here it is seen that it leaves out none.
+`codegen lint --fast`, a part of `make test`, compiles the library's own kernels; a test here checks that it compiles
+all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SPEC = load(DEFAULT_SPEC)
 def kernels_of(package: Path, variant: str, mode: Mode) -> set[str]:
     """The names of a variant's kernels in a mode: the jitted functions that carry its name.
 
-    Segmented calls run the dense delta where theirs would differ in its name alone.
+    Segmented calls run the dense delta if theirs would differ only in its name.
     """
     found = _defined_in(package / variant / ("" if mode is Mode.DENSE else mode), variant)
     if mode is Mode.SEGMENTED and f"{variant}_segmented_hopper_delta" not in found:
@@ -46,18 +47,19 @@ def _defined_in(folder: Path, variant: str) -> set[str]:
 
 
 def own(names: set[str]) -> set[str]:
-    """Without what a mode shares: the sums of a log-decay with dense calls, the table of packed blocks with all packed
-    ones, the mark of disorder with all that have positions, the columns of values with all of 8 bits, the sums of a
-    bias's gradient with all biases by distance.
+    """The names without the kernels that a mode shares with other calls or variants.
 
-    Nor what head_dims of these tests do not run, Hopper's backward for more than 128.
+    The shared kernels are the sums of a log-decay (with dense calls), the table of packed blocks (all packed calls),
+    the mark of disorder (all calls with positions), the columns of values (all calls of 8 bits) and the sums of a
+    bias's gradient (all biases by distance). Hopper's backward for head dims above 128, which these tests do not run,
+    is left out too.
     """
     shared = {"packed_blocks", "mark_disorder", "value_columns", "distance_sums"}
     return {name for name in names - shared if "decay" not in name and not name.endswith("_wide")}
 
 
 def jobs_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> list[Job]:
-    """A call with the first config of each pass, and those of Hopper's family where there are any."""
+    """A call with the first config of each pass, and the calls of Hopper's family if there are any."""
     selection = Selection(variants=[variant], archs=[arch], dtypes=["bfloat16"], modes=[mode], head_dims=[head_dim])
     first, *others = jobs(spec, selection)
     return [first, *(job for job in others if job.family)]
@@ -74,7 +76,7 @@ def check(package: Path, variant: str, mode: Mode = Mode.DENSE, head_dim: int = 
 
 
 def check_forward(package: Path, variant: str, mode: Mode) -> None:
-    """Of a call compile the portable forward, and the kernels that make the tables of blocks of every pass."""
+    """Compile only a call's portable forward, and the kernels that make the tables of blocks of every pass."""
     spec = load(package.parent / "spec.yaml")
 
     def is_forward_or_table(name: str) -> bool:

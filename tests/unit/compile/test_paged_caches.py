@@ -43,7 +43,7 @@ def test_8_bit_caches(kind: str) -> None:
     kernel = compiled(q, k, k.clone(), k_scale=scale, v_scale=scale)
     used = usage(kernel, ARCH)
     assert used.spill_stores == 0
-    # Tiles are copied ahead as they are in memory, and converted in hardware.
+    # Tiles are copied ahead in the dtype that they have in memory, and converted in hardware.
     assert kernel.asm["ptx"].count("cp.async.c") > 20
     assert "cvt.rn.f16x2.e4m3x2" in kernel.asm["ptx"]
 
@@ -51,7 +51,7 @@ def test_8_bit_caches(kind: str) -> None:
 @pytest.mark.parametrize(("heads", "most_spills"), [(16, 16), (128, 512)])
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_latent_attention(heads: int, most_spills: int, is_shared: bool) -> None:
-    """64 rows spill outside of the loop over keys; 16 rows have four warps, of which two programs fit a processor."""
+    """64 rows spill outside of the loop over keys; 16 rows take four warps, so that two programs fit a processor."""
     q, k = drawn(heads, 1, 576, torch.bfloat16)
     used = usage(compiled(q, k, k[..., :512] if is_shared else k.clone()[..., :512]), ARCH)
     assert used.shared <= CHIPS[ARCH].shared_memory

@@ -59,7 +59,7 @@ def test_one_process_does_all_and_outlives_errors_and_crashes() -> None:
 def test_a_task_that_takes_too_long_is_killed_and_the_others_go_on() -> None:
     found = dict(spread(sleep, [600.0, 0.0], 1, limit=3))
     assert repr(found[600.0]) == "WorkerDiedError('it took longer than 3 s')"
-    # A busy machine may take as long to start a process.
+    # A busy machine may take as long as the limit to start a process.
     assert found[0.0] == 0.0 or isinstance(found[0.0], WorkerDiedError)
 
 

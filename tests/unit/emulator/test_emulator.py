@@ -39,7 +39,7 @@ def run(body: str, *arguments: Any, before: str = "", grid: int = 1) -> None:
 
 
 def computed(expression: str, *arguments: int) -> float:
-    """A scalar of a kernel, of its arguments `b` and so on."""
+    """A scalar that a kernel computes from its arguments `b` and so on."""
     out = torch.zeros(1, dtype=torch.int64)
     run(f"gl.store(a, {expression})", out, *arguments)
     return out.item()

@@ -1,4 +1,4 @@
-"""Which modules of a package a kernel of the hub has, and which Python they need."""
+"""Which modules of a package a kernel of the hub contains, and which version of Python they need."""
 
 from __future__ import annotations
 

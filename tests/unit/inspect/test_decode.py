@@ -1,4 +1,4 @@
-"""How `explain` and `show` split the keys of a sequence, beside what the device plans; what they print."""
+"""How `explain` and `show` split the keys of a sequence, compared with the device's plan; and what they print."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_show_draws_what_a_mask_without_bounds_reads(
     monkeypatch.chdir(ROOT)
     assert main(["show", "natten", "--pages", "64", "--kv-len", "16384"]) == 0
     printed = capsys.readouterr().out
-    # From the block with the first of them to the last key.
+    # The pages from the block with the first of these positions to the last key.
     assert "pages read   22 of 256" in printed
     assert "." * 57 in printed
 

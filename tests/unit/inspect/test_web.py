@@ -153,7 +153,7 @@ def test_an_entry_is_a_spec_of_its_own(name: str) -> None:
     text = entry_text(path.read_text(encoding="utf-8"), variant, with_macros=path == LIBRARY)
     spec = load_text(text, "entry")
     read = spec.variants[name]
-    # One entry, which may give two variants: with `prune: true`.
+    # The spec has one entry, which gives two variants if it has `prune: true`.
     assert {each.line for each in spec.variants.values()} == {read.line}
     assert len(spec.variants) == 1 + ("prune: true" in text)
     assert (read.mask, read.score, read.tensors, read.scalars) == (

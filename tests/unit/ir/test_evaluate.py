@@ -1,4 +1,4 @@
-"""The numpy evaluator says what the reference in torch says."""
+"""The numpy evaluator gives the values of the reference in torch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_float_becomes_an_integer_toward_zero() -> None:
 
 
 def test_a_shared_subexpression_is_computed_once() -> None:
-    """What is read once is asked for once, however often and in however many copies it stands in the tree."""
+    """A variable is read once, however often and in however many copies it occurs in the tree."""
 
     class Counting(dict[str, int]):
         reads = 0

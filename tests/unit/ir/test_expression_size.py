@@ -90,7 +90,7 @@ def test_a_doc_of_any_length_is_refused(tmp_path: Path) -> None:
 
 
 def test_whether_an_item_has_problems_is_known_without_a_search() -> None:
-    """20000 bad variants took two minutes: each looked through the problems of all others."""
+    """20000 bad variants took two minutes when each one searched the problems of all others."""
     document = Document(str(DEFAULT_SPEC))
     item = Item(where="variants.a", line=1, node=document.root.node)
     assert not document.has_problem_in(item)

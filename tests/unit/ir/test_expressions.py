@@ -1,4 +1,4 @@
-"""One expression, three readings: torch, jnp and the derivative must tell the same mathematics."""
+"""An expression printed for torch, printed for jnp, and its derivative must compute the same mathematics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NUMBERS = (
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers_are_printed_as_python(text: str) -> None:
-    """What scalars alone decide, beside a tensor: torch's functions take tensors only."""
+    """Terms of scalars only are printed with Python's functions, because torch's functions take only tensors."""
     scalars = {"size": 5, "cap": 0.7}
     kinds = {"size": ScalarType.INT, "cap": ScalarType.FLOAT}
     functions = {name: getattr(math, name) for name in ("sqrt", "log", "exp", "sin", "cos", "tanh", "erf")}
@@ -85,7 +85,7 @@ def test_numbers_are_printed_as_python(text: str) -> None:
 )
 @pytest.mark.parametrize("size", [3, 5])
 def test_a_choice_that_a_scalar_makes_may_be_a_number(text: str, size: int) -> None:
-    """What torch's functions are then called with is still a tensor, of the dtype of the score."""
+    """torch's functions must still be called with a tensor, of the dtype of the score."""
     values = {"q_idx": torch.arange(LENGTH)[:, None], "kv_idx": torch.arange(KEYS)}
     printer = torch_printer(_never_exact, numbers=frozenset({"size"}))
     e = parse(text, Scope(scalars={"size": ScalarType.INT}), Type.FLOAT)
@@ -138,7 +138,8 @@ def test_derivatives_agree_with_autograd(text: str) -> None:
     torch.testing.assert_close(gathered, dtable)
 
 
-# Each with ties, and torch's own function of these: `t` is a table of -1, 0 and 1, `s` the scores, of the same numbers.
+# Expressions of values with ties, and torch's own functions of these values: `t` is a table of -1, 0 and 1, and `s` are
+# the scores, which have the same values.
 KINKS = {
     "relu(score)": lambda s, t: torch.relu(s),
     "abs(score) * table[h, q_idx]": lambda s, t: torch.abs(s) * t,
@@ -165,7 +166,7 @@ def _with_ties() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("text", KINKS)
 def test_kinks_have_the_derivatives_of_torch(text: str) -> None:
-    """Those of `derive`, and of autograd through what is printed."""
+    """Both the derivatives of `derivative` and those of autograd through the printed code."""
     e, values = parse(text, SCOPE, Type.FLOAT), _with_ties()
     score = values["score"].requires_grad_()
     table = values["table"][values["h"], values["q_idx"].clamp(0, 8)].expand_as(score).clone().requires_grad_()
@@ -184,7 +185,7 @@ def test_kinks_have_the_derivatives_of_torch(text: str) -> None:
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_jnp_says_the_same(text: str) -> None:
-    """numpy stands in for jnp: the printer uses only what the two share, and four functions of jax itself."""
+    """numpy stands in for jnp: the printer uses only functions that both have, and sigmoid, relu and erf of jax."""
     e, values = parse(text, SCOPE, Type.FLOAT), _values()
     erf = np.vectorize(lambda x: torch.erf(torch.tensor(x, dtype=torch.float64)).item())
     jax = SimpleNamespace(
@@ -204,7 +205,7 @@ def test_jnp_says_the_same(text: str) -> None:
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_formulas_read_back(text: str) -> None:
-    """What docstrings show is the expression language: parsed again, it is the same expression."""
+    """Docstrings show formulas in the expression language: parsed again, each is the same expression."""
     e, values = parse(text, SCOPE, Type.FLOAT), _values()
     again = parse(FormulaPrinter().text(e), SCOPE, Type.FLOAT)
     torch.testing.assert_close(_torch(again, values), _torch(e, values))

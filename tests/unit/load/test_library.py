@@ -17,7 +17,7 @@ from tests.support.paths import LIBRARY
 VARIANTS = load(LIBRARY).variants
 SOURCE = re.compile(r"arXiv:\d{4}\.\d{5}|PyTorch|torch|attention-gym|transformers|OpenFold|mesh-tensorflow")
 TRAINED = {"bias", "gain", "r1", "r2", "reach", "slope", "strength", "temperature"}
-"""Names that only trained tensors have, wherever they are tensors."""
+"""Names of tensors that every entry trains; tensors of other names are not trained."""
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
@@ -33,7 +33,7 @@ def test_an_entry_trains_what_is_learned() -> None:
 
 
 def test_nothing_is_written_twice() -> None:
-    """Neither a name nor a variant: mask, score and extras of all entries of both files differ."""
+    """No name and no variant: mask, score and extras of all entries of both files differ."""
     entries = [*load(default_spec_path()).variants.values(), *VARIANTS.values()]
     assert len({variant.name for variant in entries}) == len(entries) >= 46
     kinds = {(variant.mask, variant.score, variant.sink, variant.decay, variant.dropout) for variant in entries}
@@ -48,7 +48,7 @@ def test_list_prints_the_library(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_examples_of_an_entry_show_its_mask(name: str) -> None:
-    """As `show` prints it, for 1024 queries and keys."""
+    """The mask as `show` prints it, for 1024 queries and keys."""
     call = make_call(VARIANTS[name], q_len=1024, kv_len=1024, q_offset=0, batch=0, head=0, scalars={}, files={})
     picture = show.picture(VARIANTS[name], [Grid(call=call, block_m=64, block_n=64)], ())
     assert picture.kept is not None

@@ -36,7 +36,7 @@ def test_every_kept_block_has_one_program(
         if keeps or offset is None:
             assert band in served
             assert origin + lags[0] >= 0
-            # A diagonal may have a second entry, of no element, one further.
+            # A diagonal may have a second entry without an element, one place further.
             assert origin + lags[-1] + 1 < num_lags
 
 
@@ -57,7 +57,7 @@ def test_near_blocks_have_a_program_and_a_place(
         square = row * side - key * tile.block_n // side * side + shift
         is_far = square - side + 1 >= bands.near_last or square + side - 1 <= bands.near_first
         assert (band in served) == (not is_far) or offset is None
-        # As the kernel finds the square of a band.
+        # The kernel computes the square of a band in this way.
         assert square == (band * tile.block_n + side - 1) // side * side + shift
         lags = range(band * tile.block_n - tile.block_n + 1, band * tile.block_n + tile.block_m)
         if not is_far:

@@ -117,7 +117,7 @@ def codes() -> st.SearchStrategy[Code]:
 
 
 def tree(node: ast.expr) -> object:
-    """What Python reads, as nested tuples."""
+    """Python's syntax tree, as nested tuples."""
     match node:
         case ast.Name(id=name):
             return name
@@ -147,7 +147,7 @@ PYTHON = {
 
 
 def meant(code: Code) -> object:
-    """What the tree says, as nested tuples."""
+    """The tree of kernel code, as nested tuples."""
     match code:
         case Name(name=name):
             return name
@@ -169,7 +169,7 @@ def meant(code: Code) -> object:
 @given(codes())
 def test_python_reads_the_tree_that_was_printed(code: Code) -> None:
     assert tree(ast.parse(TL.text(code), mode="eval").body) == meant(code)
-    assert GL.text(code) == TL.text(code)  # of nodes that both spell alike
+    assert GL.text(code) == TL.text(code)  # for nodes that both dialects spell alike
 
 
 @given(codes())

@@ -1,6 +1,6 @@
 """Which family of kernels a call runs in: properties of the choice against the table of tiles and lengths.
 
-No test restates a number of the table: another measurement changes that alone.
+No test restates a number of the table: a new measurement changes only the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.paths import LIBRARY
 
 MODES = ("dense", "packed", "segmented")
 WIDTHS = tuple(FAMILY.forward_tiles)
-"""Columns of tiles: head_dims that fill them."""
+"""Columns of tiles; a head_dim of this size fills the tile."""
 
 BOUNDARIES = {
     *(FAMILY.long_forward_from, FAMILY.long_forward_from_if_alike),
@@ -84,7 +84,7 @@ def test_longer_sequences_stay_on_hopper(variant: str, mode: str) -> None:
 
 
 def test_sequences_alike_are_long_earlier() -> None:
-    """Without a mask no tile is cut: `full` leaves the portable family, and takes the tile of long calls, no later."""
+    """Without a mask no tile is cut: `full` takes Hopper's family and the tile of long calls at no greater lengths."""
     assert FAMILY.narrow_forward_from_if_alike <= FAMILY.narrow_forward_from
     assert FAMILY.long_forward_from_if_alike <= FAMILY.long_forward_from
     assert TRAITS["full"].rows_are_alike
@@ -112,7 +112,7 @@ def test_backwards_of_bands_and_ranges_run_on_hopper() -> None:
 
 
 def test_keys_of_a_band_count_as_a_causal_sequence_of_twice_the_length() -> None:
-    """The width that a call gives counts, or that of the examples; and no sequence is longer than it is."""
+    """The width counts that the call gives, or else the example's; it counts no more than the sequence's length."""
     for columns, fused_from in FAMILY.fused_backward_from.items():
         for keys, kernels in ((fused_from // 2, "hopper"), (fused_from // 2 - 1, "portable")):
             for variant in ("window", "streaming_llm"):
@@ -140,7 +140,7 @@ def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -
 @with_modes
 @pytest.mark.parametrize("variant", ["causal", "alibi"])
 def test_dq_of_short_sequences_has_a_kernel_of_its_own(variant: str, mode: str) -> None:
-    """Where packed kernels compute no runs, segments count twice: the portable dq visits blocks that borders cut."""
+    """Without packed kernels for runs, segments count twice: the portable dq visits blocks that borders cut."""
     is_packed = mode == "packed" or (mode == "segmented" and variant == "causal")
     from_length = FAMILY.packed_fused_backward_from if is_packed else FAMILY.fused_backward_from
     for columns, of_table in from_length.items():
@@ -183,14 +183,14 @@ def test_narrow_forwards_of_wide_bands_run_on_hopper() -> None:
     for variant in ("window", "streaming_llm", "gemma2_local", "band"):
         assert forward(variant, head_dims=(64, 64), band_keys=1024) == FAMILY.forward_tiles[64], variant
         assert forward(variant, "packed", head_dims=(64, 64)).family == "portable"
-    # One sees 128 keys, one reads a tensor for each pair, and the ranges of one come from a table.
+    # gpt_oss sees 128 keys, band_mask reads a tensor for each pair, and the ranges of document come from a table.
     for variant in ("gpt_oss", "band_mask", "document"):
         assert not TRAITS[variant].bands_are_bits
         assert forward(variant, head_dims=(64, 64), length=LENGTH).family == "portable", variant
 
 
 def test_rows_under_a_mask_are_not_alike() -> None:
-    """Though they visit every block, as under masks from a tensor."""
+    """They are not alike even if they visit every block, as with masks that read a tensor."""
     library = load(LIBRARY).variants
     for name in ("tensor_mask", "block_sparse"):
         planned = plan(library[name])
@@ -217,7 +217,7 @@ def test_packed_calls_of_wide_columns_run_on_hopper_where_they_ask() -> None:
 
 
 def test_segmented_calls_run_on_hopper() -> None:
-    """As documents do: forward at more than 64 columns, and at 64 where scores are products; backward at any."""
+    """As documents do: forwards at more than 64 columns, and at 64 if scores are products; backwards at any number."""
     for variant in ("full", "causal", "window", "document", "alibi", "forgetting"):
         for head_dims in ((128, 128), (256, 256)):
             assert forward(variant, "segmented", head_dims=head_dims).family == "hopper", variant
@@ -226,7 +226,7 @@ def test_segmented_calls_run_on_hopper() -> None:
     for variant, family in (("causal", "hopper"), ("full", "hopper"), ("window", "portable"), ("alibi", "portable")):
         assert forward(variant, "segmented", head_dims=(64, 64)).family == family, variant
     assert families("relative_bias", "segmented") == ["hopper", "portable"]
-    # One sees 128 keys, the blocks of the others are those of a list.
+    # gpt_oss sees 128 keys; the other two visit the blocks of a list.
     assert families("gpt_oss", "segmented") == ["portable", "portable"]
     for variant in ("streaming_llm", "natten"):
         assert forward(variant, "segmented").family == "portable"
@@ -263,7 +263,7 @@ def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
             suits_narrow = traits.bands_are_bits and (traits.score_is_cheap or traits.score_is_overlapped)
             expected = traits.keys_are_runs if columns > min(WIDTHS) else suits_narrow
             assert is_faster(variant, "dense", square(columns), LENGTH) == expected, variant
-        # Of pruned rows some heads have long ranges, on which Hopper's kernels were the faster ones.
+        # With pruned rows some heads still have long ranges, for which Hopper's kernels were faster.
         assert is_faster(variant, "packed", (128, 128), LENGTH) == traits.keys_are_pruned, variant
-        # Where a call asks for it, it runs there all the same.
+        # A call that asks for Hopper's family runs on it in any case.
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)

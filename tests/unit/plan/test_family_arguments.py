@@ -1,4 +1,4 @@
-"""What a call may ask for of its kernels: a family, tiles, a fixed order; and what is said where it cannot have it."""
+"""What a call may request of its kernels: a family, tiles, a fixed order; and the errors if it cannot have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source that launches hold: what it reads, and with other names. Parameters of launches."""
+"""Source code in launches: the names that it reads, and how they are renamed. Parameters of launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_source_knows_what_it_reads() -> None:
 
 
 def test_renaming_changes_names_and_no_text() -> None:
-    # The attribute has the name of a variable.
+    # The attribute `lse` has the name of a variable, but is not renamed.
     code = host("{}.lse, {}, {}", "lse", "delta", "lse_rows")
     assert code.renamed({"lse": "row_lse", "delta": "row_delta"}).text == "row_lse.lse, row_delta, lse_rows"
 

@@ -1,4 +1,4 @@
-"""Every name that a rendered kernel reads is defined ahead of it, whatever scores and masks a file has."""
+"""Every name that a rendered kernel reads is defined before, whatever scores and masks a file has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SLOPES = "a: {dims: [h], grad: true}, c: {dims: [b], grad: true}"
 SOFT = "log(1.0 + exp(min(score, 8.0)))"
 FAR = "where(q_idx - kv_idx < 128, score, 0.5 * score)"
 
-# score, mask, tensors: derivatives beside reads per row, the same read for scores and gradients, two terms of distance.
+# score: (mask, tensors). They have derivatives next to reads per row, the same read in scores and gradients, or two
+# terms of distance.
 SCORES = {
     "softcap(3.0)": ("causal", ""),
     "score * log(1.0 + q_idx)": ("causal", ""),
@@ -41,7 +42,7 @@ SCORES = {
 
 
 def entries() -> dict[str, str]:
-    """Name -> entry: each score with a log-decay, and those that read something per row without."""
+    """Name -> entry: each score with a log-decay, and scores that read `w` or `a` also without a log-decay."""
     found = {}
     for i, (score, (mask, tensors)) in enumerate(SCORES.items()):
         for decay in ("false", "true") if "w[" in score or "a[" in score else ("true",):
@@ -66,7 +67,7 @@ def odd_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernels_of_odd_scores_define_what_they_read(odd_kernels: Path) -> None:
     found = {path.name: problems for path in odd_kernels.glob("*.py") if (problems := scope_problems(path.read_text()))}
     assert not found
-    # Each mode has its files; one more is on paged caches, and some have one of Hopper's family there.
+    # Each of three modes has the files KERNELS. Paged caches have one more, and some have one of Hopper's family.
     of_hopper = list(odd_kernels.glob("*_paged_hopper_fwd.py"))
     assert of_hopper
     assert len(list(odd_kernels.glob("*.py"))) == (3 * len(KERNELS) + 1) * len(entries()) + len(of_hopper)

@@ -58,7 +58,7 @@ def test_free_is_what_a_body_takes_from_outside() -> None:
 def test_levels_tell_vectors_from_tiles() -> None:
     vector = assign("x_kv", Name("x"), level=Level.KEY)
     tile = assign("y_qk", Broadcast(Name("x_kv"), 1), level=Level.TILE)
-    # A tile need not show it: it may be computed of tiles alone.
+    # A statement need not show that it is a tile: it may read only tiles, without a broadcast.
     square = assign("z_qk", Infix("*", Name("y_qk"), Name("y_qk")), level=Level.TILE)
     assert statements.vectors([vector, tile, square]) == [vector]
     assert statements.tiles([vector, tile, square]) == [tile, square]

@@ -1,4 +1,4 @@
-"""What Hopper's warpgroups read an element a thread, and when a block of the backward evaluates its statements."""
+"""Reads of Hopper's warpgroups with one element per thread; when a block of the backward evaluates its statements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_distance_is_one_name() -> None:
     assert by_distance(call("clamp_index", Infix("-", rows, keys))) == call("clamp_index", Name("apart"))
     shifted = Infix("-", Infix("+", Name("n"), rows), keys)
     assert by_distance(shifted) == Infix("+", Name("n"), Name("apart"))
-    # Tiles of keys by rows.
+    # In tiles of keys by rows the axes are swapped.
     assert by_distance(Infix("-", Broadcast(Name("q_idx"), 1), Broadcast(Name("kv_idx"), 0))) == Name("apart")
     assert by_distance(Infix("-", keys, rows)) == Infix("-", keys, rows)
 

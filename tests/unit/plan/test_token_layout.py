@@ -1,4 +1,4 @@
-"""What differs between the modes of a call, in kernels and in launches."""
+"""The differences between the modes of a call, in kernels and in launches."""
 
 from __future__ import annotations
 

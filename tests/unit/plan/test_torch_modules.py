@@ -1,4 +1,4 @@
-"""The ops as modules of `torch.nn`: which parameters they hold, what a call of theirs computes."""
+"""The ops as modules of `torch.nn`: the parameters that they hold, and the results of their calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from generated.torch.nn import Alibi, CausalDropout, GptOss, RelativeBias, Windo
 from tests.support.paths import ROOT
 from tests.support.rendering import importable
 
-# An op returns lse too where it is asked for, which its type does not tell.
+# Any: an op also returns lse if a call asks for it, which its annotation does not express.
 ops: Any = generated.torch
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="computes references")
@@ -129,7 +129,7 @@ def test_the_meta_device_has_shapes_alone(own: Any) -> None:
 
 
 def test_examples_are_what_parameters_hold_at_first(own: Any) -> None:
-    """Arguments whose names the constructor has itself get others."""
+    """Arguments with a name that the constructor uses itself get another name."""
     signature = inspect.signature(own.OwnState)
     assert list(signature.parameters) == ["heads", "kv_heads", "heads_", "device_", "cap", "i", "device", "dtype"]
     module = own.OwnState(HEADS, KV_HEADS, 10, 1, cap=0.5)
@@ -203,7 +203,7 @@ def test_names_that_modules_have_are_known() -> None:
     """A parameter of such a name would hide a method."""
     own = {"dropout_p", "entry", "op", "reset_parameters", "scalars", "sizes"}
     names = {name for name in dir(torch.nn.Module()) if not name.startswith("_")}
-    # Another library, imported by another test, may have added some.
+    # Another library, which another test imported, may have added names.
     added = {
         name
         for name in names

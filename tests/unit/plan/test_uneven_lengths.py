@@ -1,4 +1,4 @@
-"""Packed calls of uneven lengths: the length that their kernels are chosen by, and how calls name the longest one."""
+"""Packed calls of uneven lengths: the length by which kernels are chosen, and how calls give the longest length."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LONGEST = CallOptions(longest=4)
 
 
 def length_of(lengths: list[int], longest: int | None) -> int:
-    """The length by which a packed call of these sequences is taken, whose caller names the longest one or not."""
+    """The length by which the kernels of a packed call are chosen; `longest` is None if the call does not give it."""
     values, begins = torch.empty(1, 1, sum(lengths), 0), torch.empty(len(lengths) + 1)
     options = checked_options("causal", None, mode="packed", lengths=(longest, None))
     return call_length("packed", values, begins, options.longest)
 
 
 def test_uneven_lengths_count_by_their_pairs() -> None:
-    """At least as much as on average, and no more than what an average key has beside it."""
+    """The length is at least the average, and at most the average over tokens of their sequence's length."""
     rng = random.Random(0)
     for _ in range(500):
         lengths = [rng.choice((rng.randint(0, 64), rng.randint(0, 5000))) for _ in range(rng.randint(1, 40))]
@@ -47,12 +47,12 @@ def test_one_long_sequence_among_short_ones_takes_the_kernels_of_long_ones() -> 
     assert families(length_of(lengths, None)) == ["hopper", "hopper", "portable"]
     assert families(length_of(lengths, max(lengths))) == ["hopper"] * 3
     assert length_of(lengths, max(lengths)) == (65536**2 + 65536**2 // 1024) // 131072
-    # Beside one of 512, those of 64 are still nearly all of the work.
+    # With one sequence of 512, the sequences of 64 still have nearly all of the work.
     assert families(length_of([512, *[64] * 1024], 512)) == ["portable", "hopper", "portable"]
 
 
 def test_segments_are_no_longer_than_the_longest() -> None:
-    """How many there are in a row nobody knows: eight are guessed."""
+    """The number of segments in a row is not known: eight are assumed."""
     values, ids = torch.empty(2, 1, 8192, 0), torch.empty(2, 8192)
     for longest, length in ((0, 1024), (512, 512), (4096, 1024)):
         assert call_length("segmented", values, ids, longest) == length
@@ -68,7 +68,7 @@ def batch() -> Any:
 
 
 def torch_options(monkeypatch: pytest.MonkeyPatch, *args: torch.Tensor, **call: Any) -> CallOptions:
-    """What a call of the torch op asks of its kernels."""
+    """The options that a call of the torch op passes to its kernels."""
     found: list[CallOptions] = []
 
     def run(_function: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:

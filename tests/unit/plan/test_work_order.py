@@ -1,4 +1,4 @@
-"""In which order Hopper's backwards take their blocks of keys."""
+"""The order in which Hopper's backwards take their blocks of keys."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ BATCH, HEADS, LENGTH = 2, 4, 120
 
 @pytest.fixture(scope="module")
 def mods() -> ModuleType:
-    """The file of mods, run: what the ported entries are compared with."""
+    """The file of mods as a module: ported entries are compared with its functions."""
     spec = importlib.util.spec_from_file_location("flex_mods_file", FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -61,7 +61,7 @@ SLOPES = torch.rand(HEADS, generator=generator())
 BIAS = torch.randn(HEADS, 33, generator=generator())
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # entry: (name in the file, arguments of its factory, names of the entry where these differ)
+    # entry: (name in the file, arguments of its factory, names of the entry if these differ)
     "causal_capped": ("causal_mask+capped", {}, {}),
     "sliding_window": ("generate_sliding_window", {"window_size": 9}, {}),
     "fixed_window": ("fixed_window", {}, {}),
@@ -119,7 +119,7 @@ def test_a_ported_entry_computes_what_the_mod_does(entry: str, mods: ModuleType,
             wanted = mod(score.clone(), b, h, q_idx, kv_idx)
         except TypeError:
             keep = keep & mod(b, h, q_idx, kv_idx)
-    # A score of -inf is a pair that is left out: the loader makes it a part of the mask.
+    # A score of -inf leaves a pair out: the loader makes this a part of the mask.
     keep = keep & (wanted != -torch.inf)
     variables = {"b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx, "score": score}
     values: dict[str, Any] = {name: x.numpy() for name, x in variables.items()}
@@ -128,7 +128,7 @@ def test_a_ported_entry_computes_what_the_mod_does(entry: str, mods: ModuleType,
     tensors = {name: given[name].numpy() for name in variant.tensors}
     got = np.ones(1, bool) if variant.mask is None else evaluate(variant.mask, values, tensors)
     np.testing.assert_array_equal(np.broadcast_to(got, shape), keep.numpy())
-    assert variant.mask is None or 0 < keep.sum() < keep.numel()  # the case tells masks apart
+    assert variant.mask is None or 0 < keep.sum() < keep.numel()  # the case keeps some pairs but not all
     if variant.score is not None:
         found = np.broadcast_to(evaluate(variant.score, values, tensors), shape)
         # float32 tensors and torch's float32 exp2 of the original: a few units of 2**-24.

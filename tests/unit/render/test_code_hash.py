@@ -11,7 +11,8 @@ from codegen.render.code_hash import code_hash, kernel_hash
 from tests.setup import pythons
 from tests.support.paths import ROOT
 
-# One of each kind of string, f-strings with what later Pythons cut at: braces, specs, nesting, lines, a docstring.
+# Each kind of string, a docstring, and f-strings with everything at which later Pythons split them into tokens: braces,
+# specs, nesting, lines.
 SOURCE = '''\
 """A docstring."""
 import triton
@@ -31,7 +32,7 @@ def kernel(x, N: int):
 '''
 
 HASH = "458317724e62163b"
-"""Of `SOURCE`, by Python 3.11."""
+"""The hash of `SOURCE` by Python 3.11."""
 
 KERNELS = ("alibi/portable.py", "causal/hopper_fwd.py", "document/hopper_bwd.py")
 
@@ -54,7 +55,7 @@ def test_code_hash_sees_every_part_of_an_fstring(old: str, new: str) -> None:
 
 def test_code_hash_is_the_same_on_every_python_found(capsys: pytest.CaptureFixture[str]) -> None:
     sources = [SOURCE, *((ROOT / "generated" / path).read_text(encoding="utf-8") for path in KERNELS)]
-    # By its path alone: another Python has none of the packages that other modules of the generator import.
+    # Run by its path: another Python does not have the packages that other modules of the generator import.
     code = (
         f"import runpy; code_hash = runpy.run_path({str(ROOT / 'codegen/render/code_hash.py')!r})['code_hash']\n"
         f"for source in {sources!r}: print(code_hash(source))"
@@ -179,7 +180,7 @@ def test_kernel_hash_covers_a_module_that_is_imported_as_a_whole() -> None:
 
 
 def test_kernel_hash_is_that_of_its_kernels_wherever_they_are() -> None:
-    """Another file may have them, beside other kernels; a hash of several kernels covers each."""
+    """Kernels keep their hash in another file with other kernels; a hash of several kernels covers each one."""
     moved = {path: text for path, text in PACKAGE.items() if path != KERNEL}
     moved["v/packed/bwd.py"] = PACKAGE[KERNEL].replace("def dq", "def dkdv")
     assert kernel_hash("v/packed/bwd.py", ["fwd"], moved) == kernel_hash(KERNEL, ["fwd"], PACKAGE)

@@ -36,7 +36,7 @@ def failing(real: Callable[..., Any], at: int, failure: BaseException, after: bo
     return call
 
 
-# For OLD -> NEW: one file goes, two are exchanged, one is new.
+# From OLD to NEW one file is removed, two are exchanged, and one is new.
 REPLACES = 4
 FAILURES = [OSError(28, "No space left on device"), PermissionError(13, "Permission denied"), KeyboardInterrupt()]
 
@@ -151,7 +151,7 @@ CHANGED = files.with_manifest({"__init__.py": "", "causal/fwd.py": "third\n", "w
 
 
 def kill(out: Path, name: str, at: int, after: str) -> None:
-    """Write NEW, and be killed meanwhile."""
+    """Write NEW in a process that is killed while it writes."""
     command = [sys.executable, "-c", KILLED, str(out), json.dumps(NEW), name, str(at), after]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -104,7 +104,7 @@ def test_a_difference_reads_as_one_aligned_line() -> None:
 TEXTS = st.dictionaries(st.sampled_from(["a.py", "b.py", "c/d.py", "c/e.py", "f/g/h.py"]), st.sampled_from("xyz"))
 
 
-@settings(deadline=None)  # what a disk takes says nothing of the code
+@settings(deadline=None)  # the time that a disk takes says nothing about the code
 @given(old=TEXTS, new=TEXTS)
 def test_after_any_write_nothing_differs(tmp_path_factory: pytest.TempPathFactory, old: Any, new: Any) -> None:
     out = tmp_path_factory.mktemp("package")

@@ -1,4 +1,4 @@
-"""What every rendered file states, and what a failed render says."""
+"""The statements that every rendered file has, and the error of a failed render."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_file_that_the_formatter_refuses_is_named_with_its_variant_template_an
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("variants:\n  early: {mask: causal}\n")
-    filled["portable/decay.py.jinja"] = "def ("  # of another variant
+    filled["portable/decay.py.jinja"] = "def ("  # a template of another variant
     filled["host/launch.py.jinja"] = "def ("
     with pytest.raises(CodegenError) as raised:
         render.render(load(spec))
@@ -81,7 +81,7 @@ def test_segmented_calls_run_the_dense_hopper_delta_where_only_its_name_would_di
     spec.write_text("variants:\n  early: {mask: causal}\n  linear: {score: score - 0.1 * (q_idx - kv_idx)}\n")
     files = render.render(load(spec))
     assert "hopper_delta" not in files["early/segmented/portable.py"]
-    # What rows add to their logits, dense calls add in hopper_delta.
+    # The dense hopper_delta adds a term of the row to its logits, so segmented calls need their own.
     assert "def linear_segmented_hopper_delta" in files["linear/segmented/portable.py"]
     launches = files["early/segmented/launch.py"]
     assert "kernels.early.portable.early_hopper_delta" in launches

@@ -1,4 +1,4 @@
-"""Dims that are computed: what they may read, what a check of shapes says of them, and what examples make of them."""
+"""Computed dims: what they may read, how shapes are checked against them, and the examples of their tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sizes_are_checked_against_what_they_are_computed_from(variant: Variant)
     bias = 'computed("2 * r + 1", lambda r: 2 * r + 1, size_of(tail, 0))'
     assert shapes["bias"] == (f"(q.shape[1], {bias})", f"(q.shape[1], {bias})")
     lengths = 'computed("(q_len + size - 1) // size", lambda q_len, size: (q_len + size - 1) // size, q.shape[2], size)'
-    # Of packed sequences each has a length of its own.
+    # Each packed sequence has a different length, so the shape is not fixed.
     assert shapes["lists"] == (f"({lengths}, 16)", "(at_least(1), 16)")
     assert shapes["whole"][0] == 'computed("size", lambda size: size, size),'.join("()")
 

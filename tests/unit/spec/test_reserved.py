@@ -1,4 +1,4 @@
-"""No name that generated code uses is a variant's own argument there, which would be overwritten, or hide it."""
+"""No argument of a variant has a name that generated code uses itself: one of the two would overwrite the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 GENERATED = ROOT / "generated"
 VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(encoding="utf-8"))["variants"]
 
-# The files that see a variant's own tensors and scalars; decay does not.
+# The files that read a variant's own tensors and scalars; files of the log-decay do not.
 KERNELS = ("portable.py", "hopper_fwd.py", "hopper_bwd.py", "launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
 FILES = (
@@ -48,7 +48,7 @@ def module_names(tree: ast.Module) -> Iterator[str]:
 
 
 def local_names(tree: ast.Module, own: list[str]) -> Iterator[str]:
-    """Parameters and variables of the functions that take the variant's own arguments, or could."""
+    """Parameters and variables of the functions that take the variant's own arguments, or could take them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and {"k", "arguments"} & {
             a.arg.removesuffix("_ptr").strip("_") for a in node.args.args
@@ -100,7 +100,7 @@ def words_in_strings(tree: ast.Module) -> set[str]:
 
 
 def test_reserved_words_are_used() -> None:
-    """By the checked-in package, or by a template or a plan for variants that it has none of."""
+    """The checked-in package uses them, or a template or a plan does for variants that the package does not have."""
     packaged = [path for variant in VARIANTS for path in (GENERATED / variant).rglob("*.py")]
     used = {name for path in packaged for name in bound_names(ast.parse(path.read_text(encoding="utf-8")))}
     for path in (ROOT / "templates").rglob("*.jinja"):

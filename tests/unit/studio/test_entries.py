@@ -1,4 +1,4 @@
-"""What the studio's page may send: forms become YAML and back, and what breaks a limit is refused by field."""
+"""The studio's page may send forms, which become YAML and back; a field that breaks a limit is refused by its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORM: dict[str, Any] = {
 }
 
 
-# A companion that prunes has no entry of its own.
+# The companion of a variant with `prune: true` has no entry of its own.
 @pytest.mark.parametrize("name", [name for name in ALL if not name.endswith("_pruned")])
 def test_a_form_holds_every_variant(name: str) -> None:
     path = ALL[name]

@@ -1,4 +1,4 @@
-"""The studio's server: what it answers, what it refuses and with which status, and what it says in JSON."""
+"""The studio's server: its answers, the requests that it refuses and with which status, and its JSON."""
 
 from __future__ import annotations
 
