@@ -88,7 +88,7 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     prompts = importlib.import_module(f"{package}._runtime.core.prompts")
     if prompts.suits_hopper(variant, arch, dtype, dims):
         pages = f"pages of {prompts.LEAST_PAGE} keys and more, a multiple of {prompts.PAGE_FACTOR}"
-        lines.append(f"prompts whose blocks fill half of the GPU or more run the family hopper, on {pages}")
+        lines.append(f"prompts whose blocks fill half of the GPU or more run the family hopper on {pages}")
     return lines
 
 
@@ -122,7 +122,7 @@ def _paged_text(
     yield ""
     yield from aligned([("keys", "read by the last query", "splits", "keys of each"), *rows])
     yield ""
-    yield f"tiles of {how.block_m} rows; in a large batch a program may compute several splits, bitwise equal"
+    yield f"tiles of {how.block_m} rows; in a large batch a program may take several splits; results stay bitwise equal"
     yield _reads_text(variant, steps[DECODE_LENGTHS[-1]].read, DECODE_LENGTHS[-1])
 
 
