@@ -30,11 +30,11 @@ INSTALL = install() { \
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  PYTHON=...     interpreter that makes .venv, or that test-gpu, tune and bench run with (default: python3)"
-	@echo "  ARGS=...       options of demo (--full), tune and bench; for pytest in test-gpu: with pytest-xdist, -n 14"
+	@echo "  PYTHON=...     creates .venv and runs test-gpu; if set, also runs fuzz, tune and bench instead of .venv (default: python3)"
+	@echo "  ARGS=...       options of demo, fuzz, tune, bench and hub; of pytest in test-gpu"
 	@echo "  TORCH=torch    install the newest torch instead of $(TORCH)"
 
-setup: $(STAMP) ## make .venv with torch, triton, jax and the development tools
+setup: $(STAMP) ## create .venv with torch, triton, jax and the development tools
 
 # torch comes first, so that nothing installed later can choose another build of it.
 $(STAMP): pyproject.toml
@@ -47,27 +47,27 @@ $(STAMP): pyproject.toml
 	@$(HAS_TRITON) || echo "Triton has no build for this machine: the generator and the references of the ops work without."
 	@touch $@
 
-demo: render ## set up, render, compare every variant with float64, train a small model, write a page; ARGS=--full
+demo: render ## compare every variant with float64, train a small model, write a page of results; ARGS=--full
 	$(RUN) -m codegen check
 	$(RUN) -m examples.demo $(ARGS)
 
-demo-jax: render ## the same for the JAX ops, with a model in Flax
+demo-jax: render ## run the same demo with the JAX ops and a Flax model
 	$(RUN) -m codegen check
 	$(RUN) -m examples.demo_jax
 
-render: $(STAMP) ## write generated/ from variants.yaml and templates/
+render: $(STAMP) ## generate generated/ from variants.yaml and templates/
 	$(RUN) -m codegen render
 
-lint: $(STAMP) ## formatter, linter, import contracts and type checker
+lint: $(STAMP) ## run the formatter check, the linter, the import contracts and the type checker
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(VENV)/bin/lint-imports --no-logo
 	$(RUN) -m mypy
 
-lint-kernels: $(STAMP) ## whether kernels compile for every chip and its default configs fit it: a part of them
+lint-kernels: $(STAMP) ## compile a selection of kernels with their default tiles for every chip; needs no GPU
 	@if $(HAS_TRITON); then set -x; $(RUN) -m codegen lint --fast --jobs $(WORKERS); else $(NO_TRITON) codegen lint; fi
 
-check: lint ## lint, and whether generated/ is what the spec renders to
+check: lint ## run lint, and check that generated/ is up to date
 	$(RUN) -m codegen check
 
 # A worker that has no test left takes some of another's. mypy needs one core: kernels are compiled beside it.
@@ -80,24 +80,24 @@ test test-all: $(STAMP)
 	$(PYTEST) tests codegen docs/generators --ignore=tests/kernels --doctest-modules
 	@if $(HAS_TRITON); then set -x; TRITON_INTERPRET=1 $(PYTEST) tests/kernels; else $(NO_TRITON) tests/kernels; fi
 
-test: ## check, lint-kernels, then tests on the CPU, kernels in Triton's interpreter: each pair of variants and calls
-test-all: ## the same with every variant in every call, an hour on two cores
+test: ## run check, lint-kernels and the tests on the CPU; variants and calls are combined pairwise
+test-all: ## run test with every variant in every call: an hour on two cores
 
-test-setup: $(STAMP) ## check under every Python here, the set-up against the public index, kernels on the newest Triton
+test-setup: $(STAMP) ## run codegen check on every installed Python, resolve the installation on PyPI, test the newest Triton
 	$(RUN) -m tests.setup "$(TORCH)"
 
-test-gpu: ## the kernel tests, compiled, with $(PYTHON) as it is: no .venv, no install, no network
+test-gpu: ## run the kernel tests on this GPU with $(PYTHON); installs nothing
 	$(PYTHON) -m pytest tests/kernels -q $(ARGS)
 
-fuzz: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## random variants against float64; ARGS='--seed 7 --variants 2000 --what dense,hopper'
+fuzz: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## compare random variants with float64; ARGS='--seed 7 --variants 2000 --what dense,hopper'
 	TRITON_INTERPRET=1 $(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m tests.fuzz $(ARGS)
 
-tune: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure tiles on this GPU, with PYTHON=... or .venv; ARGS='causal --budget 5'
+tune: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## time tiles on this GPU and store the fastest; ARGS='causal --budget 5'
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m codegen tune $(ARGS)
 
-autotune: tune ## the same
+autotune: tune ## same as tune
 
-bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## measure against the peers, with PYTHON=... or .venv
+bench: $(if $(PYTHON_CHOSEN),,$(STAMP)) ## time the ops and other attention libraries on this GPU; ARGS='--suite front'
 	$(if $(PYTHON_CHOSEN),$(PYTHON),$(RUN)) -m bench $(ARGS)
 
 # What the hub's library brings is no part of the set-up either.
@@ -106,7 +106,7 @@ $(HUB): $(STAMP)
 	@$(INSTALL); install -e ".[hub]"
 	@touch $@
 
-hub: render $(HUB) ## write the torch ops as a kernel of Hugging Face's hub into build/hub, and check it; ARGS='--owner NAME'
+hub: render $(HUB) ## write the torch ops as a Hugging Face Hub kernel to build/hub, and check it; ARGS='--owner NAME'
 	$(RUN) -m codegen hub --check $(ARGS)
 
 # The site's tools are no part of the set-up: only these two targets install them.
@@ -118,9 +118,9 @@ $(DOCS): $(STAMP)
 docs: $(DOCS) ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
-docs-serve: $(DOCS) ## show the documentation at http://127.0.0.1:8000 while you write
+docs-serve: $(DOCS) ## serve the documentation at http://127.0.0.1:8000 and reload it on changes
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
-clean: ## remove .venv and every cache
+clean: ## remove .venv, build folders and caches
 	rm -rf $(VENV) .pythons .triton build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,18 +34,18 @@ PEERS = (
 DEFAULT_JOBS = min(12, max(1, (os.cpu_count() or 2) * 3 // 4))
 """Processes that compile at once. Each has a CUDA context and a case's tensors, a few GiB, on the same GPU."""
 
-DESCRIPTION = """Measures the generated ops beside their peers on this machine's GPU.
+DESCRIPTION = """Times the generated ops and other attention libraries (peers) on this machine's GPU.
 
-python -m bench --suite front --minutes 10 --json r.json             # what matters most, beside every peer
-python -m bench --suite core --minutes 8 --json r.json --plots plots  # all that the project's targets need
-python -m bench                                        # everything
+python -m bench --suite front --minutes 10 --json r.json             # the most important cases, with every peer
+python -m bench --suite core --minutes 8 --json r.json --plots plots  # all cases of the project's performance targets
+python -m bench                                        # every suite
 python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 python -m bench --suite models --quick                 # tiny models, also on a CPU
 python -m bench --suite parallel --ranks 2 --minutes 9 # context parallelism on two GPUs of this host
-python -m bench --suite parallel --replay 8,64         # more GPUs than there are: work measured, links modelled
-python -m bench --suite core --list                    # the cases and an estimate of their time; needs no GPU
-python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # report on a stored run; needs no GPU
+python -m bench --suite parallel --replay 8,64         # more GPUs than this host has: kernels measured, links modelled
+python -m bench --suite core --list                    # list the cases and estimate their time; needs no GPU
+python -m bench --from bench/results/h100/2026-11-22-core.json --plots plots  # report of a stored run; needs no GPU
 """
 
 
@@ -111,54 +111,65 @@ def parser() -> argparse.ArgumentParser:
         "--peers",
         type=lambda text: _some_of(text, PEERS),
         metavar="NAME,...",
-        help=f"peers instead of each suite's own (in core: a subset of its own): some of {', '.join(PEERS)}",
+        help="peers to time, instead of each suite's own (suite core: only those among its own): "
+        f"some of {', '.join(PEERS)}",
     )
     add(
         "--only",
         type=_pattern,
         metavar="REGEX",
-        help="only the cases of the speed suites, of packed, decode, models and parallel that match",
+        help="run only cases whose name matches; no effect on jax, pruning, fp8, schedules, host and memory",
     )
-    add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths of the suites fa3, gqa and core")
-    add("--cases", type=lambda text: _some_of(text, JAX_CASES), default=JAX_CASES, help="parts of the suite jax")
+    add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths; suites fa3, gqa and core")
+    add(
+        "--cases",
+        type=lambda text: _some_of(text, JAX_CASES),
+        default=JAX_CASES,
+        metavar="NAME,...",
+        help=f"parts to run of the suite jax: some of {', '.join(JAX_CASES)}",
+    )
     add(
         "--parts",
         type=lambda text: _some_of(text, PARALLEL_PARTS),
         default=PARALLEL_PARTS,
         metavar="NAME,...",
-        help=f"parts of the suite parallel: some of {', '.join(PARALLEL_PARTS)}",
+        help=f"parts to run of the suite parallel: some of {', '.join(PARALLEL_PARTS)}",
     )
-    add("--ranks", type=int, metavar="N", help="GPUs of the suite parallel; default: all of this host")
+    add("--ranks", type=int, metavar="N", help="number of GPUs in the suite parallel; default: all of this host")
     add(
         "--replay",
         type=_numbers,
         default=(),
         metavar="N,...",
-        help="in the suite parallel: the local work of every rank of so many, on one GPU; links are modelled",
+        help="suite parallel: time the kernels of each of N ranks in turn on one GPU, and model the links",
     )
     add(
         "--machine",
         type=_rates,
         default={},
         metavar="NAME=RATE,...",
-        help="rates for the plans of the suite parallel, as measured: link (bytes/s), forward, backward (FLOP/s)",
+        help="suite parallel: rates that its plans assume, such as link (bytes/s), forward and backward (FLOP/s)",
     )
     add(
         "--quick",
         action="store_true",
-        help="a third of the time per pass; only head_dim 128 in fa3, gqa, core and variants; in models tiny ones",
+        help="a third of the time per pass; fa3, gqa, core and variants: only head_dim 128; models: tiny models",
     )
-    add("--minutes", type=_minutes, metavar="N", help="start no case after so many minutes, compile time included")
+    add("--minutes", type=_minutes, metavar="N", help="start no new case after N minutes, compile time included")
     add(
         "--jobs",
         type=int,
         default=DEFAULT_JOBS,
         metavar="N",
-        help="processes that compile before the measurements; 0: none",
+        help="processes that compile kernels before the measurements; 0: do not compile beforehand",
     )
-    add("--json", type=Path, metavar="FILE", help="write all results, after every case")
-    add("--csv", type=Path, metavar="FILE", help="write the measurements of the speed suites")
-    add("--plots", type=Path, metavar="DIR", help="draw ratios and rates as PNG; needs matplotlib")
-    add("--from", type=Path, dest="stored", metavar="FILE", help="measure nothing: report on a stored run")
-    add("--list", action="store_true", help="measure nothing: print the cases of the speed suites and of models")
+    add("--json", type=Path, metavar="FILE", help="write all results to FILE, updated after every case")
+    add("--csv", type=Path, metavar="FILE", help=f"write the measurements of the suites {', '.join(SPEED)}")
+    add("--plots", type=Path, metavar="DIR", help="draw speed ratios and rates as PNG files; needs matplotlib")
+    add("--from", type=Path, dest="stored", metavar="FILE", help="do not measure; report the results of a stored run")
+    add(
+        "--list",
+        action="store_true",
+        help=f"do not measure; list the cases of the suites {', '.join(SPEED)} and models",
+    )
     return made

@@ -240,9 +240,11 @@ def main() -> int:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="more inputs in step 1, and a second model, trained with PyTorch's attention",
+        help="check more inputs, and train a second model with PyTorch's attention for comparison",
     )
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help=f"what it found (default: {PAGE})")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, metavar="FILE", help=f"file for the page of results (default: {PAGE})"
+    )
     args = parser.parse_args()
     full: bool = args.full
     # Only the process of step 1 interprets kernels; training in the interpreter would take hours.

@@ -112,9 +112,13 @@ def _train_twice(device: str) -> demo.Training:
 def main() -> int:
     """Run both steps; returns 0 if both pass."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo_jax", description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="run step 1 only, on the GPU if there is one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="with --table: also write the table there")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help=f"what it found (default: {PAGE})")
+    parser.add_argument(
+        "--table", action="store_true", help="only compare the kernels with float64, on the GPU if there is one"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="with --table: also write the table to FILE")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, metavar="FILE", help=f"file for the page of results (default: {PAGE})"
+    )
     args = parser.parse_args()
     if args.table:
         rows = print_table()

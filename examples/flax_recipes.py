@@ -277,7 +277,7 @@ def compared(train: Callable[[Size, bool], list[float]], size: Size) -> tuple[fl
 def main() -> int:
     """Train with both APIs; returns 0 if the losses agree and fall."""
     parser = argparse.ArgumentParser(prog="python -m examples.flax_recipes", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="sizes for a GPU")
+    parser.add_argument("--full", action="store_true", help="use larger sizes, for a GPU")
     size = FULL if parser.parse_args().full else SMALL
     platform = jax.default_backend()
     print(f"{len(size.windows)} layers, windows {size.windows}, {size.batch} rows of {size.seq} on {platform}.")

@@ -86,7 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m examples.forgetting_attention", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--full", action="store_true", help="sizes for a GPU, and times")
+    parser.add_argument("--full", action="store_true", help="use larger sizes, for a GPU, and measure times")
     full: bool = parser.parse_args().full
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

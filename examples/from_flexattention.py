@@ -130,7 +130,7 @@ def compare(op: Any, device: str, seq: int) -> bool:
 def main() -> int:
     """Port, render and compare; returns 0 if the results agree."""
     parser = argparse.ArgumentParser(prog="python -m examples.from_flexattention", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="sizes for a GPU")
+    parser.add_argument("--full", action="store_true", help="use larger sizes, for a GPU")
     full: bool = parser.parse_args().full
     print(f"What `codegen port examples/from_flexattention.py --function {FUNCTIONS}` prints:\n")
     right = agrees_with_port()

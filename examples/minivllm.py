@@ -1,4 +1,4 @@
-"""MinivLLM's three attention functions by an op: `python -m examples.minivllm`.
+"""MinivLLM's three attention functions computed by an op: `python -m examples.minivllm`.
 
 MinivLLM (github.com/Wenyueh/MinivLLM) is a small engine for teaching. Its `layers/attention.py` calls three functions
 of its own: prefill of packed prompts, decoding from paged caches, storing keys and values. `examples/engine_calls.py`
@@ -117,7 +117,7 @@ def replayed_microseconds(call: Callable[[], Any]) -> float:
 def main() -> int:
     """Compare, and time; returns 0 if the op's results are right."""
     parser = argparse.ArgumentParser(prog="python -m examples.minivllm", description=__doc__.splitlines()[0])
-    parser.add_argument("--source", type=Path, help="a clone of MinivLLM, whose own functions are compared as well")
+    parser.add_argument("--source", type=Path, help="folder of a clone of MinivLLM; also compare its own functions")
     source: Path | None = parser.parse_args().source
     device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device == "cuda"

@@ -206,7 +206,7 @@ def miss(logits: Tensor, tokens: Tensor) -> float:
 def main() -> int:
     """Check both functions, and serve if that is possible; returns 0 if all results are right."""
     parser = argparse.ArgumentParser(prog="python -m examples.nano_vllm", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="the shape of Qwen3 0.6B and 64 requests")
+    parser.add_argument("--full", action="store_true", help="serve a model of the size of Qwen3 0.6B, with 64 requests")
     full: bool = parser.parse_args().full
     device = "cuda" if torch.cuda.is_available() else "cpu"
     calls = FlashAttentionCalls(causal)

@@ -62,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m examples.packed_documents_jax", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--full", action="store_true", help="sizes for a GPU")
+    parser.add_argument("--full", action="store_true", help="use larger sizes, for a GPU")
     full: bool = parser.parse_args().full
     row, heads, kv_heads, dim, count = (4096, 16, 4, 128, 40) if full else (96, 4, 2, 32, 5)
     platform = jax.default_backend()

@@ -117,7 +117,7 @@ def compare_training(op: Op, size: Size, device: str) -> bool:
 def main() -> int:
     """Run the three steps; returns 0 if all pass."""
     parser = argparse.ArgumentParser(prog="python -m examples.paper_to_training", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="sizes for a GPU")
+    parser.add_argument("--full", action="store_true", help="use larger sizes, for a GPU")
     full: bool = parser.parse_args().full
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print("Step 1 of 3: render the entry.\n")

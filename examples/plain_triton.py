@@ -159,7 +159,7 @@ def _jax_triton() -> tuple[ModuleType | None, str]:
 def main() -> int:
     """Call the kernel; returns 0 if its results are right."""
     parser = argparse.ArgumentParser(prog="python -m examples.plain_triton", description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="sizes for a GPU")
+    parser.add_argument("--full", action="store_true", help="use larger sizes, for a GPU")
     full: bool = parser.parse_args().full
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":

@@ -302,15 +302,17 @@ def drawn_requests(count: int, prompt: int, new_tokens: int, vocabulary: int) ->
 def main() -> int:
     """Serve, print the figures, check; returns 0 if all tokens are right."""
     parser = argparse.ArgumentParser(prog="python -m examples.serve", description=__doc__.splitlines()[0])
-    parser.add_argument("--variant", choices=sorted(OWN), default="causal")
-    parser.add_argument("--full", action="store_true", help="a model of the shape of Llama 3 8B, for a GPU")
-    parser.add_argument("--requests", type=int, help="default 12, with --full 64")
-    parser.add_argument("--prompt", type=int, help="the longest prompt; default 100, with --full 2048")
-    parser.add_argument("--new", type=int, help="tokens of an answer; default 12, with --full 256")
-    parser.add_argument("--page-size", type=int, help="default 16, with --full 64")
-    parser.add_argument("--batch-tokens", type=int, help="tokens of a step; default 64, with --full 4096")
-    parser.add_argument("--running", type=int, help="sequences that run at once; default 8, with --full 64")
-    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel of every step")
+    parser.add_argument("--variant", choices=sorted(OWN), default="causal", help="attention (default: causal)")
+    parser.add_argument("--full", action="store_true", help="serve a model of the size of Llama 3 8B, for a GPU")
+    parser.add_argument("--requests", type=int, help="number of requests; default 12, with --full 64")
+    parser.add_argument("--prompt", type=int, help="length of the longest prompt; default 100, with --full 2048")
+    parser.add_argument("--new", type=int, help="tokens to generate per request; default 12, with --full 256")
+    parser.add_argument("--page-size", type=int, help="tokens per cache page; default 16, with --full 64")
+    parser.add_argument("--batch-tokens", type=int, help="most tokens per step; default 64, with --full 4096")
+    parser.add_argument("--running", type=int, help="most sequences that run at once; default 8, with --full 64")
+    parser.add_argument(
+        "--no-graphs", action="store_true", help="launch the kernels of every step instead of replaying CUDA graphs"
+    )
     args = parser.parse_args()
     defaults = (64, 2048, 256, 64, 4096, 64) if args.full else (12, 100, 12, 16, 64, 8)
     chosen = (args.requests, args.prompt, args.new, args.page_size, args.batch_tokens, args.running)

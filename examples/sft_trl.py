@@ -1,4 +1,4 @@
-"""Fine-tunes a tiny model by TRL's SFTTrainer: packed rows without padding, whose attention the ops compute.
+"""Fine-tunes a tiny model with TRL's SFTTrainer on packed rows without padding; the ops compute the attention.
 
     pip install trl
     python -m examples.sft_trl --architecture Gemma2 --steps 20
@@ -156,8 +156,10 @@ def compare_batch(trainer: Any) -> Differences:
 def main(arguments: list[str] | None = None) -> int:
     """Train, then compare the logits of one batch; 1 if they differ or training does not lower the loss."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--architecture", choices=sorted(ARCHITECTURES), default="Gemma2")
-    parser.add_argument("--steps", type=int, default=20, help="steps of training (default: 20)")
+    parser.add_argument(
+        "--architecture", choices=sorted(ARCHITECTURES), default="Gemma2", help="model (default: Gemma2)"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: 20)")
     args = parser.parse_args(arguments)
     try:
         import trl  # noqa: F401

@@ -1,4 +1,4 @@
-"""Trains a small transformer with its sequences split over processes, and compares its losses with those of one.
+"""Trains a small transformer with each sequence split over several processes; compares the losses with one process.
 
     python -m examples.train_parallel --ranks 2 --variant causal --strategy ring --compile
 
@@ -109,11 +109,16 @@ def one_process(rank: int, ranks: int, device: str, args: argparse.Namespace, fo
 def main(arguments: list[str] | None = None) -> int:
     """Train with several processes and with one; 1 if their losses differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--variant", choices=sorted(VARIANTS), default="causal")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--variant", choices=sorted(VARIANTS), default="causal", help="attention (default: causal)")
     strategies = ["auto", "heads", "gather", "exchange", "ring", "2d"]
-    parser.add_argument("--strategy", choices=strategies, default="auto", help="2d: two nodes of half the ranks each")
-    parser.add_argument("--compile", action="store_true", help="attention by torch.compile, as a whole graph")
+    parser.add_argument(
+        "--strategy",
+        choices=strategies,
+        default="auto",
+        help="how processes share attention; 2d: as two nodes (default: auto)",
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the attention with torch.compile, as one graph")
     args = parser.parse_args(arguments)
     if args.strategy == "2d" and args.ranks % 2:
         parser.error("--strategy 2d needs an even number of ranks, those of two nodes")

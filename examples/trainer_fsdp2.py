@@ -1,4 +1,4 @@
-"""Trains a tiny model of transformers sharded by FSDP2 over processes, and compares its losses with those of one.
+"""Trains a tiny transformers model, sharded by FSDP2 over processes; compares the losses with one process.
 
     python -m examples.trainer_fsdp2 --ranks 2 --architecture Gemma2
 
@@ -144,8 +144,10 @@ def one_process(rank: int, ranks: int, device: str, architecture: str, folder: s
 def main(arguments: list[str] | None = None) -> int:
     """Train with several processes and with one; 1 if their losses differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--architecture", choices=sorted(ARCHITECTURES), default="Gemma2")
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument(
+        "--architecture", choices=sorted(ARCHITECTURES), default="Gemma2", help="model (default: Gemma2)"
+    )
     args = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.device_count() >= args.ranks else "cpu"
     spawn: Any = multiprocessing.spawn  # type: ignore[attr-defined]  # which torch does not name in __all__

@@ -154,7 +154,11 @@ def serve(model: Any, implementation: str, options: argparse.Namespace) -> Serve
 def main() -> int:
     """Measure and print; returns 1 if one of the ops' own runs failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.runs.serving", description=__doc__.splitlines()[0])
-    parser.add_argument("--implementations", default=",".join(IMPLEMENTATIONS), help=f"default {IMPLEMENTATIONS}")
+    parser.add_argument(
+        "--implementations",
+        default=",".join(IMPLEMENTATIONS),
+        help=f"implementations to time (default: {','.join(IMPLEMENTATIONS)})",
+    )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--new", type=int, default=256)
@@ -163,10 +167,15 @@ def main() -> int:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens of a step")
-    parser.add_argument("--eager-batch-tokens", type=int, default=256, help="the same of eager, which holds all scores")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="most tokens per step (default: 4096)")
+    parser.add_argument(
+        "--eager-batch-tokens",
+        type=int,
+        default=256,
+        help="most tokens per step of eager, which stores all scores (default: 256)",
+    )
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file to write the results to")
     options = parser.parse_args()
     names = options.implementations.split(",")
     if unknown := set(names) - set(IMPLEMENTATIONS):

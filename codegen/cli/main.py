@@ -58,7 +58,7 @@ EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 @command("render", from_config_option, variants_option, out_option, force_option)
 def render(args: argparse.Namespace) -> int:
-    """Write the package that the spec describes; only files that differ are touched."""
+    """Generate the package of kernels and ops from a spec; unchanged files are left alone."""
     from codegen.load.hints import hints
 
     out = out_path(args)
@@ -79,7 +79,7 @@ def render(args: argparse.Namespace) -> int:
 
 @command("check", variants_option, out_option)
 def check(args: argparse.Namespace) -> int:
-    """Render in memory and report every file of the package that differs."""
+    """Check that the package on disk is what its spec generates; print every file that differs."""
     variants = variants_path(args)
     out = out_path(args)
     fresh = render_package(variants)
@@ -102,7 +102,7 @@ def check(args: argparse.Namespace) -> int:
 
 @command("list", variants_option, json_option)
 def list_variants(args: argparse.Namespace) -> int:
-    """Print what each variant is: the spec's, or the library's where there is no spec."""
+    """Print the formula and arguments of each variant of the spec, or of the built-in library if there is no spec."""
     from codegen.inspect.listing import as_json, as_text
 
     spec = _spec_or_library(args)
@@ -121,7 +121,7 @@ def list_variants(args: argparse.Namespace) -> int:
     package_option,
 )
 def show(args: argparse.Namespace) -> int:
-    """Print a variant's formulas and draw which blocks its mask skips, or which of several GPUs computes them."""
+    """Print a variant's formulas and draw the blocks that its mask skips, or how several GPUs share the work."""
     spec = _spec_or_library(args)
     if args.name not in spec.variants:
         hint = did_you_mean(args.name, spec.variants) or f"; it has {', '.join(spec.variants)}"
@@ -156,7 +156,7 @@ def show(args: argparse.Namespace) -> int:
 
 @command("tune", tune_options, variants_option, out_option, package_option)
 def tune(args: argparse.Namespace) -> int:
-    """Measure tiles and families of kernels on this machine's GPU; ops of both frameworks then run the fastest."""
+    """Time tile sizes and kernel families on this machine's GPU and store the fastest, which the ops then use."""
     from codegen.spec.model import DTYPE_NAMES
     from codegen.tune.command import Choice, default_jobs, run
 
@@ -180,7 +180,7 @@ def tune(args: argparse.Namespace) -> int:
 
 @command("explain", explain_options, variants_option, out_option, package_option)
 def explain(args: argparse.Namespace) -> int:
-    """Print which tiles a call runs with on a GPU, and how decoding is split; without a NAME, what tuning gained."""
+    """Print the tiles and kernel families that a call uses on a GPU; without NAME, the speedups from tuning."""
     out = package_path(args)
     if args.name is None:
         from codegen.inspect.tuned_files import gains
@@ -205,7 +205,7 @@ def explain(args: argparse.Namespace) -> int:
 
 @command("lint", lint_options, variants_option, out_option)
 def lint(args: argparse.Namespace) -> int:
-    """Compile the kernels with all default configs for every chip, which need not be there, and judge them."""
+    """Compile the kernels with their default tiles for every chip, without a GPU; report errors and slow code."""
     from codegen.load.spec_file import load
 
     variants = variants_path(args)
@@ -228,7 +228,7 @@ def lint(args: argparse.Namespace) -> int:
 
 @command("warm", warm_options, variants_option, out_option, package_option)
 def warm(args: argparse.Namespace) -> int:
-    """Compile what a model will launch into Triton's cache on disk, in parallel; no GPU is needed."""
+    """Compile the kernels that a model will launch into Triton's disk cache, in parallel and without a GPU."""
     out = package_path(args)
     with _extra():
         from codegen.warm import command as warmer
@@ -242,7 +242,7 @@ def warm(args: argparse.Namespace) -> int:
 
 @command("compare", compare_options, variants_option)
 def compare(args: argparse.Namespace) -> int:
-    """Prove that two packages have the same machine code; compile what differs, without a GPU."""
+    """Check that two packages compile to the same machine code, without a GPU; exit code 1 if they do not."""
     from codegen.load.spec_file import load
 
     spec = load(spec_path(args))
@@ -255,7 +255,7 @@ def compare(args: argparse.Namespace) -> int:
 
 @command("studio", studio_options)
 def studio(args: argparse.Namespace) -> int:
-    """Serve a page on this machine on which an entry is written and its formulas, mask and kernels are seen."""
+    """Open a local web page to write a variant and see its formulas, mask and kernels."""
     with _extra():
         from codegen.studio.server import serve
     serve(args.port, opens=not args.no_open)
@@ -264,7 +264,7 @@ def studio(args: argparse.Namespace) -> int:
 
 @command("port", port_options)
 def port(args: argparse.Namespace) -> int:
-    """Translate FlexAttention's mask_mod and score_mod functions into entries of a spec; exit code 1 if one is not."""
+    """Translate FlexAttention's mask_mod and score_mod functions into a spec; exit code 1 if one is not translated."""
     from codegen.port.command import port as translate
 
     if args.out is not None and not args.out.absolute().parent.is_dir():
@@ -282,7 +282,7 @@ def port(args: argparse.Namespace) -> int:
 
 @command("hub", hub_options)
 def hub(args: argparse.Namespace) -> int:
-    """Write a package's torch ops as a kernel of Hugging Face's hub; publishing it is left to you."""
+    """Write a package's torch ops in the form of a Hugging Face Hub kernel; nothing is uploaded."""
     from codegen.hub.command import write_kernel
 
     print(write_kernel(args))
@@ -296,7 +296,7 @@ def hub(args: argparse.Namespace) -> int:
 
 @command("schema")
 def schema(_args: argparse.Namespace) -> int:
-    """Print the JSON Schema of spec files, for editors."""
+    """Print the JSON Schema of spec files, which editors use for completion and checks."""
     import json
 
     from codegen.load.json_schema import json_schema
@@ -307,7 +307,7 @@ def schema(_args: argparse.Namespace) -> int:
 
 @command("bench", passed_on)
 def bench(args: argparse.Namespace) -> int:
-    """Measure the generated ops beside their peers on a GPU; takes the options of `python -m bench`."""
+    """Time the generated ops and other attention libraries on a GPU; takes the options of `python -m bench`."""
     if PACKAGE != "generated":
         raise CodegenError("the benchmark is not installed: run `python -m bench` in a checkout of the repository")
     try:

@@ -19,127 +19,137 @@ Option = Callable[[argparse.ArgumentParser], object]
 
 
 def variants_option(parser: argparse.ArgumentParser) -> None:
-    what = f"the spec (default: {DEFAULT_VARIANTS}; {COLLECTION}: the variants that come with the generator)"
+    what = f"the spec file (default: {DEFAULT_VARIANTS}); {COLLECTION} names the built-in variants"
     parser.add_argument("--variants", type=Path, metavar="FILE", help=what)
 
 
 def out_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"the package (default: {DEFAULT_OUT}/ beside the spec)"
-    )
+    what = f"folder of the package (default: {DEFAULT_OUT}/ beside the spec)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=what)
 
 
 def from_config_option(parser: argparse.ArgumentParser) -> None:
-    what = "write the spec of a model of transformers, made from its config, beside --out or to --variants; then render"
+    what = "config.json of a transformers model, or its folder: first write its spec to --variants, or beside --out"
     parser.add_argument("--from-config", type=Path, metavar="CONFIG", help=what)
 
 
 def package_option(parser: argparse.ArgumentParser) -> None:
-    what = f"the package by the name that Python imports it by, in the place of --out (default: {PACKAGE})"
+    what = f"import name of an installed package, instead of --out (default: {PACKAGE})"
     parser.add_argument("--package", metavar="NAME", help=what)
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, with what a package's manifest says")
+    parser.add_argument("--json", action="store_true", help="print JSON with the same entries as a package's manifest")
 
 
 def force_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="overwrite files edited by hand and delete files the generator did not make",
-    )
+    what = "overwrite files edited by hand and delete files that the generator did not write"
+    parser.add_argument("--force", action="store_true", help=what)
 
 
 def name_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a variant of the spec")
+    parser.add_argument("name", metavar="NAME", help="the variant to show")
 
 
 def call_options(parser: argparse.ArgumentParser) -> None:
     """The lengths and arguments of a call, and the batch row and head to look at."""
     add = parser.add_argument
-    add("--q-len", type=_at_least(1), metavar="N", help="queries (default: 1024)")
-    add("--kv-len", type=_at_least(1), metavar="N", help="keys (default: as many as queries)")
-    add("--q-offset", type=_offset, default=0, metavar="N|end", help="position of the first query (default: 0)")
-    add("--batch", type=_at_least(0), metavar="B", help="batch row (default: 0)")
-    add("--segments", type=_lengths, metavar="N,N,...", help="a packed call: the lengths of its sequences")
-    add("--head", type=_at_least(0), default=0, metavar="H", help="query head (default: 0)")
-    add("--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="a scalar")
-    add("--tensor", type=_assignment, action="append", default=[], metavar="NAME=FILE.npy", help="a tensor")
+    add("--q-len", type=_at_least(1), metavar="N", help="number of queries (default: 1024)")
+    add("--kv-len", type=_at_least(1), metavar="N", help="number of keys (default: same as queries)")
+    what = "position of the first query; end: such that the last query is at the last key (default: 0)"
+    add("--q-offset", type=_offset, default=0, metavar="N|end", help=what)
+    add("--batch", type=_at_least(0), metavar="B", help="batch index to show (default: 0)")
+    add("--segments", type=_lengths, metavar="N,N,...", help="show a packed call with sequences of these lengths")
+    add("--head", type=_at_least(0), default=0, metavar="H", help="query head to show (default: 0)")
+    add("--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="value of a scalar argument")
+    what = "value of a tensor argument"
+    add("--tensor", type=_assignment, action="append", default=[], metavar="NAME=FILE.npy", help=what)
 
 
 def picture_options(parser: argparse.ArgumentParser) -> None:
-    size = "queries by keys of a block (default: from 64 on, packed from 1 on, such that every block is drawn)"
+    size = "queries by keys per block (default: the smallest size, from 64 on, or 1 if packed, that fits the picture)"
     parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
-    what = "a call on a cache of pages of N tokens: those that its last query reads, and its splits"
+    what = "show a call on a paged cache with pages of N tokens: which pages are read, and how keys are split"
     parser.add_argument("--pages", type=_at_least(1), metavar="N", help=what)
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
 
 
 def split_options(parser: argparse.ArgumentParser) -> None:
     """How the call is split over several GPUs; all of it goes with `--ranks`."""
-    add = parser.add_argument_group("several GPUs, by the planner of a package").add_argument
-    what = "draw which of N GPUs, or of N nodes of M, computes what, with predicted times"
+    add = parser.add_argument_group("a call over several GPUs, as planned by the package").add_argument
+    what = "draw which GPU computes which blocks, on N GPUs or N nodes of M GPUs, with predicted times"
     add("--ranks", type=_ranks, metavar="N[xM]", help=what)
-    add("--seq", type=_at_least(1), metavar="N", help="queries and keys (default: 131072)")
-    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help="query heads and key heads (default: 32/8)")
-    add("--head-dim", type=_at_least(8), default=128, metavar="N", help="(default: 128)")
-    add("--strategy", default="auto", metavar="NAME", help="how ranks compute together (default: auto, the fastest)")
+    add("--seq", type=_at_least(1), metavar="N", help="number of queries and of keys (default: 131072)")
+    what = "number of query heads and key heads (default: 32/8)"
+    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help=what)
+    add("--head-dim", type=_at_least(8), default=128, metavar="N", help="head dimension (default: 128)")
+    add("--strategy", default="auto", metavar="NAME", help="how GPUs share the work (default: auto, the fastest)")
 
 
 def studio_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=_port, default=0, metavar="N", help="(default: any that is free)")
+    parser.add_argument("--port", type=_port, default=0, metavar="N", help="port of the server (default: any free one)")
     parser.add_argument("--no-open", action="store_true", help="print the page's address without opening a browser")
 
 
 def tune_options(parser: argparse.ArgumentParser) -> None:
     """What to tune, and how long. Variants, dtypes and head_dims that are not named are the spec's, without float32."""
     add = parser.add_argument
-    add("names", nargs="*", metavar="VARIANT", help="variants of the package (default: all)")
-    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,dkdv,dq (default: these), decode,paged_fwd")
-    add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: the spec's 16-bit ones)")
+    add("names", nargs="*", metavar="VARIANT", help="variants to tune (default: all)")
+    what = "some of fwd,dkdv,dq,decode,paged_fwd (default: fwd,dkdv,dq)"
+    add("--passes", type=_words, default=[], metavar="LIST", help=what)
+    what = "such as bf16,fp16 (default: the spec's 16-bit dtypes)"
+    add("--dtypes", type=_words, default=[], metavar="LIST", help=what)
     add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: the spec's)")
-    add("--seqs", type=_numbers, default=[], metavar="LIST", help="lengths to time (default: 512 to 16384)")
-    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed,segmented (default: dense)")
-    add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help="for all of it: fewer tiles are tried")
-    add("--jobs", type=_at_least(1), metavar="N", help="processes that compile (default: the cores but one)")
-    add("--families", action="store_true", help="no tiles: with those there are, time the families of kernels alone")
-    add("--again", action="store_true", help="also what is tuned already on these kernels")
+    add("--seqs", type=_numbers, default=[], metavar="LIST", help="sequence lengths to time (default: 512 to 16384)")
+    add("--modes", type=_words, default=[], metavar="LIST", help="some of dense,packed,segmented (default: dense)")
+    what = "limit of the total time; fewer tiles are tried (default: none)"
+    add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help=what)
+    add("--jobs", type=_at_least(1), metavar="N", help="compiler processes (default: one less than there are cores)")
+    add("--families", action="store_true", help="compare kernel families only, with the tiles tuned so far")
+    add("--again", action="store_true", help="tune kernels again that are already tuned")
 
 
 def explain_options(parser: argparse.ArgumentParser) -> None:
     """The call to explain."""
     add = parser.add_argument
-    add("name", nargs="?", metavar="NAME", help="a variant of the package")
-    add("--gpu", metavar="NAME", help="such as h100, or an architecture such as sm_90 (default: this machine's)")
-    add("--dtype", default="bf16", metavar="NAME", help="(default: bf16)")
-    add("--head-dim", type=_at_least(16), default=128, metavar="N", help="(default: 128)")
-    add("--seq", type=_at_least(1), default=4096, metavar="N", help="keys of a sequence (default: 4096)")
+    add("name", nargs="?", metavar="NAME", help="the variant to explain")
+    what = "a GPU such as h100, or an architecture such as sm_90 (default: this machine's GPU)"
+    add("--gpu", metavar="NAME", help=what)
+    add("--dtype", default="bf16", metavar="NAME", help="dtype of q, k and v (default: bf16)")
+    add("--head-dim", type=_at_least(16), default=128, metavar="N", help="head dimension (default: 128)")
+    add("--seq", type=_at_least(1), default=4096, metavar="N", help="sequence length (default: 4096)")
     add("--group", type=_at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
     add("--mode", default="dense", metavar="NAME", help="dense, packed or segmented (default: dense)")
-    add("--kv-heads", type=_at_least(1), default=8, metavar="N", help="key heads, for splits of a cache (default: 8)")
+    what = "key heads, for decoding on a paged cache (default: 8)"
+    add("--kv-heads", type=_at_least(1), default=8, metavar="N", help=what)
 
 
 def warm_options(parser: argparse.ArgumentParser) -> None:
     """The calls whose kernels are compiled ahead of time."""
     add = parser.add_argument
-    add("names", nargs="*", metavar="VARIANT", help="variants of the package")
-    what = "the variants, heads and head_dims of a model of transformers, in the place of names"
+    add("names", nargs="*", metavar="VARIANT", help="variants to compile; not with --model")
+    what = "config.json of a transformers model, or its folder, which gives variants, heads and head_dims"
     add("--model", type=Path, metavar="CONFIG", help=what)
-    add("--gpu", metavar="NAME", help="such as h100, or an architecture such as sm_90 (default: this machine's)")
-    add("--modes", type=_words, default=[], metavar="LIST", help="of dense,packed,segmented,paged (default: dense)")
-    add("--passes", type=_words, default=[], metavar="LIST", help="of fwd,bwd (default: both)")
+    what = "a GPU such as h100, or an architecture such as sm_90 (default: this machine's GPU)"
+    add("--gpu", metavar="NAME", help=what)
+    what = "some of dense,packed,segmented,paged (default: dense)"
+    add("--modes", type=_words, default=[], metavar="LIST", help=what)
+    add("--passes", type=_words, default=[], metavar="LIST", help="some of fwd,bwd (default: both)")
     add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: bf16)")
-    add("--head-dims", type=_numbers, default=[], metavar="LIST", help="(default: 128)")
-    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help="query heads and key heads (default: 32/8)")
-    what = "lengths; one that tiles divide stands for all of its size, one that they do not for all others"
+    add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: 128)")
+    what = "number of query heads and key heads (default: 32/8)"
+    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help=what)
+    what = "sequence lengths; include one that is a multiple of the tiles and one that is not"
     add("--seqs", type=_numbers, default=[4096, 4095], metavar="LIST", help=f"{what} (default: 4096,4095)")
-    add("--batch", type=_at_least(1), default=1, metavar="N", help="(default: 1, whose kernels serve any)")
-    what = "axes in memory: bhsd, or bshd as of projections (default: bhsd; with --model bshd)"
+    what = "batch size; affects only calls on paged caches (default: 1)"
+    add("--batch", type=_at_least(1), default=1, metavar="N", help=what)
+    what = "order of q, k and v in memory: bhsd or bshd (default: bhsd; with --model bshd)"
     add("--layout", metavar="NAME", help=what)
-    add("--page-sizes", type=_numbers, default=[64], metavar="LIST", help="of paged caches (default: 64)")
-    add("--frozen", action="store_true", help="no gradients of a variant's own tensors, such as slopes")
-    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
+    what = "tokens per page of paged caches (default: 64)"
+    add("--page-sizes", type=_numbers, default=[64], metavar="LIST", help=what)
+    add("--frozen", action="store_true", help="leave out gradients of a variant's own tensors, such as slopes")
+    what = "compiler processes (default: one per core)"
+    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)
 
 
 def _words(text: str) -> list[str]:
@@ -164,9 +174,9 @@ def port_options(parser: argparse.ArgumentParser) -> None:
     """A Python file with mods of FlexAttention, and which of them."""
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="Python source with mask_mod or score_mod functions; it is never run")
-    what = "a mod or the factory of one; MASK+SCORE makes one entry of two (default: all)"
+    what = "functions to translate, or functions that return them; MASK+SCORE: one variant from both (default: all)"
     add("--function", nargs="+", action="extend", default=[], metavar="NAME", help=what)
-    add("--out", type=Path, metavar="FILE", help="write the spec there (default: print it)")
+    add("--out", type=Path, metavar="FILE", help="file to write the spec to (default: print it)")
 
 
 def passed_on(parser: argparse.ArgumentParser) -> None:
@@ -178,45 +188,53 @@ def passed_on(parser: argparse.ArgumentParser) -> None:
 def hub_options(parser: argparse.ArgumentParser) -> None:
     """The package, and how its kernel is published."""
     add = parser.add_argument
-    add("package", nargs="?", type=Path, default=Path(PACKAGE), metavar="PACKAGE", help=f"(default: {PACKAGE})")
-    add("--out", type=Path, default=Path("build/hub"), metavar="DIR", help="where to write (default: build/hub)")
-    add("--name", default="attention-codegen", metavar="NAME", help="of the repository (default: attention-codegen)")
-    add("--owner", default="your-name", metavar="NAME", help="of the repository, for its card (default: your-name)")
-    add("--version", type=_at_least(0), default=0, metavar="N", help="of the interface (default: 0, for beta stages)")
-    what = "then load it with the library `kernels`, on the CPU, and compare each op and layer with the package's"
+    what = f"folder of the package (default: {PACKAGE})"
+    add("package", nargs="?", type=Path, default=Path(PACKAGE), metavar="PACKAGE", help=what)
+    add("--out", type=Path, default=Path("build/hub"), metavar="DIR", help="folder to write to (default: build/hub)")
+    what = "name of the Hub repository (default: attention-codegen)"
+    add("--name", default="attention-codegen", metavar="NAME", help=what)
+    what = "owner of the Hub repository, for its card (default: your-name)"
+    add("--owner", default="your-name", metavar="NAME", help=what)
+    what = "version of the kernel's interface (default: 0, a beta)"
+    add("--version", type=_at_least(0), default=0, metavar="N", help=what)
+    what = "load the result with the `kernels` library on the CPU, and compare its ops and layers with the package's"
     add("--check", action="store_true", help=what)
 
 
 def lint_options(parser: argparse.ArgumentParser) -> None:
     """The kernels of the package to compile, and how."""
     add = parser.add_argument
-    add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
+    add("names", nargs="*", metavar="VARIANT", help="variants to compile (default: all)")
     add("--arch", metavar="NAME,...", help="chips such as sm_90,gfx942 (default: all)")
-    add("--dtype", metavar="NAME,...", help="types of q, k and v (default: bfloat16,float32)")
-    add("--head-dim", metavar="D,...", help="default: the spec's, and the largest that each config serves")
-    add("--passes", metavar="NAME,...", help="among fwd,dkdv,dq,decode,paged_fwd (default: all)")
-    add("--modes", metavar="NAME,...", help="among dense,packed,segmented,paged (default: all)")
-    add("--fast", action="store_true", help="every config for one variant, every variant for one config")
-    add("--tuned", action="store_true", help="also what is tuned, for the chips of those GPUs")
-    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help="processes (default: a core each)")
-    add("--json", type=Path, metavar="FILE", help="also write everything that was found")
+    add("--dtype", metavar="NAME,...", help="dtypes of q, k and v (default: bfloat16,float32)")
+    what = "head dimensions (default: the spec's, and the largest that each default tile serves)"
+    add("--head-dim", metavar="D,...", help=what)
+    add("--passes", metavar="NAME,...", help="some of fwd,dkdv,dq,decode,paged_fwd (default: all)")
+    add("--modes", metavar="NAME,...", help="some of dense,packed,segmented,paged (default: all)")
+    what = "compile every tile for one variant only, and every variant for one chip and head dimension only"
+    add("--fast", action="store_true", help=what)
+    add("--tuned", action="store_true", help="compile with tuned tiles too, for the GPUs that they were tuned on")
+    what = "compiler processes (default: one per core)"
+    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)
+    add("--json", type=Path, metavar="FILE", help="also write all results as JSON")
 
 
 def compare_options(parser: argparse.ArgumentParser) -> None:
     """Two packages, and which of their kernels to compare."""
     add = parser.add_argument
-    add("old", type=Path, metavar="OLD", help="the folder of a package, such as one rendered from an older revision")
-    add("new", type=Path, metavar="NEW", help="the folder of the other package")
-    add("names", nargs="*", metavar="VARIANT", help="a variant of the spec (default: all)")
-    add("--arch", metavar="NAME,...", help="chips (default: sm_80, sm_90 and those of tuned files)")
-    add("--modes", metavar="NAME,...", help="among dense,packed,segmented (default: all)")
-    add("--fast", action="store_true", help="each kernel with one config a chip (default: every default and tuned one)")
-    add("--all", action="store_true", help="compile also kernels whose code and imports are equal")
-    add("--machine-code", action="store_true", help="compile to machine code also where Triton's IR is equal")
-    add("--rekey", action="store_true", help="compare what tuned files of NEW hold; rewrite their hashes where equal")
-    add(
-        "--jobs", type=_at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help="processes (default: cores)"
-    )
+    add("old", type=Path, metavar="OLD", help="folder of a package, such as one from an older revision")
+    add("new", type=Path, metavar="NEW", help="folder of the package to compare with it")
+    add("names", nargs="*", metavar="VARIANT", help="variants to compare (default: all)")
+    add("--arch", metavar="NAME,...", help="chips (default: sm_80, sm_90 and those with tuned tiles)")
+    add("--modes", metavar="NAME,...", help="some of dense,packed,segmented (default: all)")
+    what = "compare each kernel with one tile per chip, not with all default and tuned tiles"
+    add("--fast", action="store_true", help=what)
+    add("--all", action="store_true", help="also compile kernels whose code and imports are equal")
+    add("--machine-code", action="store_true", help="compile to machine code even if Triton's IR is equal")
+    what = "compare the tuned kernels; where equal, mark the tuned files of NEW as valid for its kernels"
+    add("--rekey", action="store_true", help=what)
+    what = "compiler processes (default: one per core, at least 2)"
+    add("--jobs", type=_at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help=what)
 
 
 def _heads(text: str) -> tuple[int, int]:

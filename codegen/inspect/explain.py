@@ -88,7 +88,7 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     prompts = importlib.import_module(f"{package}._runtime.core.prompts")
     if prompts.suits_hopper(variant, arch, dtype, dims):
         pages = f"pages of {prompts.LEAST_PAGE} keys and more, a multiple of {prompts.PAGE_FACTOR}"
-        lines.append(f"prompts whose blocks occupy half of the chip run the family hopper on {pages}")
+        lines.append(f"prompts whose blocks fill half of the GPU or more run the family hopper on {pages}")
     return lines
 
 
@@ -103,7 +103,7 @@ def _paged_text(
 ) -> Iterator[str]:
     """The tiles of calls on paged caches, and into how many parts a decoding sequence is split."""
     heads = f"group {question.group}, {question.kv_heads} key heads, {DEFAULT_MULTIPROCESSORS} multiprocessors"
-    yield f"on paged caches, in any batch and on pages of any size: {heads}"
+    yield f"on paged caches, with any batch size and page size: {heads}"
     yield ""
     tiles = [
         (name, *(str(getattr(choice.tile, field)) for field in PAGED_FIELDS), _paged_reason(choice, path, arch))
@@ -122,19 +122,19 @@ def _paged_text(
     yield ""
     yield from aligned([("keys", "read by the last query", "splits", "keys of each"), *rows])
     yield ""
-    yield f"tiles of {how.block_m} rows; a program may take several splits of a large batch: results have the same bits"
+    yield f"tiles of {how.block_m} rows; in a large batch a program may take several splits; results stay bitwise equal"
     yield _reads_text(variant, steps[DECODE_LENGTHS[-1]].read, DECODE_LENGTHS[-1])
 
 
 def _reads_text(variant: Variant, read: Sequence[range], kv_len: int) -> str:
     """A line on whether a decoding step reads the pages of all keys; `read`: the keys it reads, of `kv_len`."""
     if list(read) != [range(kv_len)]:
-        return "other keys are never read, nor their pages' numbers: the pages may be freed"
+        return "other keys and their page numbers are never read: their pages may be freed"
     planned = paged_plan(variant)
     if planned is not None and planned.looks:
-        return "a split reads from the block of the first key that its rows may see to the last such key"
+        return "a split reads only from the block of its first visible key to its last visible key"
     if analyse(variant.mask).schedule in (Schedule.RANGES, Schedule.LISTS):
-        return "every key is read, and the mask applied: what it keeps does not follow from positions alone"
+        return "every key is read, then masked: the mask does not depend on positions alone"
     return "every key is read"
 
 
@@ -154,9 +154,9 @@ def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: P
         if decision.verdict is not None:
             yield _verdict_text(decision, path)
         elif tiles[name].family == "portable":
-            yield f"{name} could be of the family hopper, with family='hopper', but as a rule is not faster there"
+            yield f"{name} could run the family hopper, with family='hopper'; the default rule expects no gain from it"
     if tiles["dq"].family == "hopper":
-        yield "dq is added up in any order; deterministic=True has the portable kernel compute it"
+        yield "dq is summed in no fixed order; deterministic=True computes it with the portable kernel"
 
 
 _CONTENDERS = {"portable": "portable", "hopper_dkdv": "hopper with a portable dq", "hopper": "hopper"}
@@ -168,7 +168,11 @@ def _verdict_text(decision: Any, path: Path) -> str:
     problem = verdict.problem
     times = [f"{_CONTENDERS[name]} {ms:.4g} ms" for name, ms in sorted(verdict.ms.items(), key=lambda each: each[1])]
     times += [f"{_CONTENDERS[name]} none ({reason})" for name, reason in verdict.failed.items()]
-    why = "as measured, and not as a rule" if decision.overrules else "as a rule, which held where it was measured"
+    why = (
+        "by measurement, against the default rule"
+        if decision.overrules
+        else "by the default rule, which the measurement confirms"
+    )
     return (
         f"{verdict.pass_name}: {_CONTENDERS[decision.kernels]}, {why}: {path.parent.name}/{path.name}: {problem.dtype} "
         f"seq {problem.seq} group {problem.group}: {', '.join(times)}, Triton {verdict.triton}"
@@ -188,9 +192,9 @@ def _reason(choice: Any, path: Path, arch: str) -> str:
 
 
 def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
-    yield "ladder: a call's config=, then the nearest entry measured on this GPU, then the architecture's default"
+    yield "tiles: a call's config=, else the nearest measurement on this GPU, else the architecture's default"
     if has_families:
-        yield "family: a call's family=, config= or deterministic=, then what was measured nearest, then the rule"
+        yield "family: a call's family=, config= or deterministic=, else the nearest measurement, else the default rule"
     if gpu and not path.is_file():
         yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
 

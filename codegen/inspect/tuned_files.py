@@ -57,7 +57,7 @@ def gains(out: Path, gpu: str) -> list[str]:
     if len(rows) == 1:
         raise CodegenError(f"{folder}: no tuned files there; `{PROGRAM} tune` on that GPU makes them")
     rows.append(_gain_row("all", every))
-    heading = f"defaults' time over that of the tuned tiles on {folder.name}, geometric means over lengths and dtypes"
+    heading = f"speedup of tuned over default tiles on {folder.name}, geometric means over lengths and dtypes"
     return [heading, "", *aligned(rows)]
 
 

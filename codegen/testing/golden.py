@@ -1,4 +1,4 @@
-"""Every variant against float64: inputs drawn from the manifest, the output and every gradient compared.
+"""Compares every variant with float64 on random inputs: the output and every gradient.
 
     python -m codegen.testing.golden                     # compiled kernels on the GPU; without one, the reference
     TRITON_INTERPRET=1 python -m codegen.testing.golden  # the kernels, run on the CPU by Triton's interpreter
@@ -153,9 +153,9 @@ def print_errors(shape: Shape, dtype: torch.dtype, variants: Sequence[str], erro
 def main() -> int:
     """Print the table; 1 when an error is above its bound."""
     parser = argparse.ArgumentParser(prog="python -m codegen.testing.golden", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="these variants alone")
-    parser.add_argument("--quick", action="store_true", help="without a GPU, on one small input")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table there")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="variants to check (default: all)")
+    parser.add_argument("--quick", action="store_true", help="without a GPU: check one small input per variant")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table to FILE")
     args = parser.parse_args()
     only: list[str] | None = args.only
     device = "cuda" if torch.cuda.is_available() else "cpu"

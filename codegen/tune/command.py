@@ -160,7 +160,7 @@ def _resumable(progress: Progress, what: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         progress.close()
-        print(f"\n{progress.done} {what} and written; the same command goes on", file=sys.stderr)
+        print(f"\n{progress.done} {what} and written; run the same command again to continue", file=sys.stderr)
         raise
     finally:
         progress.close()
@@ -168,7 +168,7 @@ def _resumable(progress: Progress, what: str) -> Iterator[None]:
 
 def _print_left_out(left: Sequence[Group] | Sequence[Comparison], things: str) -> None:
     if left:
-        print(f"the budget left out {len(left)} {things}, from {left[0]} on; the same command goes on with them")
+        print(f"the budget left out {len(left)} {things}, from {left[0]} on; run the same command again for them")
 
 
 def _lacking(

@@ -226,7 +226,7 @@ def paged_hashes(context: Context, group: PagedGroup) -> Mapping[str, str]:
 def summary(outcome: PagedOutcome) -> str:
     """The gain over the default tile, the chosen tile, and the number of tiles that failed."""
     if outcome.tile is None:
-        return f"no tile is right: {next(iter(outcome.failed.values()), 'no candidate')}"
+        return f"no tile works: {next(iter(outcome.failed.values()), 'no candidate')}"
     gain = "default does not run" if outcome.default_ms is None else f"{outcome.default_ms / outcome.ms:.2f} times"
     t = outcome.tile
     text = f"{t.block_m}x{t.block_n} w{t.num_warps} s{t.num_stages}, {t.keys_per_split} keys a split at least"
@@ -258,9 +258,12 @@ def tune_paged(context: Context, groups: Sequence[PagedGroup], *, minutes: float
     try:
         left = PagedTuner(context, jobs, deadline, report, status.show).run(wanted)
     except KeyboardInterrupt:
-        print(f"\n{status.done} of {len(wanted)} are tuned and written; the same command goes on", file=sys.stderr)
+        print(
+            f"\n{status.done} of {len(wanted)} are tuned and written; run the same command again to continue",
+            file=sys.stderr,
+        )
         raise
     finally:
         status.erase()
     if left:
-        print(f"the budget left out {len(left)} kernels, from {left[0]} on; the same command goes on with them")
+        print(f"the budget left out {len(left)} kernels, from {left[0]} on; run the same command again for them")

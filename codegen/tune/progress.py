@@ -51,7 +51,7 @@ def summary(outcome: Outcome) -> str:
     """The gain over the default tiles, the chosen tiles, and the number of tiles that failed."""
     if not outcome.winners:
         reason = next(iter(outcome.failed.values()), "no candidate")
-        return f"no tile is right: {reason}"
+        return f"no tile works: {reason}"
     ratios = [ratio for winner in outcome.winners if (ratio := gain(winner))]
     chosen = dict.fromkeys(_tile_text(winner) for winner in outcome.winners)
     gained = (
@@ -89,7 +89,7 @@ def judgement_text(judgement: Judgement) -> str:
     if not judgement.verdicts:
         return f"no verdict: {judgement.undecided}"
     others = [verdict for verdict in judgement.verdicts if verdict.taken != verdict.ruled]
-    parts = [f"{len(judgement.verdicts) - len(others)} of {len(judgement.verdicts)} as a rule"]
+    parts = [f"{len(judgement.verdicts) - len(others)} of {len(judgement.verdicts)} by the default rule"]
     parts += [
         f"{verdict.taken} for {verdict.ruled} at seq {verdict.workload.seq} group {verdict.workload.group}"
         + (f", {ratio:.2f} times as fast" if (ratio := overruled(verdict)) else ", which does not run")

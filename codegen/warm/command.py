@@ -143,9 +143,9 @@ def lines(report: Report, target: Target, jobs: int) -> list[str]:
     found = sum(outcome.found for outcome in report.outcomes.values())
     counts = [f"{len(every) - found} kernels compiled", f"{found} found in the cache"]
     counts += [f"{len(report.failures)} failed"] if report.failures else []
-    place = f"{target.gpu} ({target.arch})" if target.gpu else f"{target.arch}, the tiles of no GPU in particular"
+    place = f"{target.gpu} ({target.arch})" if target.gpu else f"{target.arch}, with its default tiles"
     summary = [f"for {place}: {', '.join(counts)}; {report.seconds:.0f} s, {jobs} processes", f"in {knobs.cache.dir}"]
     if not has_launchers(target):
-        summary.append("launchers, about 0.3 s of a C compiler for each kernel, are compiled where the GPU is")
+        summary.append("launchers (C code, about 0.3 s per kernel) are compiled later, on the machine with the GPU")
     failures = [f"failed: {failure.what}: {failure.reason}" for failure in report.failures]
     return [*(aligned(table) if table else []), *failures, *summary]

@@ -16,15 +16,15 @@ INTRODUCTION = """Every command and every option. In a checkout the program is `
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | `check` or `compare` found differences, `lint` or `warm` kernels that fail, `port` what it cannot translate |
+| 1 | `check` or `compare` found differences, kernels failed in `lint` or `warm`, `port` could not translate all |
 | 2 | bad usage or bad input |
 | 130 | interrupted |
 """
 
 
-VARIABLES = """`PYTHON=` is the interpreter that makes `.venv`, or that `test-gpu`, `tune` and `bench` run with.
-`ARGS=` are options of `demo`, `tune`, `bench` and `fuzz`, and of pytest in `test-gpu`. `TORCH=torch` installs the
-newest torch instead of the tested one."""
+VARIABLES = """`PYTHON=` is the interpreter that creates `.venv` and runs `test-gpu`; if set, it also runs `fuzz`,
+`tune` and `bench` instead of `.venv`. `ARGS=` are options of `demo`, `fuzz`, `tune`, `bench` and `hub`, and of pytest
+in `test-gpu`. `TORCH=torch` installs the newest torch instead of the tested one."""
 
 
 def pages() -> dict[str, str | bytes]:
@@ -37,7 +37,7 @@ def pages() -> dict[str, str | bytes]:
             INTRODUCTION,
             commands,
             "## python -m bench",
-            "Measures the ops beside other libraries on a GPU. [How it measures](../benchmarks/method.md).",
+            "Times the ops and other attention libraries on a GPU. [How it measures](../benchmarks/method.md).",
             fence(_usage(bench_parser()), "text"),
             bench,
             "## make",

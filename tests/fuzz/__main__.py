@@ -52,20 +52,30 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first variant")
-    parser.add_argument("--variants", type=int, default=100, metavar="N", help="how many (default: 100)")
-    parser.add_argument("--calls", type=int, metavar="N", help="calls in each mode and family; 0: one call in all")
-    parser.add_argument("--what", default="", help=f"a list of {', '.join((*MODES, *FAMILIES))}")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1; 0: this one)")
-    parser.add_argument("--chunk", type=int, default=10, metavar="N", help="variants rendered at a time")
-    parser.add_argument("--entry", metavar="JSON", help="this variant alone")
-    parser.add_argument("--call", metavar="JSON", help="this call of it alone")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: 0)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first variant (default: 0)")
+    parser.add_argument("--variants", type=int, default=100, metavar="N", help="number of variants (default: 100)")
     parser.add_argument(
-        "--shrink", type=float, default=60, metavar="S", help="seconds to make a failure small; 0: none"
+        "--calls", type=int, metavar="N", help="calls of a variant in each mode and family; 0: one call in total"
     )
-    parser.add_argument("--out", metavar="DIR", help="write failures.json there")
+    parser.add_argument(
+        "--what", default="", help=f"modes and families to run, some of {', '.join((*MODES, *FAMILIES))}"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where kernels run (default: cpu)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1); 0: run in this process"
+    )
+    parser.add_argument("--chunk", type=int, default=10, metavar="N", help="variants rendered together (default: 10)")
+    parser.add_argument("--entry", metavar="JSON", help="run only this variant")
+    parser.add_argument("--call", metavar="JSON", help="run only this call of the variant of --entry")
+    parser.add_argument(
+        "--shrink",
+        type=float,
+        default=60,
+        metavar="S",
+        help="seconds to reduce a failure to a small case (default: 60); 0: do not",
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder to write failures.json to")
     return parser.parse_args()
 
 

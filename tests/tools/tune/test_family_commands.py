@@ -35,7 +35,7 @@ def test_progress_says_where_the_rule_does_not_hold(capsys: pytest.CaptureFixtur
         progress.judged(Judgement(comparison=comparison(), verdicts=verdicts))
     progress.judged(Judgement(comparison=comparison(), verdicts=[], undecided="OutOfResources"))
     lines = capsys.readouterr().out.splitlines()
-    said = "[1/4] causal bfloat16 D128 fwd, families: 1 of 2 as a rule; "
+    said = "[1/4] causal bfloat16 D128 fwd, families: 1 of 2 by the default rule; "
     assert lines[0].startswith(f"{said}portable for hopper at seq 16384 group 1, 1.25 times as fast")
     assert "portable for hopper at seq 16384 group 1, which does not run; hopper failed: wrong: o is off" in lines[1]
     assert "no verdict: OutOfResources" in lines[3]
@@ -173,7 +173,7 @@ def test_an_interrupted_comparison_goes_on(
     wanted = options(variants=["causal"], families=True, head_dims=[64])
     with pytest.raises(KeyboardInterrupt):
         command.run(wanted)
-    assert "1 of 2 comparisons are made and written; the same command goes on" in capsys.readouterr().err
+    assert "1 of 2 comparisons are made and written; run the same command again to continue" in capsys.readouterr().err
     assert {verdict.pass_name for verdict in tuned.read(folder / "causal.json").verdicts} == {"fwd"}
     machine.FAULTS = staticmethod(lambda _: "")
     command.run(wanted)
@@ -196,18 +196,22 @@ def test_explain_says_what_was_measured(
     printed = explained(capsys, "causal", 10_000)
     place = "imaginary_1/causal.json: bfloat16 seq 16384 group 1"
     assert (
-        f"fwd: portable, as measured, and not as a rule: {place}: portable 1 ms, hopper 1.5 ms, Triton 3.6.0" in printed
+        f"fwd: portable, by measurement, against the default rule: {place}: portable 1 ms, hopper 1.5 ms, Triton 3.6.0"
+        in printed
     )
-    assert f"bwd: hopper with a portable dq, as measured, and not as a rule: {place}: hopper with a portable" in printed
-    assert "family: a call's family=, config= or deterministic=, then what was measured nearest" in printed
+    assert (
+        f"bwd: hopper with a portable dq, by measurement, against the default rule: {place}: hopper with a portable"
+        in printed
+    )
+    assert "family: a call's family=, config= or deterministic=, else the nearest measurement" in printed
     made_up.MS = times(portable=1.0, hopper=1.005, hopper_dkdv=1.5)
     made_up.FAULTS = staticmethod(lambda contender: "wrong: dq is off" if contender.name == "hopper_dkdv" else "")
     judge(folder, comparison("fwd"), comparison("bwd"))
     printed = explained(capsys, "causal", 10_000)
-    assert f"fwd: hopper, as a rule, which held where it was measured: {place}: portable 1 ms" in printed
+    assert f"fwd: hopper, by the default rule, which the measurement confirms: {place}: portable 1 ms" in printed
     assert "hopper with a portable dq none (wrong: dq is off)" in printed
     assert "natten" not in printed
-    assert "could be of the family hopper" in explained(capsys, "natten", 10_000)
+    assert "could run the family hopper" in explained(capsys, "natten", 10_000)
 
 
 def test_check_notes_verdicts_on_other_kernels(

@@ -201,7 +201,7 @@ def test_no_tile_is_right(tmp_path: Path, made_up: type[MadeUpBench]) -> None:
     made_up.FAULTS = staticmethod(lambda _: "wrong")
     (outcome,), _ = tune(tmp_path)
     assert outcome.tile is None
-    assert summary(outcome) == "no tile is right: wrong"
+    assert summary(outcome) == "no tile works: wrong"
     document = json.loads(path_in(tmp_path).read_text())
     assert "paged" not in document
     assert {row["reason"] for row in document["paged_failed"]} >= {"wrong"}

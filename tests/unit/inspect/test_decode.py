@@ -56,14 +56,14 @@ def test_explain_lists_splits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     options = ("--gpu", "sm_80", "--group", "20", "--kv-heads", "4")
     assert main(["explain", "gemma2_local", *options]) == 0
     printed = capsys.readouterr().out
-    assert "on paged caches, in any batch and on pages of any size: group 20, 4 key heads" in printed
+    assert "on paged caches, with any batch size and page size: group 20, 4 key heads" in printed
     assert "decode     16       64       4          3           128             default of sm_80" in printed
     assert "131072  126976 to 131071        32      128" in printed
-    assert "the pages may be freed" in printed
+    assert "their pages may be freed" in printed
     assert main(["explain", "document", *options]) == 0
-    assert "every key is read, and the mask applied" in capsys.readouterr().out
+    assert "every key is read, then masked" in capsys.readouterr().out
     assert main(["explain", "natten", *options]) == 0
-    assert "a split reads from the block of the first key that its rows may see" in capsys.readouterr().out
+    assert "a split reads only from the block of its first visible key" in capsys.readouterr().out
     assert main(["explain", "causal", "--gpu", "sm_90", "--head-dim", "128"]) == 0
     assert "run the family hopper on pages of 16 keys and more, a multiple of 8" in capsys.readouterr().out
     assert main(["explain", "causal_dropout", *options]) == 0
