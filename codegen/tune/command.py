@@ -80,8 +80,8 @@ def run(choice: Choice) -> None:
     comparisons = comparisons_of(groups, families, choice.variants)
     if choice.families and not comparisons:
         raise CodegenError(
-            f"--families: expected what has kernels of more than one family, which are those of 16 bits on sm_90, of "
-            f"masks with arguments where they are named; this GPU is {machine.gpu} ({machine.arch})"
+            f"--families: expected kernels in more than one family, got none. There are two families for 16-bit dtypes "
+            f"on sm_90; a variant whose mask takes arguments must be named. This GPU is {machine.gpu} ({machine.arch})"
         )
     budget = choice.minutes * 60 if choice.minutes else None
     if not choice.families:

@@ -123,7 +123,7 @@ def run(request: Request, target: Target, package: Path, spec: Spec, jobs: int) 
 def _calls(request: Request, package: Package, spec: Spec) -> list[WarmCall]:
     calls = list(request.calls(package.name))
     if not calls:
-        raise CodegenError("warm: expected variants that can be called on paged caches, got only ones with dropout")
+        raise CodegenError("--modes paged: expected a variant without dropout, got only variants with dropout")
     for call in calls:
         if call.mode == PAGED:
             checked_names("variant", [call.variant], spec.variants)
