@@ -33,6 +33,16 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 
 
+def pytest_configure() -> None:
+    if find_spec("hypothesis") is None:
+        return
+    from hypothesis import HealthCheck, settings
+
+    # Other tests run at the same time: an example, or drawing one, may take long for no fault of its own.
+    settings.register_profile("parallel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("parallel")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every test of each product of variants and calls")
 

@@ -156,7 +156,7 @@ def test_a_budget_is_shared(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.usefixtures("folder")
 def test_where_there_is_one_family_the_option_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "this_machine", lambda: Machine(gpu="NVIDIA A100", arch="sm_80", triton="3.6.0"))
-    with pytest.raises(CodegenError, match=r"--families: expected .* sm_90, .*; this GPU is NVIDIA A100 \(sm_80\)"):
+    with pytest.raises(CodegenError, match=r"--families: expected .* on sm_90; .* This GPU is NVIDIA A100 \(sm_80\)"):
         command.run(options(families=True))
 
 
