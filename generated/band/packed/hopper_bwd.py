@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 3cd1a1b67cf66944
+# hash: 9675d1ec0379cda9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -126,7 +126,7 @@ def produce(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
@@ -284,7 +284,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
@@ -542,7 +542,7 @@ def accumulate(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 310bec6b355009d7
+# hash: 6f5c236fe76e0546
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -116,7 +116,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_images_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
@@ -291,7 +291,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
         b, first_entry, q_start, _q_len, _kv_start, _kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_images_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         list_begin, partial_end, full_begin, list_end, num_partial, num_full = visited_rows(
             first_entry, spans_ptr, start_n, BLOCK_N
@@ -572,7 +572,7 @@ def accumulate(
         b, first_entry, q_start, _q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_images_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: 065655563bc192fb
+# hash: fed7145fa8e9e968
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -122,7 +122,7 @@ def produce(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_mask_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
@@ -265,7 +265,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_mask_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         row_begin, num_partial = visited_rows(after, before, kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N)
@@ -524,7 +524,7 @@ def accumulate(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `band_mask_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]

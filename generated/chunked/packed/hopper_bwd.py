@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: 2d4136e0208686bd
+# hash: ddca497e9c099dfe
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `chunked`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -113,7 +113,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `chunked_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
@@ -271,7 +271,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
         b, first_entry, q_start, _q_len, _kv_start, _kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `chunked_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
             first_entry, ranges_ptr, start_n, BLOCK_M, BLOCK_N
@@ -523,7 +523,7 @@ def accumulate(
         b, first_entry, q_start, _q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `chunked_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: db2cbfb13af90ef6
+# hash: 85dfebd9e50be3dd
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -115,7 +115,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `document_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
@@ -277,7 +277,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
         b, first_entry, q_start, _q_len, _kv_start, _kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `document_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
             first_entry, ranges_ptr, start_n, BLOCK_M, BLOCK_N
@@ -532,7 +532,7 @@ def accumulate(
         b, first_entry, q_start, _q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `document_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)

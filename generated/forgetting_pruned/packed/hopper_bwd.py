@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 850e557954d8605a
+# hash: fcd950e61ee8a4eb
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, packed sequences on Hopper with respect to k and v and g, and with WITH_DQ to q.
@@ -126,7 +126,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `forgetting_pruned_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
@@ -334,7 +334,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
         b, first_entry, q_start, q_len, _kv_start, _kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `forgetting_pruned_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         for member in range(group_size):
             h = hkv * group_size + member
@@ -659,7 +659,7 @@ def accumulate(
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `forgetting_pruned_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)

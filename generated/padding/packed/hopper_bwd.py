@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: feb53ee9739d330a
+# hash: 8e2a547f0a1e251b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -114,7 +114,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `padding_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
@@ -259,7 +259,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `padding_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         length_val = gl.load(length_ptr + b * stride_length_0)
         full_end, num_partial, num_full = visited_rows(kv_len, length_val, q_len, start_n, BLOCK_M, BLOCK_N)
@@ -501,7 +501,7 @@ def accumulate(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `padding_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)

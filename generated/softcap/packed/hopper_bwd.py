@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 50f364e8d971ca86
+# hash: 3f0b5a8008eb561a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -123,7 +123,7 @@ def produce(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `softcap_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
@@ -292,7 +292,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `softcap_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
@@ -553,7 +553,7 @@ def accumulate(
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
             block_seqs_ptr, item, num_kv_heads, BLOCK_N
         )
-        # The sequence's first block of rows in lse and delta, as `softcap_packed_hopper_delta` pads them.
+        # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
