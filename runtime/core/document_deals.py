@@ -4,13 +4,13 @@ A rank then computes all its rows in one packed call. numpy alone is imported.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
-from operator import sub
 
 import numpy as np
 
-from .packed_rows import count_calls
+from .packed_rows import count_calls, joined
 from .shards import BALANCED, Chunk, Dealt, RowWork
 from .work import BLOCK, Array
 
@@ -37,7 +37,7 @@ def deal_documents(rows: RowWork, seq: int, ranks: int, begins: Array) -> Iterat
         taken, load = line.take(local, line.work / (ranks - rank))
         runs.append(taken)
         loads.append(load)
-    runs.append(_runs(line.begins, line.ends))
+    runs.append(joined(sorted(each.run for each in line.documents)))
     loads.append(line.work)
     calls = count_calls(begins.tolist(), runs)
     if local * ranks > seq:
@@ -48,11 +48,30 @@ def deal_documents(rows: RowWork, seq: int, ranks: int, begins: Array) -> Iterat
     yield Dealt(table[..., 0], table[..., 1], np.array(loads), calls)
 
 
+@dataclass(slots=True)
+class _Document:
+    """The remaining rows of a document, from `begin` up to `end`.
+
+    Attributes:
+        origin: the first row of the whole document. until_begin, until_end: the work of all rows before these two.
+    """
+
+    begin: int
+    end: int
+    origin: int
+    until_begin: float
+    until_end: float
+
+    @property
+    def run(self) -> Chunk:
+        return self.begin, self.end - self.begin
+
+
 class _Line:
     """The remaining rows of the documents, sorted by their work per row, the most first.
 
     Attributes:
-        begins, ends: the remaining rows of each document. origins: the first row of each whole document.
+        documents: those with remaining rows.
         late: rows at the end of a document have more work than rows at its beginning. If so, the front of the line
             gives rows from a document's end, and the back gives rows from its beginning; else the reverse.
     """
@@ -63,11 +82,8 @@ class _Line:
         first, middle, last = (rows.until(each) for each in (begins, (begins + ends) / 2, ends))
         order = np.argsort(-(last - first) / (ends - begins), kind="stable")
         self.late = bool((last - middle).sum() >= (middle - first).sum())
-        self.begins: list[int] = begins[order].tolist()
-        self.ends: list[int] = ends[order].tolist()
-        self.origins = list(self.begins)
-        self._before: list[float] = first[order].tolist()
-        self._until_end: list[float] = last[order].tolist()
+        columns = [x[order].tolist() for x in (begins, ends, begins, first, last)]
+        self.documents = [_Document(*values) for values in zip(*columns, strict=True)]
         self._edges: list[float] = rows.edges.tolist()
         self._total: list[float] = rows.total.tolist()
         self._rates: list[float] = (np.diff(rows.total) / np.diff(rows.edges)).tolist()
@@ -75,8 +91,8 @@ class _Line:
 
     def _measure(self) -> None:
         """Sum the rows and the work ahead of each document of the line."""
-        self._rows: list[int] = list(accumulate(map(sub, self.ends, self.begins), initial=0))
-        self._work: list[float] = list(accumulate(map(sub, self._until_end, self._before), initial=0.0))
+        self._rows = list(accumulate([each.end - each.begin for each in self.documents], initial=0))
+        self._work = list(accumulate([each.until_end - each.until_begin for each in self.documents], initial=0.0))
 
     def _until(self, row: int) -> float:
         """The work of all rows before this one."""
@@ -93,8 +109,10 @@ class _Line:
         front = self._front(count, wanted)
         for unit in CUTS:
             loads = {near: self._load(near, count) for near in self._rounded(front, unit) if 0 <= near <= count}
-            best = min(loads, key=lambda near: abs(loads[near] - wanted), default=front)
-            if best in loads and abs(loads[best] - wanted) <= BALANCED / 4 * wanted:
+            if not loads:
+                continue
+            best = min(loads, key=lambda near: abs(loads[near] - wanted))
+            if abs(loads[best] - wanted) <= BALANCED / 4 * wanted:
                 return self._taken(best, count), loads[best]
         load = self._load(front, count)
         return self._taken(front, count), load
@@ -125,16 +143,16 @@ class _Line:
         last, of_last = self._at_back(count - front)
         load = self._work[first] + self.work - self._work[last]
         if of_first:
-            load += self._part(first, of_first, at_end=self.late)
+            load += self._part(self.documents[first], of_first, at_end=self.late)
         if of_last:
-            load += self._part(last - 1, of_last, at_end=not self.late)
+            load += self._part(self.documents[last - 1], of_last, at_end=not self.late)
         return load
 
-    def _part(self, document: int, count: int, *, at_end: bool) -> float:
+    def _part(self, document: _Document, count: int, *, at_end: bool) -> float:
         """The work of `count` rows at a document's end, or at its beginning."""
         if at_end:
-            return self._until_end[document] - self._until(self.ends[document] - count)
-        return self._until(self.begins[document] + count) - self._before[document]
+            return document.until_end - self._until(document.end - count)
+        return self._until(document.begin + count) - document.until_begin
 
     def _at_front(self, count: int) -> tuple[int, int]:
         """The number of whole documents in the line's first `count` rows, and the rows of the next one."""
@@ -152,38 +170,26 @@ class _Line:
         at, rest = self._at_front(front)
         if rest == 0:
             return [front]
-        cut = (self.ends[at] - rest if self.late else self.begins[at] + rest) - self.origins[at]
+        document = self.documents[at]
+        cut = (document.end - rest if self.late else document.begin + rest) - document.origin
         return [front + (move if self.late else -move) for move in (cut % unit, cut % unit - unit)]
 
     def _taken(self, front: int, count: int) -> list[Chunk]:
         """Remove `count` rows from the line, `front` of them from its front; returns their runs."""
         (first, of_first), (last, of_last) = self._at_front(front), self._at_back(count - front)
-        begins, ends = self.begins[:first] + self.begins[last:], self.ends[:first] + self.ends[last:]
-        for at, rest, of_front in ((first, of_first, True), (last - 1, of_last, False)):
+        taken = [each.run for each in (*self.documents[:first], *self.documents[last:])]
+        for at, rest, at_end in ((first, of_first, self.late), (last - 1, of_last, not self.late)):
             if rest == 0:
                 continue
-            begin, end = self.begins[at], self.ends[at]
-            if self.late == of_front:
-                begin = self.ends[at] = end - rest
-                self._until_end[at] = self._until(begin)
+            document = self.documents[at]
+            if at_end:
+                document.end -= rest
+                document.until_end = self._until(document.end)
+                taken.append((document.end, rest))
             else:
-                end = self.begins[at] = begin + rest
-                self._before[at] = self._until(end)
-            begins.append(begin)
-            ends.append(end)
-        kept = [i for i in range(first, last) if self.begins[i] < self.ends[i]]
-        self.begins, self.ends, self.origins = ([x[i] for i in kept] for x in (self.begins, self.ends, self.origins))
-        self._before, self._until_end = ([x[i] for i in kept] for x in (self._before, self._until_end))
+                taken.append((document.begin, rest))
+                document.begin += rest
+                document.until_begin = self._until(document.begin)
+        self.documents = [each for each in self.documents[first:last] if each.begin < each.end]
         self._measure()
-        return _runs(begins, ends)
-
-
-def _runs(begins: Sequence[int], ends: Sequence[int]) -> list[Chunk]:
-    """Runs of rows as (begin, length) in order, adjacent ones joined."""
-    found: list[Chunk] = []
-    for begin, end in sorted(zip(begins, ends, strict=True)):
-        if found and sum(found[-1]) == begin:
-            found[-1] = (found[-1][0], end - found[-1][0])
-        else:
-            found.append((begin, end - begin))
-    return found
+        return joined(sorted(taken))
