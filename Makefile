@@ -55,7 +55,7 @@ demo-jax: render ## run the same demo with the JAX ops and a Flax model
 	$(RUN) -m codegen check
 	$(RUN) -m examples.demo_jax
 
-render: $(STAMP) ## generate generated/ from variants.yaml and templates/
+render: $(STAMP) ## write generated/ from variants.yaml and templates/
 	$(RUN) -m codegen render
 
 lint: $(STAMP) ## run the formatter check, the linter, the import contracts and the type checker

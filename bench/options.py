@@ -100,6 +100,17 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
 
 
+def _add_parts(made: argparse.ArgumentParser, option: str, suite: str, parts: tuple[str, ...]) -> None:
+    """An option that names the parts of a suite to run."""
+    made.add_argument(
+        option,
+        type=lambda text: _some_of(text, parts),
+        default=parts,
+        metavar="NAME,...",
+        help=f"parts to run of the suite {suite}: some of {', '.join(parts)}",
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all options. `suite` and `peers` become tuples of names; `peers` is None for each suite's own."""
     made = argparse.ArgumentParser(
@@ -121,20 +132,8 @@ def parser() -> argparse.ArgumentParser:
         help="run only cases whose name matches; no effect on jax, pruning, fp8, schedules, host and memory",
     )
     add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths; suites fa3, gqa and core")
-    add(
-        "--cases",
-        type=lambda text: _some_of(text, JAX_CASES),
-        default=JAX_CASES,
-        metavar="NAME,...",
-        help=f"parts to run of the suite jax: some of {', '.join(JAX_CASES)}",
-    )
-    add(
-        "--parts",
-        type=lambda text: _some_of(text, PARALLEL_PARTS),
-        default=PARALLEL_PARTS,
-        metavar="NAME,...",
-        help=f"parts to run of the suite parallel: some of {', '.join(PARALLEL_PARTS)}",
-    )
+    _add_parts(made, "--cases", "jax", JAX_CASES)
+    _add_parts(made, "--parts", "parallel", PARALLEL_PARTS)
     add("--ranks", type=int, metavar="N", help="number of GPUs in the suite parallel; default: all of this host")
     add(
         "--replay",

@@ -22,11 +22,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Before anything imports JAX: tests of sharding need devices, and torch needs memory beside it. XLA's older emitters of
 # fused loops compile in two thirds of the time; a version of XLA that does not know the flag would end the process.
-HAS_OLD_EMITTERS = find_spec("jaxlib") is not None and version("jaxlib").startswith("0.10.")
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=4" + " --xla_cpu_use_fusion_emitters=false" * HAS_OLD_EMITTERS,
-)
+XLA_FLAGS = ["--xla_force_host_platform_device_count=4"]
+if find_spec("jaxlib") is not None and version("jaxlib").startswith("0.10."):
+    XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(XLA_FLAGS))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # Before anything imports JAX: its own tests run like this, and so may those of whoever calls the ops.
@@ -38,7 +37,7 @@ def pytest_configure() -> None:
         return
     from hypothesis import HealthCheck, settings
 
-    # Other tests run at the same time: an example, or drawing one, may take long for no fault of its own.
+    # Other tests run at the same time: an example, or drawing one, may have to wait for a core.
     settings.register_profile("parallel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("parallel")
 
