@@ -17,6 +17,7 @@ from generated._runtime.core.checks import ArgumentError
 from generated._runtime.torch import sequences as torch_sequences
 from tests.support.cases import DEVICE, evaluate, with_variants
 from tests.support.packings import MIXED, Packing, draw_packed
+from tests.support.waiting import without_waiting
 
 pytestmark = pytest.mark.covers(mode="packed", family="portable", dtype="float16", framework="torch")
 
@@ -90,9 +91,5 @@ def test_the_host_does_not_wait_for_the_device(variant: str, prebuilt: bool) -> 
     evaluate(variant, inputs, **options)  # compiles, and loads modules
     if prebuilt:
         options["schedule"] = make_schedule(golden.load_op(variant), inputs, **options)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         evaluate(variant, inputs, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

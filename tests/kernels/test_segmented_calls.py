@@ -17,6 +17,7 @@ from tests.support.cases import DEVICE, DTYPES, MANIFEST, assert_same, draw, eva
 from tests.support.judge import check_results
 from tests.support.segmented_batches import BATCH, CROSS, IDS, KEYS, LENGTH, SELF, TILES, restarted, with_kinds
 from tests.support.segments import ints
+from tests.support.waiting import without_waiting
 
 pytestmark = pytest.mark.covers(mode="segmented", family="portable", dtype="float16", framework="torch")
 
@@ -171,9 +172,5 @@ def test_the_host_does_not_wait_for_the_device(variant: str, options: str) -> No
     inputs = draw(variant, SELF)
     call = everything() if options == "everything" else {options: EVERYTHING[options]()}
     evaluate(variant, inputs, **call)  # compiles, and loads modules
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         evaluate(variant, inputs, **call)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
