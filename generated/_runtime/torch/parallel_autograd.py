@@ -62,7 +62,8 @@ class _Attend(torch.autograd.Function):
         ctx.keeps = bool(kept)
         if kept:
             own = [x for name, x in given.items() if name not in ctx.shapes]
-            ctx.save_for_backward(edge, *own, *kept)
+            # A view of o would refer to o, which refers to this node: without a backward neither would ever be freed.
+            ctx.save_for_backward(edge, *own, *(x.detach() for x in kept))
         else:
             ctx.save_for_backward(edge, *tensors, o, lse)
         ctx.set_materialize_grads(False)

@@ -84,7 +84,8 @@ def test_a_layout_for_each_batch_keeps_nothing_of_those_before(strategy: str) ->
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("trains", [True, False], ids=["both passes", "no backward"])
 def test_the_tensors_of_a_call_end_with_it(strategy: str, trains: bool) -> None:
-    for documents in ({}, documents_of(0)):
+    # With a document for each rank, "exchange" saves the keys of the forward for the backward.
+    for documents in ({}, documents_of(0), {"cu_seqlens": [*range(0, SEQ + 1, SEQ // RANKS)]}):
         layout = layout_of(strategy, **documents)
         call = context_parallel(calls.load_op("causal"), layout)
         # The second call of a kind is recorded; from the third on the recording is replayed.
