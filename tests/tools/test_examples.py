@@ -21,6 +21,7 @@ EXAMPLES = {
     "flax_recipes": ("linen  losses", "nnx    losses"),
     "forgetting_attention": ("generated  o ", "dg "),
     "packed_documents_jax": ("segment ids ", "cu_seqlens ", "document mask "),
+    "image_tiles": ("rows   20%", "tiles  38%"),
     "minivllm": ("prefill 128", "decode B4 S2048"),
     "nano_vllm": ("prefix cache", "decoding", "nano-vllm does not serve:"),
     "serve": ("tokens/s", "first token", "between tokens"),
