@@ -1,15 +1,16 @@
 """The packed calls of a rank: its rows of several documents in as few calls as possible. numpy alone is imported.
 
 Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty if the call has none of its
-rows.
+rows. Where the number of a sequence does not matter, `of` leaves out the documents that a rank has no rows of: kernels
+are chosen by the average length of the sequences.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -46,6 +47,11 @@ class PackedCall:
     def sequence_span(self) -> Chunk | None:
         """As `span`, in rows of the whole call."""
         return _span(self.sequence_rows)
+
+    def of(self, documents: Sequence[int]) -> "PackedCall":
+        """The same rows in sequences of these documents alone, the only ones that have rows."""
+        begins = accumulate((self.lengths[number] for number in documents), initial=0)
+        return replace(self, begins=tuple(begins), offsets=tuple(self.offsets[number] for number in documents))
 
     @cached_property
     def own(self) -> Array:
@@ -173,17 +179,27 @@ class KeyRows:
     def count(self) -> int:
         return self.begins[-1]
 
+    def of(self, documents: Sequence[int]) -> "KeyRows":
+        """The same keys in sequences of these documents alone, the only ones that have keys."""
+        lengths = [end - begin for begin, end in pairwise(self.begins)]
+        return replace(self, begins=tuple(accumulate((lengths[number] for number in documents), initial=0)))
+
     @cached_property
     def rows(self) -> Array:
         """The keys as rows of the whole call, int64 `[count]`."""
         return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + n) for begin, n in self.runs)])
 
 
+def own_documents(layout: Layout, rank: int) -> list[int]:
+    """The documents that a rank has rows of, in order."""
+    assert layout.cu_seqlens is not None
+    return sorted({piece.document for piece in pieces_of(layout.cu_seqlens, layout.runs(rank))})
+
+
 def key_rows(layout: Layout, rank: int) -> KeyRows:
     """The keys of a rank's documents."""
     assert layout.cu_seqlens is not None
-    numbers = {piece.document for piece in pieces_of(layout.cu_seqlens, layout.runs(rank))}
-    ends = layout.cu_seqlens
+    numbers, ends = set(own_documents(layout, rank)), layout.cu_seqlens
     lengths = [ends[i + 1] - ends[i] if i in numbers else 0 for i in range(len(ends) - 1)]
     runs = joined([(ends[i], n) for i, n in enumerate(lengths) if n])
     return KeyRows(runs=tuple(runs), begins=(0, *np.cumsum(lengths).tolist()))

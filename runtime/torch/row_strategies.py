@@ -110,8 +110,9 @@ class GatheredRows:
         drops = bool(call.keywords.get("dropout_p"))
         self.parts: Sequence[Any] = dense_parts(layout, comm.rank, drops=drops)
         if call.packed:
-            self.parts = packed_parts(layout, comm.rank, q.device, drops=drops)
-            self.documents = document_keys(layout, comm.rank, q.device)
+            numbered = drops or call.work.by_sequence
+            self.parts = packed_parts(layout, comm.rank, q.device, drops=drops, numbered=numbered)
+            self.documents = document_keys(layout, comm.rank, q.device, numbered=numbered)
         key_heads = k.shape[2]
         groups = layout.head_groups if key_heads % layout.head_groups == 0 else 1
         self.groups = groups if call.work.by_heads else 1

@@ -17,7 +17,7 @@ from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
 from generated._runtime.core.key_needs import needs_of, routes
-from generated._runtime.core.packed_rows import count_calls, packed_calls, pieces_of
+from generated._runtime.core.packed_rows import count_calls, key_rows, own_documents, packed_calls, pieces_of
 from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
 from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import Layout, Machine, plan
@@ -111,6 +111,20 @@ def test_packed_calls_have_each_row_once_and_each_document_once(
             )
             assert np.array_equal(positions, layout.positions[call.sequence_rows])
             assert all(offset % 16 == 0 for offset, length in zip(call.offsets, lengths, strict=True) if length)
+
+
+@settings(max_examples=20, deadline=None)
+@given(ranks=st.integers(1, 5), seed=st.integers(0, 99), count=st.integers(1, 9))
+def test_a_rank_can_leave_out_the_documents_that_it_has_no_rows_of(ranks: int, seed: int, count: int) -> None:
+    layout = causal(ranks, seq=500, cu_seqlens=np.array(documents(seed, 500, count)))
+    for rank in range(ranks):
+        own, keys = own_documents(layout, rank), key_rows(layout, rank)
+        assert np.array_equal(np.diff(keys.of(own).begins), np.diff(keys.begins)[own])
+        assert keys.of(own).count == keys.count
+        for call in packed_calls(layout, rank, drops=False):
+            assert np.array_equal(np.diff(call.of(own).begins), np.diff(call.begins)[own])
+            assert call.of(own).offsets == tuple(call.offsets[number] for number in own)
+            assert call.of(own).rows is call.rows
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])

@@ -64,8 +64,7 @@ def takes_apart(work: VariantWork, *, drops: bool) -> bool:
     One call of several documents cannot tell which keys of each document it has. That matters with dropout, and if the
     variant reads a document's number of keys or its element of a tensor.
     """
-    by_document = any(work.axes(name, "b") and not work.axes(name, "q_idx", "kv_idx") for name in work.tensors)
-    return drops or work.by_length or by_document
+    return drops or work.by_length or work.by_sequence
 
 
 def why_no_ring(work: VariantWork, *, is_packed: bool) -> str:

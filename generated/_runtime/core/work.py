@@ -62,6 +62,12 @@ class VariantWork:
     shift_invariant: bool = False
     looks_back: bool = False
 
+    @property
+    def by_sequence(self) -> bool:
+        """A packed sequence's number matters: it picks the sequence's element of a tensor, or does more."""
+        of_sequence = (self.axes(name, "b") and not self.axes(name, "q_idx", "kv_idx") for name in self.tensors)
+        return self.by_batch or any(of_sequence)
+
     def axes(self, name: str, *dims: str) -> tuple[int, ...]:
         """The axes of a tensor that have one of these dims."""
         return tuple(axis for axis, dim in enumerate(self.tensors.get(name, ())) if dim in dims)

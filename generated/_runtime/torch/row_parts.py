@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..core.packed_rows import PackedCall, key_rows, packed_calls
+from ..core.packed_rows import PackedCall, key_rows, own_documents, packed_calls
 from ..core.shards import Chunk, Layout, rows_ahead
 from .exchange import kept
 
@@ -156,26 +156,36 @@ def dense_parts(layout: Layout, rank: int, *, drops: bool) -> list[Run]:
     return parts
 
 
-def packed_parts(layout: Layout, rank: int, device: torch.device, *, drops: bool) -> list[Documents]:
-    """The calls of a rank that has packed rows, made once for each layout."""
+def packed_parts(
+    layout: Layout, rank: int, device: torch.device, *, drops: bool, numbered: bool = True
+) -> list[Documents]:
+    """The calls of a rank that has packed rows, made once for each layout.
+
+    If they are `numbered`, sequence i is document i; else they have only the documents that the rank has rows of.
+    """
 
     def make() -> list[Documents]:
-        return [Documents(call, device) for call in packed_calls(layout, rank, drops=drops)]
+        calls = packed_calls(layout, rank, drops=drops)
+        if not numbered:
+            calls = [call.of(own_documents(layout, rank)) for call in calls]
+        return [Documents(call, device) for call in calls]
 
-    parts: list[Documents] = kept(layout, ("packed calls", rank, drops, device), make)
+    parts: list[Documents] = kept(layout, ("packed calls", rank, drops, numbered, device), make)
     return parts
 
 
-def document_keys(layout: Layout, rank: int, device: torch.device) -> DocumentKeys:
-    """The keys of the packed calls of a rank, made once for each layout."""
+def document_keys(layout: Layout, rank: int, device: torch.device, *, numbered: bool) -> DocumentKeys:
+    """The keys of the packed calls of a rank, made once for each layout. `numbered`: as for `packed_parts`."""
 
     def make() -> DocumentKeys:
         found = key_rows(layout, rank)
+        if not numbered:
+            found = found.of(own_documents(layout, rank))
         begins = torch.tensor(found.begins, dtype=torch.int32, device=device)
         if found.count == layout.seq:
             return DocumentKeys(begins, None, None)
         of_all = (torch.as_tensor(x, device=device) for x in (found.rows, layout.places[found.rows]))
         return DocumentKeys(begins, *of_all)
 
-    keys: DocumentKeys = kept(layout, ("document keys", rank, device), make)
+    keys: DocumentKeys = kept(layout, ("document keys", rank, numbered, device), make)
     return keys
