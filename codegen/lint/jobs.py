@@ -15,7 +15,7 @@ from codegen.arch.chips import CHIPS
 from codegen.arch.paged import PagedPass
 from codegen.arch.tile_rules import NARROW_HEAD_DIM, TileConfig
 from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile
-from codegen.plan.variant import plan
+from codegen.plan.variant import VariantPlan, plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
 from codegen.util.cover import cover
 
@@ -81,10 +81,11 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
     for arch, name, mode, dtype in product(selection.archs, selection.variants, selection.modes, selection.dtypes):
         variant = spec.variants[name]
         own = variant.archs.get(arch) or spec.archs[arch]
+        planned = plan(variant, mode) if arch == hopper.ARCH and dtype != "float32" else None
         for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
-            calls = list(_calls(variant, mode, own, dtype, head_dim, selection.passes))
-            calls += _hopper_calls(variant, mode, own, dtype, head_dim, selection.passes)
-            found += calls
+            found += _calls(variant, mode, own, dtype, head_dim, selection.passes)
+            if planned is not None and hopper.FAMILY.serves_head_dim(head_dim):
+                found += _hopper_calls(planned, dtype, head_dim, selection.passes)
     return _fast_part(found, spec, selection) if selection.fast else found
 
 
@@ -182,14 +183,8 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
     return arch.float32 if dtype == "float32" else arch.half
 
 
-def _hopper_calls(
-    variant: Variant, mode: Mode, arch: ArchSpec, dtype: str, head_dim: int, passes: Sequence[Pass]
-) -> list[Job]:
-    """The calls in Hopper's family, if the variant has it: forward, backward, and the forward of long sequences."""
-    runs = arch.name == hopper.ARCH and dtype != "float32" and hopper.FAMILY.serves_head_dim(head_dim)
-    if not runs:
-        return []
-    planned = plan(variant, mode)
+def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Sequence[Pass]) -> list[Job]:
+    """The calls in Hopper's family: forward, backward, and the forward of long sequences."""
     tiles: list[tuple[Pass, TileConfig, int | None]] = [
         (Pass.FWD, hopper_forward_tile(head_dim), None),
         (Pass.DKDV, hopper_backward_tile(planned, head_dim), None),
@@ -198,9 +193,9 @@ def _hopper_calls(
         tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
     found = [
         Job(
-            variant=variant.name,
-            mode=mode,
-            arch=arch.name,
+            variant=planned.written.name,
+            mode=planned.mode,
+            arch=hopper.ARCH,
             dtype=dtype,
             head_dim=head_dim,
             configs=((each, tile),),
