@@ -50,8 +50,8 @@ class PackedCall:
 
     def of(self, documents: Sequence[int]) -> "PackedCall":
         """The same rows in sequences of these documents alone, the only ones that have rows."""
-        begins = accumulate((self.lengths[number] for number in documents), initial=0)
-        return replace(self, begins=tuple(begins), offsets=tuple(self.offsets[number] for number in documents))
+        offsets = tuple(self.offsets[number] for number in documents)
+        return replace(self, begins=_begins_of(self.begins, documents), offsets=offsets)
 
     @cached_property
     def own(self) -> Array:
@@ -181,13 +181,17 @@ class KeyRows:
 
     def of(self, documents: Sequence[int]) -> "KeyRows":
         """The same keys in sequences of these documents alone, the only ones that have keys."""
-        lengths = [end - begin for begin, end in pairwise(self.begins)]
-        return replace(self, begins=tuple(accumulate((lengths[number] for number in documents), initial=0)))
+        return replace(self, begins=_begins_of(self.begins, documents))
 
     @cached_property
     def rows(self) -> Array:
         """The keys as rows of the whole call, int64 `[count]`."""
         return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + n) for begin, n in self.runs)])
+
+
+def _begins_of(begins: Sequence[int], documents: Sequence[int]) -> tuple[int, ...]:
+    """`begins` of these documents alone."""
+    return tuple(accumulate((begins[number + 1] - begins[number] for number in documents), initial=0))
 
 
 def own_documents(layout: Layout, rank: int) -> list[int]:

@@ -166,7 +166,8 @@ def packed_parts(
     def make() -> list[Documents]:
         calls = packed_calls(layout, rank, drops=drops)
         if not numbered:
-            calls = [call.of(own_documents(layout, rank)) for call in calls]
+            documents = own_documents(layout, rank)
+            calls = [call.of(documents) for call in calls]
         return [Documents(call, device) for call in calls]
 
     parts: list[Documents] = kept(layout, ("packed calls", rank, drops, numbered, device), make)
