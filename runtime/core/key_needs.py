@@ -167,71 +167,78 @@ def _rows(runs: Sequence[Chunk]) -> Array:
 class KeyTables:
     """How the keys of one rank are put together, and how their gradients are taken apart.
 
+    Each table has a row for each row that is written: the rows to add up, in this order, with -1 for none. The first
+    column are rows of a tensor of this rank, the others rows of what came from other ranks, one rank after the other.
+
     Attributes:
-        most: the number of keys of the rank with the most keys.
-        send: for each other rank, the rows of this rank that are sent to it.
-        receive: for each other rank, the indices of the keys that come from it among this rank's keys.
-        pieces: the keys in order, as (source, first, number). The source is OWN for rows of this rank, RECEIVED for
-            the rows from other ranks, one rank after the other, and NONE for zeros.
-        shared: rows of this rank that other ranks have parts of the gradients of.
-        shared_keys: the indices of these rows among this rank's keys.
-        parts: for each other rank, the indices in `shared` of the rows that it has parts of.
-        sends: some rank sends something to another.
+        sent, received: how many keys go to each rank, and come from it; 0 for the rank itself.
+        send: the own rows that are sent, int32 `[sum(sent), 1]`.
+        keys: the rows that each key of this rank is taken from, int32 `[keys, 2]`; zeros if there are none.
+        send_back: the keys whose gradients are sent back, int32 `[sum(received), 1]`.
+        sums: the gradients that are added up for each own row: one of this rank's keys and the parts of other ranks,
+            int32 `[local, 1 + parts]`.
+        own_span: the first own row and the number of rows, if the keys are consecutive own rows; else None.
+        most_received: the number of keys that the rank which receives most of them receives.
     """
 
-    most: int
-    send: tuple[Array, ...]
-    receive: tuple[Array, ...]
-    pieces: tuple[tuple[int, int, int], ...]
-    shared: Array
-    shared_keys: Array
-    parts: tuple[Array, ...]
-    sends: bool
-
-
-OWN, RECEIVED, NONE = 0, 1, 2
-"""Sources of the pieces of `KeyTables`."""
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    send: Array
+    keys: Array
+    send_back: Array
+    sums: Array
+    own_span: Chunk | None
+    most_received: int
 
 
 def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
     """The tables of one rank. Its calls have the keys of its documents, or all keys if the call is not packed."""
-    found, local = routes(layout, needs, rank), layout.local
-    others = [other for other in range(layout.ranks) if other != rank]
-    if layout.cu_seqlens is None:
-        rows, most = np.arange(layout.seq), layout.seq
-    else:
-        of_ranks = [key_rows(layout, each) for each in range(layout.ranks)]
-        rows, most = of_ranks[rank].rows, max(each.count for each in of_ranks)
-    send = tuple(found.send[other] for other in others)
-    received = np.concatenate([np.zeros(0, np.int64), *(found.receive[other] for other in others)])
-    source, place = np.full(layout.seq, NONE), np.zeros(layout.seq, np.int64)
-    source[received], place[received] = RECEIVED, np.arange(len(received))
+    local, ranks = layout.local, range(layout.ranks)
     owners = layout.places // local
+    needed = [_needed(layout, needs, each) for each in ranks]
+    moved = [
+        [rows[owners[rows] == other] if other != each else rows[:0] for other in ranks]
+        for each, rows in enumerate(needed)
+    ]
+    own_rows = layout.places - rank * local
+    send = np.concatenate([own_rows[of_rank[rank]] for of_rank in moved])
+    received = np.concatenate(moved[rank])
+
+    rows = np.arange(layout.seq) if layout.cu_seqlens is None else key_rows(layout, rank).rows
+    from_own, from_others, at_key = (np.full(layout.seq, -1) for _ in range(3))
     is_own = owners == rank
-    source[is_own], place[is_own] = OWN, layout.places[is_own] - rank * local
-    at_key = np.full(layout.seq, -1)
+    from_own[is_own] = own_rows[is_own]
+    from_others[received] = np.arange(len(received))
     at_key[rows] = np.arange(len(rows))
-    shared = np.unique(np.concatenate([np.zeros(0, np.int64), *send]))
+
+    of_own = np.full(local, -1)
+    of_own[own_rows[is_own]] = at_key[is_own]
+    keys = from_own[rows]
+    is_span = len(keys) > 0 and keys[0] >= 0 and np.array_equal(keys, np.arange(keys[0], keys[0] + len(keys)))
     return KeyTables(
-        most=most,
-        send=send,
-        receive=tuple(at_key[found.receive[other]] for other in others),
-        pieces=_pieces(source[rows], place[rows]),
-        shared=shared,
-        shared_keys=at_key[layout.order[rank * local : (rank + 1) * local][shared]],
-        parts=tuple(np.searchsorted(shared, sent) for sent in send),
-        sends=found.any_sends,
+        sent=tuple(len(of_rank[rank]) for of_rank in moved),
+        received=tuple(map(len, moved[rank])),
+        send=_table(send),
+        keys=_table(keys, from_others[rows]),
+        send_back=_table(at_key[received]),
+        sums=_table(of_own, *_occurrences(send, local).T),
+        own_span=(int(keys[0]), len(keys)) if is_span else None,
+        most_received=max(sum(map(len, of_rank)) for of_rank in moved),
     )
 
 
-def _pieces(source: Array, place: Array) -> tuple[tuple[int, int, int], ...]:
-    """Runs of keys that are consecutive in their source, as (source, first, number)."""
-    if len(source) == 0:
-        return ()
-    is_next = (np.diff(source) == 0) & ((np.diff(place) == 1) | (source[1:] == NONE))
-    begins = np.concatenate([[0], np.flatnonzero(~is_next) + 1])
-    lengths = np.diff(np.append(begins, len(source)))
-    return tuple(zip(source[begins].tolist(), place[begins].tolist(), lengths.tolist(), strict=True))
+def _table(*columns: Array) -> Array:
+    return np.ascontiguousarray(np.stack(columns, 1), np.int32)
+
+
+def _occurrences(values: Array, count: int) -> Array:
+    """Where each of the numbers below `count` occurs in `values`, ascending, `[count, most]`; -1 for no more places."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    number = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    found = np.full((count, number.max(initial=-1) + 1), -1)
+    found[ordered, number] = order
+    return found
 
 
 def missing_share(needs: KeyNeeds, chunks: Sequence[Sequence[Chunk]], seq: int) -> float:

@@ -75,7 +75,7 @@ class RowStrategy(Protocol):
         """The gradients of q, k, v and of the trained ones of the variant's own tensors."""
 
     def kept(self) -> list[Tensor]:
-        """After the forward: the keys that a backward may take from it, if any."""
+        """After the forward: what came from other ranks, if the backward may take it from there; else an empty list."""
 
 
 class OwnSums:
@@ -105,7 +105,7 @@ class GatheredRows:
         comm: Exchanges,
         received: Sequence[Tensor] = (),
     ) -> None:
-        """received: what `kept` returned in the forward. If it is given, only shapes of k and v are read."""
+        """received: what `kept` returned in the forward; then no keys are exchanged."""
         self.call, self.q, self.k, self.v, self.heads, self.layout = call, q, k, v, heads, layout
         drops = bool(call.keywords.get("dropout_p"))
         self.parts: Sequence[Any] = dense_parts(layout, comm.rank, drops=drops)
@@ -186,7 +186,7 @@ class GatheredRows:
         return dq, dk, dv, sums.total
 
     def kept(self) -> list[Tensor]:
-        """The keys of each group, if a backward may take them from the forward; else an empty list."""
+        """What came for each group of heads, if the backward may take it from the forward; else an empty list."""
         return self.exchange.kept()
 
     def _query_heads(self, group: int) -> tuple[int, int]:

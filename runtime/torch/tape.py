@@ -2,17 +2,18 @@
 
 Which views and copies a call makes, what it sends, and how it calls its op follow from what its arguments look like and
 from its layout, not from the values in its tensors. So the second call of a kind is recorded. From the third on its
-steps are repeated, without the code that chose them. A call of the op or of a collective is a single step.
+steps are repeated, without the code that chose them. A call of the op, of a collective or of a kernel is a single step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import proxy
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from .backward import Gradients
 from .collectives import Collectives, GridCollectives
@@ -37,6 +38,9 @@ _METHODS: Mapping[Any, Callable[..., Any]] = {
 """For some operators a function of the same arguments that takes less CPU time."""
 
 _REFUSED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 Registers = list[Any]
 """The tensors that a call is given, then constants and the results of its steps, each at its own place."""
@@ -222,6 +226,18 @@ class Notes(TorchDispatchMode):
             self._made.add(place)
             self._steps.append((function, arguments, {}, place, 1))
         return self._views[key]
+
+
+def as_one_step(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that returns new tensors: a tape records its call as one step, whatever it does."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        notes = _get_current_dispatch_mode()
+        found: _R = notes.called(function, *args, **kwargs) if isinstance(notes, Notes) else function(*args, **kwargs)
+        return found
+
+    return call
 
 
 class _InputGradients:

@@ -94,7 +94,7 @@ class Keys(Protocol):
         """The gradients of k and v `[local, B, H, D]`, added up in float32."""
 
     def kept(self) -> list[Tensor]:
-        """What `keys` returned for each group, if the backward reuses it; else an empty list."""
+        """What came for each group, if the backward reuses it; else an empty list."""
 
 
 class AllKeys:

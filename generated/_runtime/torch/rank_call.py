@@ -78,8 +78,9 @@ class RankCall:
         q, k, v = split.to_heads(self.q, self.k, self.v)
         rows = self._rows(split, q, k, v)
         o, lse = self._finished(*split.to_rows(*rows.forward()))
-        keys = rows.kept() if split.comm is None else []
-        return o, lse, [self.q, rows_first(o, self.form), lse_first(lse, self.packed), *keys] if keys else []
+        came = rows.kept() if split.comm is None else []
+        known = [self.q, self.k, self.v, rows_first(o, self.form), lse_first(lse, self.packed)]
+        return o, lse, [*known, *came] if came else []
 
     def backward(
         self,
@@ -100,8 +101,8 @@ class RankCall:
             return self._backward_by_heads(saved, (do, dlse), wanted, kept)
         split = _Split.of(self)
         if saved is None:
-            q, o, lse, *keys = kept
-            rows, of_lse = self._rows(split, q, self.k, self.v, keys), [] if dlse is None else [dlse]
+            q, k, v, o, lse, *came = kept
+            rows, of_lse = self._rows(split, q, k, v, came), [] if dlse is None else [dlse]
         else:
             o, lse = rows_first(saved[0], self.form), lse_first(saved[1], self.packed)
             sums = [lse, *([] if dlse is None else [dlse])]
