@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: f7da9561b6bde07e
+# hash: 1d14dec0768c4310
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -492,7 +492,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "bd591bc592ec9291",
             "dkdv": "8d2d2f938b97eadf",
             "hopper_fwd": "f806febe607e151a",
-            "hopper_bwd": "fe39cac9768020c5",
+            "hopper_bwd": "f17edc15bceea547",
             "hopper_bwd_wide": "52b1cbf3c1f7ac9f",
             "hopper_delta": "73a40e53ad837283",
         },
@@ -530,7 +530,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "8ded16e98c878d7f",
             "dkdv": "435fc3d8d5274785",
             "hopper_fwd": "0b1b5ebc3de5a235",
-            "hopper_bwd": "89da1db7de7e80d1",
+            "hopper_bwd": "9126a34724d80315",
             "hopper_bwd_wide": "74a39aa82ef2ff4f",
             "hopper_delta": "178575ad6dac11a2",
         },
@@ -597,7 +597,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "2ec44cd2ce4cfb35",
             "dkdv": "f7af09305306e1a7",
             "hopper_fwd": "580135fa8ad2a56e",
-            "hopper_bwd": "6edd3eba01ba6858",
+            "hopper_bwd": "1db7fd70661163e6",
             "hopper_bwd_wide": "410faf552f829aec",
             "hopper_delta": "cf4f47247674ec38",
         },
@@ -767,7 +767,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "aa6b0313221a04f9",
             "dkdv": "115b98ad35ac6cad",
             "hopper_fwd": "706afb909354104d",
-            "hopper_bwd": "1c233f99d53a44bd",
+            "hopper_bwd": "33eb4ea34a320c57",
             "hopper_bwd_wide": "dd033aa5603b397c",
             "hopper_delta": "6bdddb896b112d00",
         },
@@ -843,7 +843,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "c08a71f8610b9c9e",
             "dkdv": "13f01a72dca9c67f",
             "hopper_fwd": "4ca72d0ac38cc60b",
-            "hopper_bwd": "8195bbd219bbab0f",
+            "hopper_bwd": "915bcb18862de657",
             "hopper_bwd_wide": "3a479117f128edf8",
             "hopper_delta": "aa13e6d5da86b8a5",
         },
@@ -878,7 +878,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "53e049a9a5627bfa",
             "dkdv": "2868696c5b738cb1",
             "hopper_fwd": "9972c9fded6ba5ed",
-            "hopper_bwd": "2688b7e44f379a31",
+            "hopper_bwd": "03d8978f8c29d4cc",
             "hopper_bwd_wide": "5f48e2f0572dc3d5",
             "hopper_delta": "e0579a1df3bb63a4",
         },
@@ -913,7 +913,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "8e4b92415671f061",
             "dkdv": "5489f7ae8a73accc",
             "hopper_fwd": "7a127d78b1eca89e",
-            "hopper_bwd": "d5c8dec30f10ef45",
+            "hopper_bwd": "39f1ea19f08b992d",
             "hopper_bwd_wide": "0d8726b4ef42ac91",
             "hopper_delta": "56cf7bfb5ad98980",
         },

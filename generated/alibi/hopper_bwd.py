@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 36b4a36527f47523
+# hash: 4039cc892a4fd79b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi` on Hopper with respect to k and v and slope, and with WITH_DQ to q.
@@ -67,6 +67,8 @@ from .._runtime.device.gl_backward import (
     describe_lines,
     describe_vector,
     heads_in_cache,
+    items_of_head,
+    locate_item,
     make_exchange,
     make_hand_over,
     make_row_ring,
@@ -110,12 +112,12 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
+    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
+    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
+        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
         # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
+        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
+            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -189,12 +191,12 @@ def consume(
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
+    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
+    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
+        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
         # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
+        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
+            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -296,12 +298,12 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
+    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
+    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
+        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
         # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
+        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
+            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset

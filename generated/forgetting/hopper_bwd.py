@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 63805bc4ba10c788
+# hash: d66758d0fb6a17ee
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and with WITH_DQ to q.
@@ -69,6 +69,8 @@ from .._runtime.device.gl_backward import (
     describe_lines,
     describe_vector,
     heads_in_cache,
+    items_of_head,
+    locate_item,
     make_exchange,
     make_hand_over,
     make_ones,
@@ -116,12 +118,12 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
+    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
+    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
+        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
         # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
+        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
+            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -194,12 +196,12 @@ def consume(
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
+    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
+    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
+        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
         # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
+        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
+            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -311,12 +313,12 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
     # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
-    num_pairs = gl.cdiv(num_key_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_kv_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
+    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
+    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
+        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
         # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_key_blocks, 1, 2)):
-            start_n = gl.where(pair_half == 0, block_pair, num_key_blocks - 1 - block_pair) * BLOCK_N
+        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
+            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset

@@ -10,11 +10,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-from .gl import Ring, allocate_tiles, describe_rows, make_barriers, product_layout, store_layout
+from .gl import Ring, allocate_tiles, describe_rows, longest_first, make_barriers, product_layout, store_layout
 from .gl_versions import aggregate, async_load
 
 # The bytes of the L2 cache for the heads whose blocks are worked on at a time: q and do in 16 bits, sums of dq in 32.
 NEAR_BYTES = gl.constexpr(2**25)
+
+# Programs that work on the rows of one head at a time, if the blocks of several heads are ordered together.
+SHARERS = gl.constexpr(16)
 
 
 @gluon.jit
@@ -43,6 +46,27 @@ def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
     near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
     return gl.minimum(near_heads, num_kv_heads * batch)
+
+
+@gluon.jit
+def items_of_head(q_len, kv_len, num_key_blocks):
+    """Whether a work item is a pair of blocks of keys, and how many items a head has, if rows see the keys before them.
+
+    As many rows as keys see an early and a late block together as often as any such pair. If rows are only a part of
+    the sequence, all of them see many of the blocks, and no pairs take equally long. An item is then one block.
+    """
+    has_pairs = q_len >= kv_len
+    return has_pairs, gl.where(has_pairs, gl.cdiv(num_key_blocks, 2), num_key_blocks)
+
+
+@gluon.jit
+def locate_item(turn, has_pairs, num_turns, num_heads):
+    """The head of work item `turn`, and the block or pair of blocks: pairs head by head, single blocks in the order of
+    `longest_first`, so that as many programs work on a head as share its rows in the cache."""
+    item = turn
+    if not has_pairs:
+        item = longest_first(turn, num_turns * num_heads, num_turns, gl.cdiv(gl.num_programs(0), SHARERS))
+    return item // num_turns, item % num_turns
 
 
 @gluon.jit
