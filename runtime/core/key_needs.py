@@ -1,16 +1,14 @@
-"""Which keys the rows of each rank may attend to, and how they get from rank to rank. numpy alone is imported.
+"""Which keys the rows of each rank may attend to. numpy alone is imported.
 
 Unlike the balance of a plan, the needs decide results: a key counts as needed unless the mask surely excludes it.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .packed_rows import key_rows
 from .shards import Chunk, KeyNeeds, Layout
 from .work import Array, Rows, VariantWork, mask_calls, visit_table, visited_keys
 
@@ -121,124 +119,6 @@ def _is_same(x: Any, value: int | float | str, knows_values: bool) -> bool:
     if x is None or (not knows_values and not isinstance(x, (bool, int, float))):
         return False
     return value_of(x) == value
-
-
-# --- routes
-
-
-@dataclass(frozen=True)
-class Routes:
-    """The rows that one rank sends to and receives from each rank, itself included.
-
-    Attributes:
-        send: for each rank, the rows sent to it, counted from this rank's first row.
-        receive: for each rank, the rows that come from it, as rows of the sequence.
-        any_sends: some rank sends something to another.
-    """
-
-    send: tuple[Array, ...]
-    receive: tuple[Array, ...]
-    any_sends: bool
-
-
-def routes(layout: Layout, needs: KeyNeeds, rank: int) -> Routes:
-    """The routes of one rank."""
-    places = layout.places
-    owners = places // layout.local
-    needed = [_needed(layout, needs, each) for each in range(layout.ranks)]
-    send = tuple(places[rows[owners[rows] == rank]] - rank * layout.local for rows in needed)
-    receive = tuple(needed[rank][owners[needed[rank]] == other] for other in range(layout.ranks))
-    return Routes(send, receive, any(bool((owners[keys] != each).any()) for each, keys in enumerate(needed)))
-
-
-def _needed(layout: Layout, needs: KeyNeeds, rank: int) -> Array:
-    """The rows of the sequence that a rank needs, without documents of which it has no row."""
-    found = _rows(needs.runs[rank])
-    if layout.cu_seqlens is None:
-        return found
-    return np.intersect1d(found, key_rows(layout, rank).rows, assume_unique=True)
-
-
-def _rows(runs: Sequence[Chunk]) -> Array:
-    return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + length) for begin, length in runs)])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class KeyTables:
-    """How the keys of one rank are put together, and how their gradients are taken apart.
-
-    Each table has a row for each row that is written: the rows to add up, in this order, with -1 for none. The first
-    column are rows of a tensor of this rank, the others rows of what came from other ranks, one rank after the other.
-
-    Attributes:
-        sent, received: how many keys go to each rank, and come from it; 0 for the rank itself.
-        send: the own rows that are sent, int32 `[sum(sent), 1]`.
-        keys: the rows that each key of this rank is taken from, int32 `[keys, 2]`; zeros if there are none.
-        send_back: the keys whose gradients are sent back, int32 `[sum(received), 1]`.
-        sums: the gradients that are added up for each own row: one of this rank's keys and the parts of other ranks,
-            int32 `[local, 1 + parts]`.
-        own_span: the first own row and the number of rows, if the keys are consecutive own rows; else None.
-        most_received: the number of keys that the rank which receives most of them receives.
-    """
-
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-    send: Array
-    keys: Array
-    send_back: Array
-    sums: Array
-    own_span: Chunk | None
-    most_received: int
-
-
-def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
-    """The tables of one rank. Its calls have the keys of its documents, or all keys if the call is not packed."""
-    local, ranks = layout.local, range(layout.ranks)
-    owners = layout.places // local
-    needed = [_needed(layout, needs, each) for each in ranks]
-    moved = [
-        [rows[owners[rows] == other] if other != each else rows[:0] for other in ranks]
-        for each, rows in enumerate(needed)
-    ]
-    own_rows = layout.places - rank * local
-    send = np.concatenate([own_rows[of_rank[rank]] for of_rank in moved])
-    received = np.concatenate(moved[rank])
-
-    rows = np.arange(layout.seq) if layout.cu_seqlens is None else key_rows(layout, rank).rows
-    from_own, from_others, at_key = (np.full(layout.seq, -1) for _ in range(3))
-    is_own = owners == rank
-    from_own[is_own] = own_rows[is_own]
-    from_others[received] = np.arange(len(received))
-    at_key[rows] = np.arange(len(rows))
-
-    of_own = np.full(local, -1)
-    of_own[own_rows[is_own]] = at_key[is_own]
-    keys = from_own[rows]
-    is_span = len(keys) > 0 and keys[0] >= 0 and np.array_equal(keys, np.arange(keys[0], keys[0] + len(keys)))
-    return KeyTables(
-        sent=tuple(len(of_rank[rank]) for of_rank in moved),
-        received=tuple(map(len, moved[rank])),
-        send=_table(send),
-        keys=_table(keys, from_others[rows]),
-        send_back=_table(at_key[received]),
-        sums=_table(of_own, *_occurrences(send, local).T),
-        own_span=(int(keys[0]), len(keys)) if is_span else None,
-        most_received=max(sum(map(len, of_rank)) for of_rank in moved),
-    )
-
-
-def _table(*columns: Array) -> Array:
-    return np.ascontiguousarray(np.stack(columns, 1), np.int32)
-
-
-def _occurrences(values: Array, count: int) -> Array:
-    """Where each of the numbers below `count` occurs in `values`, ascending, `[count, most]`; -1 for no more places."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    number = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
-    found = np.full((count, number.max(initial=-1) + 1), -1)
-    found[ordered, number] = order
-    return found
 
 
 def missing_share(needs: KeyNeeds, chunks: Sequence[Sequence[Chunk]], seq: int) -> float:

@@ -1,6 +1,6 @@
 """Rows of keys and values, packed for other ranks, unpacked, and added up: by one kernel, on the CPU by torch.
 
-The functions take k and v, or their gradients, as `[rows, B, H, D]`, and a table of `core.key_needs.KeyTables` on the
+The functions take k and v, or their gradients, as `[rows, B, H, D]`, and a table of `core.key_routes.KeyTables` on the
 same device. `came` has rows of k from other ranks, each followed by the row of v, or is None if nothing came.
 """
 

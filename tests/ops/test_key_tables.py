@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_needs import KeyTables, key_tables
+from generated._runtime.core.key_routes import KeyTables, key_tables
 from generated._runtime.core.packed_rows import key_rows
 from generated.torch_parallel import Layout, plan
 
@@ -25,9 +25,8 @@ def tables_of(seq: int, ranks: int, size: int, seed: int | None) -> tuple[Layout
 
 def taken(table: np.ndarray, own: np.ndarray, came: np.ndarray) -> np.ndarray:
     """The sum of the terms of each row of a table."""
-    first, *others = table.T
-    total = np.append(own, 0)[first]
-    for numbers in others:
+    total: np.ndarray = np.append(own, 0)[table[:, 0]]
+    for numbers in table.T[1:]:
         total = total + np.append(came, 0)[numbers]
     return total
 

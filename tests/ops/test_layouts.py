@@ -16,7 +16,8 @@ from codegen.inspect.call import make_call
 from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_needs import needs_of, routes
+from generated._runtime.core.key_needs import needs_of
+from generated._runtime.core.key_routes import routes
 from generated._runtime.core.packed_rows import count_calls, key_rows, own_documents, packed_calls, pieces_of
 from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
 from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
@@ -323,7 +324,7 @@ def test_what_ranks_send_is_what_they_need(seq: int, ranks: int, size: int, seed
     ends = documents(seed, seq, 4)
     options: dict[str, Any] = {"seq": seq, "heads": (2, 2), "head_dim": 16, "strategy": "exchange"}
     layout = plan(load_op("window"), ranks, **options, size=size, cu_seqlens=ends)
-    of_ranks = [routes(layout, layout.needs[0], rank) for rank in range(ranks)]
+    of_ranks = routes(layout, layout.needs[0])
     for rank, mine in enumerate(of_ranks):
         got = set(np.concatenate(mine.receive).tolist())
         rows = [row for begin, length in layout.runs(rank) for row in range(begin, begin + length)]

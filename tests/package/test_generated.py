@@ -36,6 +36,7 @@ PLANNING = (
     "document_deals.py",
     "exchange.py",
     "key_needs.py",
+    "key_routes.py",
     "packed_rows.py",
     "ring_documents.py",
     "ring_steps.py",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.key_needs import routes
+from ..core.key_routes import routes
 from ..core.shards import KeyNeeds, Layout
 from ..core.work import Array
 from .wide_keys import widened
@@ -24,7 +24,7 @@ with fewer than n rows has the number that follows the last row in the remaining
 def _shifts(layout: Layout, needs: KeyNeeds) -> list[Shift]:
     """A shift for each distance between devices, from 1 on, at which any device sends rows."""
     ranks, found = layout.ranks, []
-    of_ranks = [routes(layout, needs, rank) for rank in range(ranks)]
+    of_ranks = routes(layout, needs)
     for distance in range(1, ranks):
         pairs = [(i, (i + distance) % ranks) for i in range(ranks)]
         pairs = [(i, j) for i, j in pairs if len(of_ranks[i].send[j])]

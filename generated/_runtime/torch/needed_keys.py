@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..core.key_needs import KeyTables, key_tables
+from ..core.key_routes import KeyTables, key_tables
 from ..core.shards import Chunk, KeyNeeds, Layout
 from ..core.work import Array
 from .collectives import Exchanges
