@@ -9,18 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_routes import KeyTables, key_tables
+from generated._runtime.core.key_routes import key_tables, routes
 from generated._runtime.core.packed_rows import key_rows
 from generated.torch_parallel import Layout, plan
 
 
-def tables_of(seq: int, ranks: int, size: int, seed: int | None) -> tuple[Layout, list[KeyTables]]:
-    """A layout of windows, in documents if there is a seed, and the tables of all ranks."""
+def layout_of(seq: int, ranks: int, size: int, seed: int | None) -> Layout:
+    """A layout of windows, in documents if there is a seed."""
     options: dict[str, Any] = {"seq": seq, "heads": (2, 2), "head_dim": 16, "strategy": "exchange", "size": size}
     if seed is not None:
         options["cu_seqlens"] = [0, *sorted(np.random.default_rng(seed).integers(0, seq + 1, 3).tolist()), seq]
-    layout = plan(load_op("window"), ranks, **options)
-    return layout, [key_tables(layout, layout.needs[0], rank) for rank in range(ranks)]
+    return plan(load_op("window"), ranks, **options)
 
 
 def taken(table: np.ndarray, own: np.ndarray, came: np.ndarray) -> np.ndarray:
@@ -45,7 +44,8 @@ def exchanged(parts: list[np.ndarray], sent: list[tuple[int, ...]]) -> list[np.n
     seed=st.one_of(st.none(), st.integers(0, 99)),
 )
 def test_keys_arrive_and_their_gradients_are_added_up(seq: int, ranks: int, size: int, seed: int | None) -> None:
-    layout, tables = tables_of(seq, ranks, size, seed)
+    layout = layout_of(seq, ranks, size, seed)
+    tables = [key_tables(layout, layout.needs[0], rank) for rank in range(ranks)]
     values = np.random.default_rng(0).integers(1, 1000, layout.padded)  # of the rows of all ranks
     own = np.split(values, ranks)
     came = exchanged([x[t.send[:, 0]] for x, t in zip(own, tables, strict=True)], [t.sent for t in tables])
@@ -71,3 +71,22 @@ def test_keys_arrive_and_their_gradients_are_added_up(seq: int, ranks: int, size
         rows = np.arange(seq) if seed is None else key_rows(layout, rank).rows
         wanted[layout.places[rows]] += gradient
     assert np.array_equal(total, wanted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seq=st.integers(16, 3000), ranks=st.integers(1, 6), size=st.integers(1, 700), seed=st.integers(0, 99))
+def test_what_ranks_send_is_what_they_need(seq: int, ranks: int, size: int, seed: int) -> None:
+    layout = layout_of(seq, ranks, size, seed)
+    ends = np.array(layout.cu_seqlens)
+    of_ranks = routes(layout, layout.needs[0])
+    for rank, mine in enumerate(of_ranks):
+        got = set(np.concatenate(mine.receive).tolist())
+        rows = [row for begin, length in layout.runs(rank) for row in range(begin, begin + length)]
+        starts = ends[np.searchsorted(ends, rows, side="right") - 1]
+        wanted = {
+            key for row, start in zip(rows, starts, strict=True) for key in range(max(start, row - size + 1), row + 1)
+        }
+        assert wanted <= got
+        for other, theirs in enumerate(of_ranks):
+            owned = layout.order[rank * layout.local : (rank + 1) * layout.local]
+            assert np.array_equal(owned[mine.send[other]], theirs.receive[rank])

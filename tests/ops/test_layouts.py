@@ -17,8 +17,14 @@ from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
 from generated._runtime.core.key_needs import needs_of
-from generated._runtime.core.key_routes import routes
-from generated._runtime.core.packed_rows import count_calls, key_rows, own_documents, packed_calls, pieces_of
+from generated._runtime.core.packed_rows import (
+    count_calls,
+    key_rows,
+    keyed_calls,
+    own_documents,
+    packed_calls,
+    pieces_of,
+)
 from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
 from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import Layout, Machine, plan
@@ -114,18 +120,38 @@ def test_packed_calls_have_each_row_once_and_each_document_once(
             assert all(offset % 16 == 0 for offset, length in zip(call.offsets, lengths, strict=True) if length)
 
 
-@settings(max_examples=20, deadline=None)
-@given(ranks=st.integers(1, 5), seed=st.integers(0, 99), count=st.integers(1, 9))
-def test_a_rank_can_leave_out_the_documents_that_it_has_no_rows_of(ranks: int, seed: int, count: int) -> None:
-    layout = causal(ranks, seq=500, cu_seqlens=np.array(documents(seed, 500, count)))
+@settings(max_examples=30, deadline=None)
+@given(
+    ranks=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    count=st.integers(1, 9),
+    balance=st.sampled_from(["work", "zigzag", "contiguous"]),
+    numbered=st.booleans(),
+)
+def test_packed_calls_have_the_keys_of_their_documents(
+    ranks: int, seed: int, count: int, balance: str, numbered: bool
+) -> None:
+    ends = np.array(documents(seed, 500, count))
+    layout = causal(ranks, seq=500, cu_seqlens=ends, balance=balance)
     for rank in range(ranks):
-        own, keys = own_documents(layout, rank), key_rows(layout, rank)
-        assert np.array_equal(np.diff(keys.of(own).begins), np.diff(keys.begins)[own])
-        assert keys.of(own).count == keys.count
-        for call in packed_calls(layout, rank, drops=False):
-            assert np.array_equal(np.diff(call.of(own).begins), np.diff(call.begins)[own])
-            assert call.of(own).offsets == tuple(call.offsets[number] for number in own)
-            assert call.of(own).rows is call.rows
+        own, rows = own_documents(layout, rank), key_rows(layout, rank).rows
+        for keyed in keyed_calls(layout, rank, drops=False, numbered=numbered):
+            call, (first, keys) = keyed.call, keyed.keys
+            assert len(call.begins) == len(keyed.begins) == len(call.offsets) + 1
+            assert keyed.begins[-1] == keys <= len(rows)
+            if numbered:
+                assert len(call.begins) == len(ends)
+            else:
+                assert len(call.offsets) <= len(own)
+            for i, length in enumerate(call.lengths):
+                if length == 0:
+                    continue
+                queries = call.sequence_rows[call.begins[i] : call.begins[i + 1]]
+                document = int(np.searchsorted(ends, queries[0], side="right")) - 1
+                assert document == i or not numbered
+                found = rows[first:][keyed.begins[i] : keyed.begins[i + 1]]
+                assert np.array_equal(found, np.arange(ends[document], ends[document + 1]))
+                assert call.offsets[i] == queries[0] - ends[document]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
@@ -316,26 +342,6 @@ def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:
     assert plan(load_op("document"), 8, **options).strategy == "gather"
     asked = plan(load_op("document"), 4, **options, strategy="exchange")
     assert [sum(n for _, n in runs) for runs in asked.needs[0].runs] == [1024] * 4
-
-
-@settings(max_examples=30, deadline=None)
-@given(seq=st.integers(16, 3000), ranks=st.integers(1, 6), size=st.integers(1, 700), seed=st.integers(0, 99))
-def test_what_ranks_send_is_what_they_need(seq: int, ranks: int, size: int, seed: int) -> None:
-    ends = documents(seed, seq, 4)
-    options: dict[str, Any] = {"seq": seq, "heads": (2, 2), "head_dim": 16, "strategy": "exchange"}
-    layout = plan(load_op("window"), ranks, **options, size=size, cu_seqlens=ends)
-    of_ranks = routes(layout, layout.needs[0])
-    for rank, mine in enumerate(of_ranks):
-        got = set(np.concatenate(mine.receive).tolist())
-        rows = [row for begin, length in layout.runs(rank) for row in range(begin, begin + length)]
-        starts = np.array(ends)[np.searchsorted(ends, rows, side="right") - 1]
-        wanted = {
-            key for row, start in zip(rows, starts, strict=True) for key in range(max(start, row - size + 1), row + 1)
-        }
-        assert wanted <= got
-        for other, theirs in enumerate(of_ranks):
-            owned = layout.order[rank * layout.local : (rank + 1) * layout.local]
-            assert np.array_equal(owned[mine.send[other]], theirs.receive[rank])
 
 
 @pytest.mark.parametrize(

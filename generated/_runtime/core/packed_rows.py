@@ -2,8 +2,8 @@
 """The packed calls of a rank: its rows of several documents in as few calls as possible. numpy alone is imported.
 
 Documents are those of a layout's `cu_seqlens`. Sequence i of each call is document i, empty if the call has none of its
-rows. Where the number of a sequence does not matter, `of` leaves out the documents that a rank has no rows of: kernels
-are chosen by the average length of the sequences.
+rows. Where the number of a sequence does not matter, `keyed_calls` leaves out the documents that a rank has no rows of:
+kernels are chosen by the average length of the sequences.
 """
 
 from bisect import bisect_left, bisect_right
@@ -48,11 +48,6 @@ class PackedCall:
     def sequence_span(self) -> Chunk | None:
         """As `span`, in rows of the whole call."""
         return _span(self.sequence_rows)
-
-    def of(self, documents: Sequence[int]) -> "PackedCall":
-        """The same rows in sequences of these documents alone, the only ones that have rows."""
-        offsets = tuple(self.offsets[number] for number in documents)
-        return replace(self, begins=_begins_of(self.begins, documents), offsets=offsets)
 
     @cached_property
     def own(self) -> Array:
@@ -180,19 +175,10 @@ class KeyRows:
     def count(self) -> int:
         return self.begins[-1]
 
-    def of(self, documents: Sequence[int]) -> "KeyRows":
-        """The same keys in sequences of these documents alone, the only ones that have keys."""
-        return replace(self, begins=_begins_of(self.begins, documents))
-
     @cached_property
     def rows(self) -> Array:
         """The keys as rows of the whole call, int64 `[count]`."""
         return np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, begin + n) for begin, n in self.runs)])
-
-
-def _begins_of(begins: Sequence[int], documents: Sequence[int]) -> tuple[int, ...]:
-    """`begins` of these documents alone."""
-    return tuple(accumulate((begins[number + 1] - begins[number] for number in documents), initial=0))
 
 
 def own_documents(layout: Layout, rank: int) -> list[int]:
@@ -208,6 +194,46 @@ def key_rows(layout: Layout, rank: int) -> KeyRows:
     lengths = [ends[i + 1] - ends[i] if i in numbers else 0 for i in range(len(ends) - 1)]
     runs = joined([(ends[i], n) for i, n in enumerate(lengths) if n])
     return KeyRows(runs=tuple(runs), begins=(0, *np.cumsum(lengths).tolist()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KeyedCall:
+    """A packed call of a rank with its keys: those of the documents from the first to the last that it has rows of.
+
+    Attributes:
+        call: its rows. keys: the first of the rank's keys that the call has, and their number. begins: cu_seqlens_k.
+    """
+
+    call: PackedCall
+    keys: Chunk
+    begins: tuple[int, ...]
+
+
+def keyed_calls(layout: Layout, rank: int, *, drops: bool, numbered: bool) -> list[KeyedCall]:
+    """The packed calls of a rank with their keys.
+
+    Args:
+        drops: as for `packed_calls`. numbered: sequence i of a call is document i; else a call has only the documents
+            between its first and its last that the rank has rows of.
+    """
+    of_rank, documents = key_rows(layout, rank).begins, own_documents(layout, rank)
+    found = []
+    for call in packed_calls(layout, rank, drops=drops):
+        used = [number for number, length in enumerate(call.lengths) if length] or [0]
+        first, end = of_rank[used[0]], of_rank[used[-1] + 1]
+        begins = tuple(min(max(begin, first), end) - first for begin in of_rank)
+        if not numbered:
+            own = [number for number in documents if used[0] <= number <= used[-1]]
+            offsets = tuple(call.offsets[number] for number in own)
+            call = replace(call, begins=_begins_of(call.begins, own), offsets=offsets)
+            begins = _begins_of(begins, own)
+        found.append(KeyedCall(call=call, keys=(first, end - first), begins=begins))
+    return found
+
+
+def _begins_of(begins: Sequence[int], documents: Sequence[int]) -> tuple[int, ...]:
+    """`begins` of these documents alone, the only ones that have rows."""
+    return tuple(accumulate((begins[number + 1] - begins[number] for number in documents), initial=0))
 
 
 # ------------------------------------------------------------------------------------ calls of any rank, of equal sizes

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..core.packed_rows import PackedCall, key_rows, own_documents, packed_calls
+from ..core.packed_rows import KeyedCall, PackedCall, key_rows, keyed_calls, packed_calls
 from ..core.shards import Chunk, Layout, rows_ahead
 from .exchange import kept
 
@@ -27,6 +27,9 @@ class RowPart(Protocol):
 
     def covers(self, local: int) -> bool:
         """True if they are all rows of the rank, in order, and no row is put before them."""
+
+    def keys(self, x: Tensor, axis: int = 0) -> Tensor:
+        """The keys of the call, from an axis that has all keys that are here; a view."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,9 @@ class Run:
     def covers(self, local: int) -> bool:
         return self.run[1] == local and self.ahead == 0
 
+    def keys(self, x: Tensor, axis: int = 0) -> Tensor:  # noqa: ARG002  # a dense call has all keys
+        return x
+
 
 class Documents:
     """Rows of several packed documents, at most one run of each."""
@@ -72,10 +78,7 @@ class Documents:
         def there(rows: Any) -> Tensor:
             return torch.as_tensor(rows, device=device)
 
-        def numbers(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=device)
-
-        self.cu_seqlens, self.q_offset = numbers(call.begins), numbers(call.offsets)
+        self.cu_seqlens, self.q_offset = _numbers(call.begins, device), _numbers(call.offsets, device)
         self.length, self._span, self._sequence_span = len(call.rows), call.span, call.sequence_span
         # Contiguous rows need no table.
         self._rows = None if call.span is not None else there(call.rows[call.own])
@@ -124,6 +127,17 @@ class Documents:
         return self._span == (0, local)
 
 
+class KeyedDocuments(Documents):
+    """Rows of several packed documents, and the keys of these documents among those of all documents of the rank."""
+
+    def __init__(self, found: KeyedCall, device: torch.device) -> None:
+        super().__init__(found.call, device)
+        self.cu_seqlens_k, self._keys = _numbers(found.begins, device), found.keys
+
+    def keys(self, x: Tensor, axis: int = 0) -> Tensor:
+        return x.narrow(axis, *self._keys)
+
+
 @dataclass(frozen=True)
 class DocumentKeys:
     """The keys of the documents that a rank has rows of, on a device.
@@ -133,7 +147,6 @@ class DocumentKeys:
             if they are all rows.
     """
 
-    cu_seqlens: Tensor
     rows: Tensor | None
     places: Tensor | None
 
@@ -156,37 +169,40 @@ def dense_parts(layout: Layout, rank: int, *, drops: bool) -> list[Run]:
     return parts
 
 
-def packed_parts(
-    layout: Layout, rank: int, device: torch.device, *, drops: bool, numbered: bool = True
-) -> list[Documents]:
-    """The calls of a rank that has packed rows, made once for each layout.
-
-    If they are `numbered`, sequence i is document i; else they have only the documents that the rank has rows of.
-    """
-
-    def make() -> list[Documents]:
-        calls = packed_calls(layout, rank, drops=drops)
-        if not numbered:
-            documents = own_documents(layout, rank)
-            calls = [call.of(documents) for call in calls]
-        return [Documents(call, device) for call in calls]
-
-    parts: list[Documents] = kept(layout, ("packed calls", rank, drops, numbered, device), make)
+def packed_parts(layout: Layout, rank: int, device: torch.device, *, drops: bool) -> list[Documents]:
+    """The calls of a rank that has packed rows, made once for each layout."""
+    key = ("packed calls", rank, drops, device)
+    parts: list[Documents] = kept(
+        layout, key, lambda: [Documents(call, device) for call in packed_calls(layout, rank, drops=drops)]
+    )
     return parts
 
 
-def document_keys(layout: Layout, rank: int, device: torch.device, *, numbered: bool) -> DocumentKeys:
-    """The keys of the packed calls of a rank, made once for each layout. `numbered`: as for `packed_parts`."""
+def keyed_parts(
+    layout: Layout, rank: int, device: torch.device, *, drops: bool, numbered: bool
+) -> list[KeyedDocuments]:
+    """The same calls with the keys of their documents; `numbered`: as for `keyed_calls`."""
+
+    def make() -> list[KeyedDocuments]:
+        return [KeyedDocuments(call, device) for call in keyed_calls(layout, rank, drops=drops, numbered=numbered)]
+
+    parts: list[KeyedDocuments] = kept(layout, ("keyed calls", rank, drops, numbered, device), make)
+    return parts
+
+
+def document_keys(layout: Layout, rank: int, device: torch.device) -> DocumentKeys:
+    """The keys of all documents that a rank has rows of, made once for each layout."""
 
     def make() -> DocumentKeys:
         found = key_rows(layout, rank)
-        if not numbered:
-            found = found.of(own_documents(layout, rank))
-        begins = torch.tensor(found.begins, dtype=torch.int32, device=device)
         if found.count == layout.seq:
-            return DocumentKeys(begins, None, None)
+            return DocumentKeys(None, None)
         of_all = (torch.as_tensor(x, device=device) for x in (found.rows, layout.places[found.rows]))
-        return DocumentKeys(begins, *of_all)
+        return DocumentKeys(*of_all)
 
-    keys: DocumentKeys = kept(layout, ("document keys", rank, numbered, device), make)
+    keys: DocumentKeys = kept(layout, ("document keys", rank, device), make)
     return keys
+
+
+def _numbers(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)

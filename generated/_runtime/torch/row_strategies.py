@@ -15,7 +15,7 @@ from ..core.work import VariantWork
 from .collectives import Exchanges
 from .exchange import AllKeys, Keys
 from .needed_keys import NeededKeys
-from .row_parts import RowPart, dense_parts, document_keys, packed_parts
+from .row_parts import RowPart, dense_parts, document_keys, keyed_parts
 
 Arguments = Callable[[Mapping[str, Tensor]], tuple[Sequence[Tensor], dict[str, Any]]]
 """Makes q, k, v and the keywords of a call of the op from the trained ones of the variant's own tensors."""
@@ -112,8 +112,8 @@ class GatheredRows:
         self.parts: Sequence[Any] = dense_parts(layout, comm.rank, drops=drops)
         if call.packed:
             numbered = drops or call.work.by_sequence
-            self.parts = packed_parts(layout, comm.rank, q.device, drops=drops, numbered=numbered)
-            self.documents = document_keys(layout, comm.rank, q.device, numbered=numbered)
+            self.parts = keyed_parts(layout, comm.rank, q.device, drops=drops, numbered=numbered)
+            self.documents = document_keys(layout, comm.rank, q.device)
         key_heads = k.shape[2]
         groups = layout.head_groups if key_heads % layout.head_groups == 0 else 1
         self.groups = groups if call.work.by_heads else 1
@@ -139,7 +139,7 @@ class GatheredRows:
             heads = self._query_heads(group)
             own = call.of_heads(call.own, self.heads.further(group * self.per_group), self.per_group)
             for part in self.parts:
-                tensors = part.take(self.q.narrow(2, *heads)), k, v
+                tensors = part.take(self.q.narrow(2, *heads)), part.keys(k), part.keys(v)
                 found = call.computed(tensors, self._keywords(own, part), call.form)
                 results.add(part, found, heads, self.q.shape[2], (0.0, float("-inf")))
         if results.whole is None:
@@ -160,7 +160,7 @@ class GatheredRows:
                     rows: Tensor = part.take(x.narrow(2, *heads), value)
                     return rows
 
-                tensors = take(self.q), k, v
+                tensors = take(self.q), part.keys(k), part.keys(v)
 
                 def arguments(
                     own: Mapping[str, Tensor],
@@ -176,7 +176,7 @@ class GatheredRows:
                 of_rows = take(given[0]), None if given[1] is None else take(given[1])
                 of_q, *of_keys, own = call.derived(arguments, sums.leaves, known, of_rows, call.form)
                 results.add(part, (of_q,), heads, self.q.shape[2], (0.0,))
-                totals = [x.add_(change) for x, change in zip(totals, of_keys, strict=True)] if totals else of_keys
+                totals = _sums_of_keys(totals, of_keys, part, len(k))
                 sums.add(own)
             if not totals:
                 totals = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)]
@@ -200,7 +200,7 @@ class GatheredRows:
         call = self.call
         keywords = {**call.keywords, **own}
         if call.packed:
-            keywords["cu_seqlens_q"], keywords["cu_seqlens_k"] = part.cu_seqlens, self.documents.cu_seqlens
+            keywords["cu_seqlens_q"], keywords["cu_seqlens_k"] = part.cu_seqlens, part.cu_seqlens_k
             keywords["q_offset"] = part.q_offset
             for name, x in own.items():
                 if isinstance(x, Tensor):
@@ -218,8 +218,19 @@ class GatheredRows:
             if dim == "q_idx":
                 x = part.of_sequence(x, axis)
             elif dim == "kv_idx":
-                x = self.documents.of_sequence(x, axis)
+                x = part.keys(self.documents.of_sequence(x, axis), axis)
         return x
+
+
+def _sums_of_keys(totals: Sequence[Tensor], found: Sequence[Tensor], part: RowPart, keys: int) -> list[Tensor]:
+    """The gradients of all keys with those of another call's keys added. totals: empty before the first call."""
+    if not totals:
+        if len(found[0]) == keys:
+            return list(found)
+        totals = [x.new_zeros(keys, *x.shape[1:]) for x in found]
+    for total, x in zip(totals, found, strict=True):
+        part.keys(total).add_(x)
+    return list(totals)
 
 
 class _Results:
