@@ -4,9 +4,9 @@ A rank then computes all its rows in one packed call. numpy alone is imported.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -23,7 +23,10 @@ def deal_documents(rows: RowWork, seq: int, ranks: int, begins: Array) -> Iterat
     """A deal of whole documents, with at most two cuts for each rank; yields nothing if the last rank has no row.
 
     Documents form a line, sorted by their work per row, the most first. Each rank takes the same number of rows from
-    the two ends of the line. As many of them come from the front as make the rank's work the mean.
+    the two ends of the line. As many of them come from the front as make the rank's work the mean. If no number does,
+    the rank takes adjacent rows from inside the line. Of all places for them, those at the ends included, one has the
+    mean work: the work changes little from place to place, and over all places, with the line closed to a circle, its
+    average is the mean.
 
     Args:
         begins: the first row of each document, and the end of the last, int64.
@@ -106,16 +109,48 @@ class _Line:
 
     def take(self, count: int, wanted: float) -> tuple[list[Chunk], float]:
         """Take `count` rows with about the wanted work; returns their runs and their work."""
-        front = self._front(count, wanted)
+        place, last = self._front(count, wanted), count
+        load_of: Callable[[int, int], float] = self._load
+        taken: Callable[[int, int], list[Chunk]] = self._taken
+        if abs(load_of(place, count) - wanted) > BALANCED / 4 * wanted:
+            begin = self._inside(count, wanted)
+            if begin is not None:
+                place, last = begin, self._rows[-1] - count
+                load_of, taken = self._load_inside, self._taken_inside
         for unit in CUTS:
-            loads = {near: self._load(near, count) for near in self._rounded(front, unit) if 0 <= near <= count}
+            loads = {near: load_of(near, count) for near in self._rounded(place, unit) if 0 <= near <= last}
             if not loads:
                 continue
             best = min(loads, key=lambda near: abs(loads[near] - wanted))
             if abs(loads[best] - wanted) <= BALANCED / 4 * wanted:
-                return self._taken(best, count), loads[best]
-        load = self._load(front, count)
-        return self._taken(front, count), load
+                return taken(best, count), loads[best]
+        load = load_of(place, count)
+        return taken(place, count), load
+
+    def _inside(self, count: int, wanted: float) -> int | None:
+        """A row of the line from which on `count` rows have about the wanted work; None if there is none."""
+        last = self._rows[-1] - count
+        # Between these places the load changes in one direction, or little.
+        places = sorted({0, last, *(x for edge in self._rows for x in (edge, edge - count) if 0 < x < last)})
+        excess = [self._load_inside(place, count) - wanted for place in places]
+        for (low, high), (at_low, at_high) in zip(pairwise(places), pairwise(excess), strict=True):
+            if at_low * at_high > 0:
+                continue
+            while high - low > 1:
+                middle = (low + high) // 2
+                is_alike = (self._load_inside(middle, count) - wanted) * at_low > 0
+                low, high = (middle, high) if is_alike else (low, middle)
+            return high
+        return None
+
+    def _load_inside(self, begin: int, count: int) -> float:
+        """The work of `count` rows from row `begin` of the line on."""
+        return self._until_line(begin + count) - self._until_line(begin)
+
+    def _until_line(self, count: int) -> float:
+        """The work of the line's first rows."""
+        at, rest = self._at_front(count)
+        return self._work[at] + (self._part(self.documents[at], rest, at_end=self.late) if rest else 0.0)
 
     def _front(self, count: int, wanted: float) -> int:
         """The fewest rows from the front with which `count` rows have at least the wanted work; `count` if none have.
@@ -191,5 +226,27 @@ class _Line:
                 document.begin += rest
                 document.until_begin = self._until(document.begin)
         self.documents = [each for each in self.documents[first:last] if each.begin < each.end]
+        self._measure()
+        return joined(sorted(taken))
+
+    def _taken_inside(self, begin: int, count: int) -> list[Chunk]:
+        """Remove `count` rows from row `begin` of the line on; returns their runs."""
+        taken: list[Chunk] = []
+        left: list[_Document] = []
+        for ahead, document in zip(self._rows[:-1], self.documents, strict=True):
+            # The document's rows that are taken, counted in the order of the line.
+            rows = document.end - document.begin
+            first, last = (min(max(row - ahead, 0), rows) for row in (begin, begin + count))
+            if first == last:
+                left.append(document)
+                continue
+            low, high = (rows - last, rows - first) if self.late else (first, last)
+            low, high = document.begin + low, document.begin + high
+            taken.append((low, high - low))
+            rest = [(document.begin, low), (high, document.end)]
+            for part in reversed(rest) if self.late else rest:
+                if part[0] < part[1]:
+                    left.append(_Document(*part, document.origin, *map(self._until, part)))
+        self.documents = left
         self._measure()
         return joined(sorted(taken))

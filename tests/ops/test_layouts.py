@@ -80,14 +80,16 @@ def test_documents_are_balanced_within_a_hundredth_and_never_worse_than_the_zigz
     assert found.imbalance <= 0.02
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 16])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_rank_takes_one_call_for_all_its_documents(seed: int, ranks: int) -> None:
-    """A rank has at most one run of each document, and there are at most two cuts for each rank."""
-    ends = documents(seed, 65536, 14)
+def test_documents_are_balanced_with_two_cuts_for_each_rank(seed: int, ranks: int) -> None:
+    """Seed 0 stands for documents of about the same length. A few ranks have at most one run of each document."""
+    generator = np.random.default_rng(seed)
+    equal = (np.arange(1, 14) * 65536 // 14 + generator.integers(-40, 40, 13)).tolist()
+    ends = documents(seed, 65536, 14) if seed else [0, *equal, 65536]
     layout = causal(ranks, seq=65536, cu_seqlens=ends)
     assert layout.imbalance <= 0.01
-    assert count_calls(ends, layout.chunks) == 1
+    assert count_calls(ends, layout.chunks) <= (1 if ranks <= 4 else 2)
     cuts = sum(len(pieces_of(ends, layout.runs(rank))) for rank in range(ranks)) - 14
     assert cuts <= 2 * (ranks - 1)
 
