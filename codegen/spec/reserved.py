@@ -66,7 +66,7 @@ _WORDS = """
     gluon has_pairs hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
     launch_hopper make_barriers make_ring mbarrier multiprocessors nth num_full num_pairs num_partial num_turns
     p_pairs pair_half product_layout q_desc q_head
-    q_ring row_sums row_term tile_columns tma v_desc
+    q_ring row_sums row_term tile_columns tma turn v_desc
     v_ring warpgroup_mma warpgroup_mma_wait
 
     LINE add_rows block_term column_sums key_term make_ones of_lines ones own_start_m

@@ -133,7 +133,7 @@ class KeyTables:
         send_back: the keys whose gradients are sent back, int32 `[sum(received), 1]`.
         sums: the gradients that are added up for each own row: one of this rank's keys and the parts of other ranks,
             int32 `[local, 1 + parts]`.
-        own_span: the first own row and the number of rows, if the keys are consecutive own rows; else None.
+        own_run: the first own row and the number of rows, if the keys are consecutive own rows; else None.
         most_received: the number of keys that the rank which receives most of them receives.
     """
 
@@ -143,7 +143,7 @@ class KeyTables:
     keys: Array
     send_back: Array
     sums: Array
-    own_span: Chunk | None
+    own_run: Chunk | None
     most_received: int
 
 
@@ -177,7 +177,7 @@ def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
         keys=keys,
         send_back=send_back.astype(np.int32)[:, None],
         sums=_sums(layout.local, own_keys, sent),
-        own_span=(int(keys[0, 0]), num_keys) if is_span else None,
+        own_run=(int(keys[0, 0]), num_keys) if is_span else None,
         most_received=max(
             int(pieces.length[owners != each].sum())
             for each, (pieces, owners) in enumerate(zip(moves.needed, moves.owners, strict=True))

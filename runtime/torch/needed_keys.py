@@ -58,8 +58,8 @@ class NeededKeys:
         if self._came and group >= self._arrived:
             self._came[group] = self.comm.wait(self._came[group])
             self._arrived += 1
-        if tables.own_span is not None:
-            return [x.narrow(0, *tables.own_span) for x in (k, v)]
+        if tables.own_run is not None:
+            return [x.narrow(0, *tables.own_run) for x in (k, v)]
         if not len(tables.keys):
             return [k[:0], v[:0]]
         return list(unpacked_keys(k, v, _part(self._came, group), tables.keys, _name(k.dtype)))
@@ -94,7 +94,7 @@ class _Tables:
     keys: Tensor
     send_back: Tensor
     sums: Tensor
-    own_span: Chunk | None
+    own_run: Chunk | None
     most_received: int
 
     @classmethod
@@ -109,7 +109,7 @@ class _Tables:
             keys=there(found.keys),
             send_back=there(found.send_back),
             sums=there(found.sums),
-            own_span=found.own_span,
+            own_run=found.own_run,
             most_received=found.most_received,
         )
 

@@ -57,8 +57,8 @@ def test_keys_arrive_and_their_gradients_are_added_up(seq: int, ranks: int, size
         keys = taken(table.keys, own[rank], came[rank])
         is_here = (table.keys >= 0).any(1)
         assert np.array_equal(keys, np.where(is_here, of_sequence[rows], 0))
-        if table.own_span is not None:
-            first, count = table.own_span
+        if table.own_run is not None:
+            first, count = table.own_run
             assert np.array_equal(keys, own[rank][first : first + count])
         gradients.append(np.where(is_here, keys + rank, 0))  # a gradient of its own for each key and rank
 
