@@ -97,24 +97,20 @@ class Routes:
     Attributes:
         send: for each rank, the rows sent to it, counted from this rank's first row.
         receive: for each rank, the rows that come from it, as rows of the sequence.
-        any_sends: some rank sends something to another.
     """
 
     send: tuple[Array, ...]
     receive: tuple[Array, ...]
-    any_sends: bool
 
 
 def routes(layout: Layout, needs: KeyNeeds) -> list[Routes]:
     """The routes of each rank."""
     moves, ranks = _Moves(layout, needs), range(layout.ranks)
-    any_sends = any(bool((owners != rank).any()) for rank, owners in enumerate(moves.owners))
     between = [[moves.sent(owner, rank) for owner in ranks] for rank in ranks]
     return [
         Routes(
             send=tuple(_rows(between[other][rank].at, between[other][rank].length) for other in ranks),
             receive=tuple(_rows(pieces.begin, pieces.length) for pieces in between[rank]),
-            any_sends=any_sends,
         )
         for rank in ranks
     ]
@@ -150,31 +146,31 @@ class KeyTables:
 
 def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
     """The tables of one rank. Its calls have the keys of its documents, or all keys if the call is not packed."""
-    moves, others = _Moves(layout, needs), [other for other in range(layout.ranks) if other != rank]
+    moves, ranks, nothing = _Moves(layout, needs), range(layout.ranks), np.zeros(0, np.int64)
     key_runs = [(0, layout.seq)] if layout.cu_seqlens is None else key_rows(layout, rank).runs
     first_keys, num_keys = _places(key_runs), sum(length for _, length in key_runs)
 
-    def in_keys(pieces: Pieces) -> Array:
+    def in_keys(begins: Array, lengths: Array) -> Array:
         """Rows of the sequence that are keys of this rank, as numbers of its keys."""
-        found = _pieces(pieces.begin, pieces.begin + pieces.length, key_runs, first_keys)
+        found = _pieces(begins, begins + lengths, key_runs, first_keys)
         return _rows(found.at, found.length)
 
-    own_runs = layout.runs(rank)
-    begins, lengths = np.array(own_runs, np.int64).reshape(-1, 2).T
     # Every own row is a key: the documents of which a rank has rows are its keys.
-    own_keys = in_keys(Pieces(begin=begins, length=lengths, number=begins, at=begins))
+    own_keys = in_keys(*np.array(layout.runs(rank), np.int64).reshape(-1, 2).T)
+    sent, came = [nothing] * len(ranks), [nothing] * len(ranks)
+    for other in ranks:
+        if other != rank:
+            to, of = moves.sent(rank, other), moves.sent(other, rank)
+            sent[other], came[other] = _rows(to.at, to.length), in_keys(of.begin, of.length)
+    send_back = np.concatenate(came)
     keys = np.full((num_keys, 2), -1, np.int32)
     keys[own_keys, 0] = np.arange(len(own_keys))
-    came = [in_keys(moves.sent(owner, rank)) for owner in others]
-    send_back = np.concatenate([np.zeros(0, np.int64), *came])
     keys[send_back, 1] = np.arange(len(send_back))
-    sent = [_rows(pieces.at, pieces.length) for pieces in (moves.sent(rank, other) for other in others)]
     is_span = num_keys > 0 and keys[0, 0] >= 0 and np.array_equal(keys[:, 0], np.arange(num_keys) + keys[0, 0])
-    counts = [dict(zip(others, map(len, each), strict=True)) for each in (sent, came)]
     return KeyTables(
-        sent=tuple(counts[0].get(other, 0) for other in range(layout.ranks)),
-        received=tuple(counts[1].get(other, 0) for other in range(layout.ranks)),
-        send=np.concatenate([np.zeros(0, np.int64), *sent]).astype(np.int32)[:, None],
+        sent=tuple(map(len, sent)),
+        received=tuple(map(len, came)),
+        send=np.concatenate(sent).astype(np.int32)[:, None],
         keys=keys,
         send_back=send_back.astype(np.int32)[:, None],
         sums=_sums(layout.local, own_keys, sent),
