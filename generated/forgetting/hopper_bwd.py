@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: d66758d0fb6a17ee
+# hash: e01045f3679c3a4c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k and v and g, and with WITH_DQ to q.
@@ -117,7 +117,8 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
+    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
+    # there are fewer rows than keys, it is one block.
     has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
     for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
         head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
@@ -195,7 +196,8 @@ def consume(
     unscaled = 1.0 / qk_scale
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
+    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
+    # there are fewer rows than keys, it is one block.
     has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
     for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
         head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
@@ -312,7 +314,8 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end.
+    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
+    # there are fewer rows than keys, it is one block.
     has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
     for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
         head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)

@@ -75,8 +75,9 @@ def _launch(
 def _sums(x: Tensor, came: Tensor | None, table: Tensor) -> Tensor:
     """The sums `[rows, elements]` in float32 or wider, term by term."""
     total = _rows(x.flatten(1), table[:, 0])
-    for term in range(1, table.shape[1]):
-        total = total if came is None else total + _rows(came, table[:, term])
+    if came is not None:
+        for numbers in table[:, 1:].unbind(1):
+            total = total + _rows(came, numbers)
     return total
 
 

@@ -4,7 +4,7 @@
 A rank then computes all its rows in one packed call. numpy alone is imported.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -151,7 +151,12 @@ class _Line:
     def _until_line(self, count: int) -> float:
         """The work of the line's first rows."""
         at, rest = self._at_front(count)
-        return self._work[at] + (self._part(self.documents[at], rest, at_end=self.late) if rest else 0.0)
+        if rest == 0:
+            return self._work[at]
+        document = self.documents[at]
+        if self.late:
+            return self._work[at] + document.until_end - self._until(document.end - rest)
+        return self._work[at] + self._until(document.begin + rest) - document.until_begin
 
     def _front(self, count: int, wanted: float) -> int:
         """The fewest rows from the front with which `count` rows have at least the wanted work; `count` if none have.
@@ -175,31 +180,12 @@ class _Line:
 
     def _load(self, front: int, count: int) -> float:
         """The work of `count` rows, `front` of them from the front of the line and the rest from its back."""
-        first, of_first = self._at_front(front)
-        last, of_last = self._at_back(count - front)
-        load = self._work[first] + self.work - self._work[last]
-        if of_first:
-            load += self._part(self.documents[first], of_first, at_end=self.late)
-        if of_last:
-            load += self._part(self.documents[last - 1], of_last, at_end=not self.late)
-        return load
-
-    def _part(self, document: _Document, count: int, *, at_end: bool) -> float:
-        """The work of `count` rows at a document's end, or at its beginning."""
-        if at_end:
-            return document.until_end - self._until(document.end - count)
-        return self._until(document.begin + count) - document.until_begin
+        return self._until_line(front) + self.work - self._until_line(self._rows[-1] - (count - front))
 
     def _at_front(self, count: int) -> tuple[int, int]:
         """The number of whole documents in the line's first `count` rows, and the rows of the next one."""
         at = bisect_right(self._rows, count) - 1
         return at, count - self._rows[at]
-
-    def _at_back(self, count: int) -> tuple[int, int]:
-        """The first document that is whole in the line's last `count` rows, and the rows of the one before it."""
-        begin = self._rows[-1] - count
-        at = bisect_left(self._rows, begin)
-        return at, self._rows[at] - begin
 
     def _rounded(self, front: int, unit: int) -> list[int]:
         """Counts of rows from the front, near `front`, that cut a document at a multiple of `unit` of its rows."""
@@ -212,30 +198,20 @@ class _Line:
 
     def _taken(self, front: int, count: int) -> list[Chunk]:
         """Remove `count` rows from the line, `front` of them from its front; returns their runs."""
-        (first, of_first), (last, of_last) = self._at_front(front), self._at_back(count - front)
-        taken = [each.run for each in (*self.documents[:first], *self.documents[last:])]
-        for at, rest, at_end in ((first, of_first, self.late), (last - 1, of_last, not self.late)):
-            if rest == 0:
-                continue
-            document = self.documents[at]
-            if at_end:
-                document.end -= rest
-                document.until_end = self._until(document.end)
-                taken.append((document.end, rest))
-            else:
-                taken.append((document.begin, rest))
-                document.begin += rest
-                document.until_begin = self._until(document.begin)
-        self.documents = [each for each in self.documents[first:last] if each.begin < each.end]
-        self._measure()
-        return joined(sorted(taken))
+        first = self._removed(0, front)
+        back = count - front
+        return joined(sorted(first + self._removed(self._rows[-1] - back, back)))
 
     def _taken_inside(self, begin: int, count: int) -> list[Chunk]:
         """Remove `count` rows from row `begin` of the line on; returns their runs."""
-        taken: list[Chunk] = []
+        return joined(sorted(self._removed(begin, count)))
+
+    def _removed(self, begin: int, count: int) -> list[Chunk]:
+        """Remove `count` rows from row `begin` of the line on; returns those of each document."""
+        removed: list[Chunk] = []
         left: list[_Document] = []
         for ahead, document in zip(self._rows[:-1], self.documents, strict=True):
-            # The document's rows that are taken, counted in the order of the line.
+            # The document's rows that are removed, counted in the order of the line.
             rows = document.end - document.begin
             first, last = (min(max(row - ahead, 0), rows) for row in (begin, begin + count))
             if first == last:
@@ -243,11 +219,11 @@ class _Line:
                 continue
             low, high = (rows - last, rows - first) if self.late else (first, last)
             low, high = document.begin + low, document.begin + high
-            taken.append((low, high - low))
+            removed.append((low, high - low))
             rest = [(document.begin, low), (high, document.end)]
             for part in reversed(rest) if self.late else rest:
                 if part[0] < part[1]:
                     left.append(_Document(*part, document.origin, *map(self._until, part)))
         self.documents = left
         self._measure()
-        return joined(sorted(taken))
+        return removed

@@ -15,12 +15,12 @@ from .work import Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pieces:
-    """Runs of rows of the sequence, cut where another list of runs is cut: int64 arrays with an element for each.
+class _Pieces:
+    """Parts of runs of rows, each inside one of some other runs: int64 arrays with an element for each part.
 
     Attributes:
-        begin, length: the first row of each run, and the number of rows. number: which of the other runs it is part of.
-        at: the place of its first row, if the other runs' rows are put one after the other from each run's own place.
+        begin, length: the first row of each part, and the number of its rows. number: the other run that it is in.
+        at: the place of its first row in the tensor that has the rows of the other runs.
     """
 
     begin: Array
@@ -28,15 +28,15 @@ class Pieces:
     number: Array
     at: Array
 
-    def of(self, chosen: Array) -> "Pieces":
+    def of(self, chosen: Array) -> "_Pieces":
         """Some of these pieces, by a mask or by their numbers."""
-        return Pieces(
+        return _Pieces(
             begin=self.begin[chosen], length=self.length[chosen], number=self.number[chosen], at=self.at[chosen]
         )
 
 
-def _pieces(begins: Array, ends: Array, others: Sequence[Chunk], places: Array) -> Pieces:
-    """What ascending runs have in common with other ascending runs, whose rows begin at these places."""
+def _pieces(begins: Array, ends: Array, others: Sequence[Chunk], places: Array) -> _Pieces:
+    """The parts of runs that are inside other, ascending runs. places: the place of each other run's first row."""
     other_begins, lengths = np.array(others, np.int64).reshape(-1, 2).T
     other_ends = other_begins + lengths
     first = np.searchsorted(other_ends, begins, "right")
@@ -44,7 +44,7 @@ def _pieces(begins: Array, ends: Array, others: Sequence[Chunk], places: Array) 
     own, number = np.repeat(np.arange(len(begins)), count), _rows(first, count)
     begin = np.maximum(begins[own], other_begins[number])
     length = np.minimum(ends[own], other_ends[number]) - begin
-    return Pieces(begin=begin, length=length, number=number, at=places[number] + begin - other_begins[number])
+    return _Pieces(begin=begin, length=length, number=number, at=places[number] + begin - other_begins[number])
 
 
 def _rows(begins: Array, lengths: Array) -> Array:
@@ -85,7 +85,7 @@ class _Moves:
             self.needed.append(_pieces(begins, begins + lengths, chunks, places))
         self.owners = [ranks[pieces.number] for pieces in self.needed]
 
-    def sent(self, owner: int, rank: int) -> Pieces:
+    def sent(self, owner: int, rank: int) -> _Pieces:
         """The runs of `owner` that `rank` needs, in the order of the sequence."""
         return self.needed[rank].of(self.owners[rank] == owner)
 

@@ -50,10 +50,11 @@ def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr
 
 @gluon.jit
 def items_of_head(q_len, kv_len, num_key_blocks):
-    """Whether a work item is a pair of blocks of keys, and how many items a head has, if rows see the keys before them.
+    """Whether a work item is a pair of blocks of keys or one block, and how many items a head has.
 
-    As many rows as keys see an early and a late block together as often as any such pair. If rows are only a part of
-    the sequence, all of them see many of the blocks, and no pairs take equally long. An item is then one block.
+    More rows see an early block than a late one. If there are as many rows as keys, each pair of an early and a late
+    block is seen by equally many rows. If the rows are only a part of the sequence, all of them see many of the blocks,
+    so that no pairs take equally long, and an item is one block.
     """
     has_pairs = q_len >= kv_len
     return has_pairs, gl.where(has_pairs, gl.cdiv(num_key_blocks, 2), num_key_blocks)
@@ -61,8 +62,11 @@ def items_of_head(q_len, kv_len, num_key_blocks):
 
 @gluon.jit
 def locate_item(turn, has_pairs, num_turns, num_heads):
-    """The head of work item `turn`, and the block or pair of blocks: pairs head by head, single blocks in the order of
-    `longest_first`, so that as many programs work on a head as share its rows in the cache."""
+    """The head of work item number `turn`, and its block or pair of blocks.
+
+    Pairs are taken head by head. Single blocks are taken in the order of `longest_first`, of so many heads at a time
+    that SHARERS programs read the rows of one head from the cache.
+    """
     item = turn
     if not has_pairs:
         item = longest_first(turn, num_turns * num_heads, num_turns, gl.cdiv(gl.num_programs(0), SHARERS))

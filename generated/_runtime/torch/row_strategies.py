@@ -176,7 +176,11 @@ class GatheredRows:
                 of_rows = take(given[0]), None if given[1] is None else take(given[1])
                 of_q, *of_keys, own = call.derived(arguments, sums.leaves, known, of_rows, call.form)
                 results.add(part, (of_q,), heads, self.q.shape[2], (0.0,))
-                totals = _sums_of_keys(totals, of_keys, part, len(k))
+                if totals:
+                    for total, change in zip(totals, of_keys, strict=True):
+                        part.keys(total).add_(change)
+                else:
+                    totals = of_keys  # of all keys: the first call has rows of every document
                 sums.add(own)
             if not totals:
                 totals = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v)]
@@ -220,17 +224,6 @@ class GatheredRows:
             elif dim == "kv_idx":
                 x = part.keys(self.documents.of_sequence(x, axis), axis)
         return x
-
-
-def _sums_of_keys(totals: Sequence[Tensor], found: Sequence[Tensor], part: RowPart, keys: int) -> list[Tensor]:
-    """The gradients of all keys with those of another call's keys added. totals: empty before the first call."""
-    if not totals:
-        if len(found[0]) == keys:
-            return list(found)
-        totals = [x.new_zeros(keys, *x.shape[1:]) for x in found]
-    for total, x in zip(totals, found, strict=True):
-        part.keys(total).add_(x)
-    return list(totals)
 
 
 class _Results:
