@@ -146,6 +146,30 @@ class Processes:
         return f"exit statuses {codes}"
 
 
+class _Jobs:
+    """The jobs of processes, as far as their lines tell.
+
+    Attributes:
+        left: the jobs that have not ended. now: the job that runs, or "". lost: the first error of a rank, or "".
+        heard: the time of the last line.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.left, self.now, self.lost, self.heard = list(names), "", "", time.monotonic()
+
+    def hear(self, rank: int, line: Mapping[str, Any]) -> None:
+        """Note a line of a rank. The first rank says which job runs."""
+        self.heard = time.monotonic()
+        if "lost" in line:
+            self.lost = self.lost or f"rank {rank}: {line['lost']}"
+        if rank != 0:
+            return
+        self.now = line.get("begin", self.now)
+        done = line.get("end", line.get("skipped"))
+        if done is not None:
+            self.left, self.now = [name for name in self.left if name != done], ""
+
+
 class Suite:
     """One run of the suite."""
 
@@ -216,54 +240,57 @@ class Suite:
 
     def _watched(self, processes: Processes, names: list[str]) -> list[str]:
         """Read the lines of processes until these end or are silent for too long; returns the jobs that are left."""
-        left, now, lost, heard = list(names), "", "", time.monotonic()
-        end = self.clock.at(1.0)
-        if end is not None:
-            end -= ENDING_S / 2
+        jobs, end = _Jobs(names), self.clock.at(1.0)
+        last = None if end is None else end - ENDING_S / 2
         try:
-            while True:
+            why = None
+            while why is None:
                 codes = processes.codes
                 for rank, line in processes.lines():
-                    heard = time.monotonic()
-                    if "lost" in line:
-                        lost = lost or f"rank {rank}: {line['lost']}"
-                    if rank != 0:
-                        continue
-                    if "begin" in line:
-                        now = line["begin"]
-                        print(now, flush=True)
-                    elif "rows" in line:
-                        self._add(line["rows"])
-                    elif "skipped" in line:
-                        self.skipped.append(line["skipped"])
-                        print(f"{line['skipped']}: skipped, out of time", flush=True)
-                    done = line.get("end", line.get("skipped"))
-                    if done is not None:
-                        left, now = [name for name in left if name != done], ""
-                if all(code == 0 for code in codes):
-                    break
-                if any(code not in (0, None) for code in codes):
-                    lost = lost or processes.error()
-                    break
-                if not left and time.monotonic() - heard > LEAVING_S:
-                    break
-                if time.monotonic() - heard > self.what.silence:
-                    lost = f"no rank said anything for {self.what.silence:.0f} s"
-                    break
-                if end is not None and time.monotonic() > end:
-                    lost = "out of time"
-                    break
-                time.sleep(0.1)
+                    jobs.hear(rank, line)
+                    if rank == 0:
+                        self._take(line)
+                why = self._why_to_end(processes, codes, jobs, last)
+                time.sleep(0.1 if why is None else 0.0)
         finally:
             processes.end()
+        lost = jobs.lost or why
         if lost:
             # Without a current job the processes did not start. Give up the first job, or this would never end.
-            now = now or (left[0] if left else "")
+            now = jobs.now or (jobs.left[0] if jobs.left else "")
             print(f"the ranks ended in {now or 'no job'}: {lost}", flush=True)
             if now:
                 self._lost(now, lost)
-                left = [name for name in left if name != now]
-        return left
+                return [name for name in jobs.left if name != now]
+        return jobs.left
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        """Keep and print what the first rank says."""
+        if "begin" in line:
+            print(line["begin"], flush=True)
+        elif "rows" in line:
+            self._add(line["rows"])
+        elif "skipped" in line:
+            self.skipped.append(line["skipped"])
+            print(f"{line['skipped']}: skipped, out of time", flush=True)
+
+    def _why_to_end(
+        self, processes: Processes, codes: Sequence[int | None], jobs: _Jobs, last: float | None
+    ) -> str | None:
+        """The error that ends the processes, or "" if they have ended as they should; None if they are to go on.
+
+        codes: their exit statuses before their last lines were read. last: the time at which they have to end.
+        """
+        silent = time.monotonic() - jobs.heard
+        if all(code == 0 for code in codes):
+            return ""
+        if any(code not in (0, None) for code in codes):
+            return processes.error()
+        if not jobs.left and silent > LEAVING_S:
+            return ""
+        if silent > self.what.silence:
+            return f"no rank said anything for {self.what.silence:.0f} s"
+        return "out of time" if last is not None and time.monotonic() > last else None
 
     def _in_jax(self, folder: Path) -> None:
         """Run the JAX part in a process of its own, which uses all GPUs."""
