@@ -173,7 +173,8 @@ def _op_of_pairs(
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The op that computes a call with a bias or a mask, with its own scalars and tensor; `sizes`: [B, N, T, S]."""
     # This module reads the entries of all variants, so only calls that need it import it.
-    from .integrations.variants import Attention, NotRenderedError, find
+    from .integrations.entries import Attention
+    from .integrations.variants import NotRenderedError, find
 
     keep = None if mask is None else checked_mask(_NN, mask, sizes)
     array: Any = keep if bias is None else masked_bias(checked_bias(_NN, bias, sizes), keep)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from .. import torch as ops
 from .._runtime.core.checks import fail
-from .variants import Attention, Found, find
+from .entries import Attention
+from .variants import Found, find
 
 _PACKAGE = __name__.rpartition(".integrations.")[0]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .. import torch as ops
 from .._runtime.core.checks import fail
-from .variants import BEYOND, Attention, find
+from .entries import Attention
+from .variants import BEYOND, find
 
 __all__ = ["CodegenAttention", "use"]
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from .. import torch as ops
 from .._runtime.archs import MAX_HEAD_DIM
 from .._runtime.core.checks import fail
+from .entries import Attention
 from .transformers_masks import TITLE, AttentionMask
 from .transformers_plans import MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
 from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
 from .transformers_tokens import chunk_positions, packed_row, segment_ids, sequences
-from .variants import BEYOND, Attention, Found, find
+from .variants import BEYOND, Found, find
 
 
 def planned(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from .._runtime.core.checks import fail
+from .entries import Attention, entry
 from .transformers_masks import TITLE
-from .variants import Attention, entry
 
 TOKENS = 8
 

@@ -20,7 +20,8 @@ from maxtext.layers.attention_op import AttentionOp
 
 from .. import jax as ops
 from .._runtime.core.checks import fail
-from .variants import Attention, find
+from .entries import Attention
+from .variants import find
 
 __all__ = ["NAME", "install", "uninstall"]
 

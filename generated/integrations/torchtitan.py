@@ -31,7 +31,8 @@ from torchtitan.protocols.module import Module
 from .. import torch as ops
 from .._runtime.core.checks import fail
 from .._runtime.core.options import known_lengths
-from .variants import Attention, find
+from .entries import Attention
+from .variants import find
 
 __all__ = ["CodegenAttention", "with_codegen"]
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .._runtime.core.checks import fail
+from .entries import Attention
 from .transformers_calls import (
     arguments_of,
     checked,
@@ -39,7 +40,7 @@ from .transformers_calls import (
 from .transformers_explain import RECORDED, Explanation, Layer, recording_of
 from .transformers_masks import TITLE, AttentionMask, attention_mask
 from .transformers_plans import Plan, seed
-from .variants import BEYOND, Attention, Found
+from .variants import BEYOND, Found
 
 __all__ = ["AttentionMask", "Explanation", "attention", "attention_mask", "explain", "register"]
 

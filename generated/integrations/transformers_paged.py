@@ -38,8 +38,9 @@ import transformers
 from torch import Tensor, nn
 
 from .._runtime.core.checks import check_int, fail
+from .entries import Attention
 from .transformers_steps import Own, Tokens, parameters, step_of
-from .variants import Attention, find
+from .variants import find
 
 __all__ = ["TESTED", "manager", "register"]
 

@@ -22,35 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from .._runtime.core.checks import INT_LIMIT
+from .entries import Attention, described, entry
 
 BEYOND = INT_LIMIT - 1
 """More positions than any sequence has: as a bound, it excludes no key."""
-
-_KEEP = "keep[b, h, q_idx, kv_idx]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """What a call computes, apart from the values of q, k and v and the assignment of tokens to sequences.
-
-    `before`, `after`: how many positions before and after its own a query sees; None without a bound. `chunk`: a query
-    sees only its own chunk of this many positions. `images`: tokens of one image see each other whatever the bounds.
-    `cap`: `cap * tanh(score / cap)` replaces the score. `alibi`: `slope * |distance|` is subtracted from the (capped)
-    score; the string names the axes of the slopes, "h" or "b, h". `sink`: a logit per head in the softmax denominator.
-    `bias`: added to scores, per batch row, head and pair. `mask`: a boolean of the same axes, True where a query sees a
-    key. `dropout`: the probabilities have dropout.
-    """
-
-    before: int | None = None
-    after: int | None = None
-    chunk: int | None = None
-    images: bool = False
-    cap: float | None = None
-    alibi: str | None = None
-    sink: bool = False
-    bias: bool = False
-    mask: bool = False
-    dropout: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,111 +55,10 @@ def find(attention: Attention) -> Found:
     matches = [found for found in candidates if found is not None]
     if not matches:
         raise NotRenderedError(
-            f"this package has no variant for attention with {_described(attention)}. "
+            f"this package has no variant for attention with {described(attention)}. "
             f"Add an entry to the spec and render again:\n\n{entry(attention)}"
         )
     return min(matches, key=lambda found: len(found.scalars))
-
-
-def entry(attention: Attention, *, constants: bool = False) -> str:
-    """The lines of a spec that declare a variant for a call. With `constants`, bounds and caps are not scalars.
-
-    >>> print(entry(Attention(before=127, after=0, sink=True, dropout=True)))
-    variants:
-      causal_window_sink_dropout:
-        mask: "q_idx >= kv_idx and q_idx - kv_idx < size"
-        sink: true
-        dropout: true
-        scalars: {size: {type: int, min: 1}}
-    >>> print(entry(Attention(before=127, after=0, cap=50.0), constants=True))
-    variants:
-      causal_window_128_softcap_50:
-        mask: "q_idx >= kv_idx and q_idx - kv_idx < 128"
-        score: 50.0 * tanh(score / 50.0)
-    """
-    names: list[str] = []
-    masks: list[str] = []
-    scalars: list[str] = []
-    tensors: list[str] = []
-
-    def named(word: str) -> None:
-        if word:
-            names.append(word)
-
-    def number(word: str, name: str, value: float, type_: str) -> str:
-        """A number in a formula: a scalar of the op, or a constant, which then becomes part of the variant's name."""
-        if constants:
-            named(f"{word or name}_{value:g}".replace(".", "_").replace("+", "").replace("-", "_"))
-            return str(value)
-        named(word)
-        scalars.append(f"{name}: {{type: {type_}}}")
-        return name
-
-    before, after = attention.before, attention.after
-    if after == 0:
-        names.append("causal")
-        masks.append("q_idx >= kv_idx")
-    elif after is not None:
-        masks.append(f"kv_idx - q_idx <= {number('', 'after', after, 'int, min: 0')}")
-    if before is not None:
-        masks.append(f"q_idx - kv_idx < {number('window', 'size', before + 1, 'int, min: 1')}")
-    if attention.chunk is not None:
-        length = number("chunk", "length", attention.chunk, "int, min: 1")
-        masks.append(f"q_idx // {length} == kv_idx // {length}")
-    mask = " and ".join(masks)
-    if attention.images:
-        names.append("images")
-        tensors.append("image: {dims: [b, kv_idx], dtype: int32}")
-        mask = f"({mask}) or (image[b, q_idx] == image[b, kv_idx] and image[b, q_idx] >= 0)" if mask else ""
-    if attention.mask:
-        names.append("mask")
-        tensors.append("keep: {dims: [b, h, q_idx, kv_idx], dtype: bool}")
-        mask = (
-            f"({mask}) and {_KEEP}" if attention.images and mask else " and ".join([mask, _KEEP] if mask else [_KEEP])
-        )
-    score = "score"
-    if attention.cap is not None:
-        cap = number("softcap", "cap", attention.cap, "float")
-        score = f"{cap} * tanh(score / {cap})"
-    if attention.alibi is not None:
-        names.append("alibi" if attention.alibi == "h" else "alibi_rows")
-        tensors.append(f"slope: {{dims: [{attention.alibi}]}}")
-        score += f" - slope[{attention.alibi}] * abs(q_idx - kv_idx)"
-    if attention.bias:
-        names.append("bias")
-        tensors.append("bias: {dims: [b, h, q_idx, kv_idx], grad: true}")
-        score += " + bias[b, h, q_idx, kv_idx]"
-    extras = [name for name in ("sink", "dropout") if getattr(attention, name)]
-    lines = ["variants:", f"  {'_'.join([*(names or ['full']), *extras])}:"]
-    lines += [f'    mask: "{mask}"'] if mask else []
-    lines += [f"    score: {score}"] if score != "score" else []
-    lines += [f"    {name}: true" for name in extras]
-    lines += [f"    scalars: {{{', '.join(scalars)}}}"] if scalars else []
-    lines += [f"    tensors: {{{', '.join(tensors)}}}"] if tensors else []
-    return "\n".join(lines)
-
-
-def _described(attention: Attention) -> str:
-    """An attention in words, for errors."""
-    parts = []
-    if attention.before is not None or attention.after is not None:
-        sides = (("before", attention.before), ("after", attention.after))
-        bounds = (f"{'any' if reach is None else reach} {side}" for side, reach in sides)
-        parts.append(f"keys in reach of a query ({', '.join(bounds)})")
-    else:
-        parts.append("no bound of positions")
-    parts += [f"chunks of {attention.chunk}"] if attention.chunk is not None else []
-    parts += [f"scores capped at {attention.cap}"] if attention.cap is not None else []
-    parts += [f"ALiBi slopes [{attention.alibi}]"] if attention.alibi is not None else []
-    words = {
-        "images": "images that see themselves whole",
-        "sink": "sinks",
-        "bias": "a bias per pair",
-        "mask": "a mask per pair",
-        "dropout": "dropout",
-    }
-    parts += [text for name, text in words.items() if getattr(attention, name)]
-    return ", ".join(parts)
 
 
 # ------------------------------------------------------------------------------------------------ what variants compute

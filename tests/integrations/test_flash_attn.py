@@ -15,7 +15,8 @@ from torch import Tensor
 from generated._runtime.core.settings import INTERPRET
 from generated._runtime.torch.philox import dropout_words
 from generated.integrations import flash_attn_padding
-from generated.integrations.variants import Attention, NotRenderedError, entry
+from generated.integrations.entries import Attention, entry
+from generated.integrations.variants import NotRenderedError
 from tests.support.flash_reference import batched, drawn, packed, qkv
 from tests.support.rendering import importable
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from generated.integrations.variants import Attention, entry
+from generated.integrations.entries import Attention, entry
 from generated.torch import alibi, causal
 from tests.support.rendering import importable
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from generated.integrations.variants import Attention, NotRenderedError, entry, find
+from generated.integrations.entries import Attention, entry
+from generated.integrations.variants import NotRenderedError, find
 
 
 @pytest.mark.parametrize(

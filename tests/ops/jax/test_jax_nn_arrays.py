@@ -18,7 +18,8 @@ from jax import Array
 
 from generated import jax_nn
 from generated._runtime.core.checks import ArgumentError
-from generated.integrations.variants import Attention, find
+from generated.integrations.entries import Attention
+from generated.integrations.variants import find
 from tests.support.rendering import importable
 
 B, T, S, N, K, H = 3, 13, 17, 4, 2, 16
