@@ -93,6 +93,11 @@ def check_call(
         if given.get("seed") is None:
             fail(op, "seed", "a seed over several ranks, the same on each", None)
     _check_tokens(work, layout, given, is_packed=form == PACKED)
+    for name in work.tensors:
+        shape = list(getattr(given.get(name), "shape", []))
+        if len(local_axes(work, layout, name, shape)) > 1:
+            # Each rank would have the pairs of its own rows alone.
+            fail(op, name, f"one axis of {layout.local} rows, those of one rank, and {layout.seq} in the others", shape)
 
 
 def _check_tokens(work: VariantWork, layout: Layout, given: Mapping[str, Any], *, is_packed: bool) -> None:
