@@ -100,6 +100,13 @@ def check_call(
             fail(op, name, f"one axis of {layout.local} rows, those of one rank, and {layout.seq} in the others", shape)
 
 
+def check_cuts(work: VariantWork, *, batch_rows: bool, heads: bool) -> None:
+    """Raise an error if other ranks have other batch rows or heads, and the variant computes with their numbers."""
+    for is_cut, counts, what in ((batch_rows, work.by_batch, "batch rows"), (heads, not work.by_heads, "heads")):
+        if is_cut and counts:
+            fail(work.op, "q", f"all {what} on every rank", f"a part of them, and a mask or score that counts {what}")
+
+
 def _check_tokens(work: VariantWork, layout: Layout, given: Mapping[str, Any], *, is_packed: bool) -> None:
     op, there = work.op, [name for name in (*TOKENS, "kv_lengths") if given.get(name) is not None]
     if is_packed and there:

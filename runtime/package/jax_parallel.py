@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec
 from ._runtime.core import shards
 from ._runtime.core.checks import PACKED, fail
 from ._runtime.core.costs import Machine
-from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, head_axis, own_dims
+from ._runtime.core.parallel_calls import TOKENS, check_call, check_cuts, form_of, head_axis, own_dims
 from ._runtime.core.shard_plans import make_layout
 from ._runtime.core.work import work_of
 from ._runtime.jax.parallel import LAYOUT, local_call
@@ -175,6 +175,7 @@ def context_parallel(
         rest = {name: x for name, x in given.items() if name not in arrays}
         form = form_of(layout, given, LAYOUT)
         axes = _Axes(form, tuple(spec or ()), axis)
+        check_cuts(work, batch_rows=axes.cuts(mesh, "b"), heads=axes.cuts(mesh, "h"))
         names = list(arrays)
         specs = tuple(axes.of(work, layout, name, arrays[name]) for name in names)
         out = axes.rows
@@ -212,6 +213,11 @@ class _Axes:
         self.lse = PartitionSpec(heads, axis) if packed else PartitionSpec(batch, heads, axis)
         self.tokens = PartitionSpec(batch, axis)
         self.form = form
+
+    def cuts(self, mesh: Any, dim: str) -> bool:
+        """Whether several devices have different batch rows, or heads."""
+        names = self.by_dim[dim]
+        return any(mesh.shape[name] > 1 for name in (names if isinstance(names, tuple) else (names,)) if name)
 
     def origin(self, given: dict[str, Any]) -> dict[str, Any]:
         """The `dropout_origin` of a device: its batch rows and heads in the whole call. Nothing without dropout."""
