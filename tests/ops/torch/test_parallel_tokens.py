@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
@@ -43,4 +46,32 @@ def test_the_pairs_of_a_ranks_own_rows_alone_are_refused() -> None:
         context_parallel(op, layout)(q, k, v, bias=bias, **inputs.scalars)
 
     text = "band_bias: bias: expected one axis of 32 rows, those of one rank, and 44 in the others, got [2, 8, 32, 32]"
+    assert refused(of_rank) == [text, text]
+
+
+def test_ids_and_positions_are_those_of_a_ranks_rows() -> None:
+    """Whole ones would be taken for those of the first rows of each rank."""
+    op, q = calls.load_op("causal"), torch.zeros(BATCH, 4, SEQ // 2, DIM)
+
+    def of_rank(comm: ThreadRank, name: str) -> None:
+        layout = plan(op, comm, seq=SEQ, heads=(4, 4), head_dim=DIM, strategy="gather", balance="contiguous")
+        context_parallel(op, layout)(q, q, q, **{name: torch.zeros(BATCH, SEQ, dtype=torch.int32)})
+
+    for name in ("q_segment_ids", "q_positions"):
+        text = f"causal: {name}: expected a tensor [2, 22], an element for each of this rank's rows, got Tensor [2, 44]"
+        assert refused(partial(of_rank, name=name)) == [text, text]
+
+
+def test_batch_rows_are_as_many_as_those_of_the_segment_ids() -> None:
+    op, q = calls.load_op("causal"), torch.zeros(BATCH, 4, SEQ // 2, DIM)
+
+    def of_rank(comm: ThreadRank) -> None:
+        options: dict[str, Any] = {
+            "strategy": "gather",
+            "balance": "contiguous",
+            "segment_ids": torch.zeros(3, SEQ, dtype=torch.int32),
+        }
+        context_parallel(op, plan(op, comm, seq=SEQ, heads=(4, 4), head_dim=DIM, **options))(q, q, q)
+
+    text = "causal: q: expected 3 batch rows, as the segment_ids of the layout have, got 2"
     assert refused(of_rank) == [text, text]
