@@ -318,6 +318,12 @@ def test_bad_calls_are_refused() -> None:
     q = jnp.zeros((1, 60, 4, 16))
     with pytest.raises(ValueError, match=r"causal: q: expected 32 rows in \[B, rows, H, D\]"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(q, q, q)
+    with pytest.raises(ValueError, match=r"causal: q: expected 64 rows, in the order of layout\.shard, got 61"):
+        context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(*[jnp.zeros((1, 61, 4, 16))] * 3)
+    with pytest.raises(
+        ValueError, match="context_parallel: mesh: expected a mesh with the axes 'cp', 'dp', of the type"
+    ):
+        context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P("dp", "cp"))(q, q, q)
     with pytest.raises(ValueError, match="causal: layout: expected one planned for the 4 devices of the axis 'cp'"):
         context_parallel(op, layout, mesh=mesh_of(cp=4), spec=P(None, "cp", None))(q, q, q)
     with pytest.raises(ValueError, match="context_parallel: spec: expected 'cp', the axis of the call, for rows"):
