@@ -55,7 +55,7 @@ class Layout(shards.Layout):
 
         Nothing is sent: every rank has the whole `x`. Differentiable; each rank's gradient is that of its own rows.
         """
-        axis = shards.axis_of(x, dim, self.seq, "shard")
+        axis = self._axis_of(x, dim, self.seq, "shard")
         if rank is None:
             rank = self._reached("shard").rank
         if not 0 <= rank < self.ranks:
@@ -67,10 +67,15 @@ class Layout(shards.Layout):
 
         The gradient of each rank is that of its own rows. This assumes that every rank computes the same loss.
         """
-        axis = shards.axis_of(x, dim, self.local, "unshard")
+        axis = self._axis_of(x, dim, self.local, "unshard")
         comm = self._reached("unshard")
         found: Tensor = Unsharded.apply(comm, self, x.movedim(axis, 0).contiguous())
         return found.movedim(0, axis)
+
+    def _axis_of(self, x: Tensor, dim: int, rows: int, function: str) -> int:
+        if not isinstance(x, Tensor):
+            fail(f"Layout.{function}", "x", "a tensor", type(x).__name__)
+        return shards.axis_of(x, dim, rows, function)
 
     def _reached(self, function: str) -> Collectives:
         if self.comm is None:

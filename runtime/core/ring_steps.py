@@ -1,5 +1,6 @@
 """The steps of a ring: keys go from each rank to the next, and a rank skips keys that its rows may not attend to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,16 +36,22 @@ class RingSteps:
         return bool(self.visits[rank, owner]) and not (self.looks_back and keys[0] >= sum(run))
 
 
-def ring_steps(layout: Layout, work: VariantWork, needs: KeyNeeds | None) -> RingSteps:
-    """The steps of a call. Without `needs` a rank visits all ranks' keys, but none after its rows if `looks_back`."""
+def ring_steps(
+    layout: Layout, work: VariantWork, needs: KeyNeeds | None, given_tokens: Sequence[str] = ()
+) -> RingSteps:
+    """The steps of a call. Without `needs` a rank visits all ranks' keys, but none after its rows if `looks_back`.
+
+    given_tokens: the call's ids and positions, by name. If it has positions, row numbers say nothing of the mask.
+    """
+    looks_back = work.looks_back and not {"q_positions", "kv_positions"} & set(given_tokens)
     visits = np.ones((layout.ranks, layout.ranks), bool)
     for rank in range(layout.ranks):
         last = max((begin + length for begin, length in layout.runs(rank)), default=0)
         for owner in range(layout.ranks):
             runs = layout.runs(owner)
-            is_before = not work.looks_back or any(begin < last for begin, _ in runs)
+            is_before = not looks_back or any(begin < last for begin, _ in runs)
             visits[rank, owner] = owner == rank or (is_before and (needs is None or _meet(needs.runs[rank], runs)))
-    return RingSteps(visits, work.looks_back)
+    return RingSteps(visits, looks_back)
 
 
 def _meet(some: tuple[Chunk, ...], others: list[Chunk]) -> bool:

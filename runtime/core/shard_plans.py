@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ def make_layout(
     seq, head_dim = check_count("seq", seq), check_count("head_dim", head_dim, 8)
     heads = _check_heads(heads)
     machine = Machine() if machine is None else machine
+    if not isinstance(machine, Machine):
+        fail("plan", "machine", "a Machine or None", type(machine).__name__)
     grid = _check_ranks(ranks, strategy, machine)
     row_ranks, inner = grid
     if strategy not in STRATEGIES:
@@ -76,10 +79,10 @@ def make_layout(
         fail("plan", "seq", f"at least a row for each of {row_ranks * inner} ranks", seq)
     begins = None if cu_seqlens is None else check_begins(cu_seqlens, seq)
     ids = None if segment_ids is None else check_segments(segment_ids, seq)
-    calls = [(op, own or {})] if masks is None else list(masks)
-    if not calls:
-        fail("plan", "masks", "at least one (op, arguments)", masks)
+    calls = [(op, own or {})] if masks is None else _check_masks(masks)
     works = [work_of(each) for each, _ in calls]
+    for (each, given), work in zip(calls, works, strict=True):
+        _check_own(each, work, given)
     if row_ranks * inner > 1:
         strategy = _of_query_counts(works, strategy, has_nodes=isinstance(ranks, tuple))
 
@@ -277,6 +280,25 @@ def _check_heads(heads: Any) -> tuple[int, int]:
     if not pair or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in heads) or heads[0] % heads[1]:
         fail("plan", "heads", "(query heads, key heads), the first a multiple of the second", repr(heads))
     return heads[0], heads[1]
+
+
+def _check_masks(masks: Any) -> list[tuple[Any, Mapping[str, Any]]]:
+    found = list(masks) if isinstance(masks, Sequence) else []
+    pairs = [each for each in found if isinstance(each, (tuple, list)) and len(each) == 2]
+    if not found or len(pairs) < len(found) or not all(isinstance(own, Mapping) for _, own in pairs):
+        fail("plan", "masks", "at least one pair (op, its arguments), in a sequence", repr(masks))
+    return [(op, own) for op, own in pairs]
+
+
+def _check_own(op: Any, work: VariantWork, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the op does not have, such as a misspelt option of the plan."""
+    known = signature(op).parameters if callable(op) else (*work.needs, *work.tensors)
+    for name, x in given.items():
+        if name not in known:
+            reads = ", ".join(work.needs) or "nothing"
+            fail("plan", name, f"an option of plan or an argument of {work.op}, whose mask reads {reads}", repr(x)[:60])
+        if name in work.needs and not (x is None or hasattr(x, "shape") or isinstance(x, (int, float, list, tuple))):
+            fail("plan", f"{work.op}: {name}", "a number or an array", repr(x)[:60])
 
 
 def _check_groups(head_groups: Any, heads: tuple[int, int], inner: int) -> int:

@@ -21,12 +21,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from ._runtime.core import shards
 from ._runtime.core.checks import PACKED, fail
 from ._runtime.core.costs import Machine
-from ._runtime.core.parallel_calls import TOKENS, check_call, form_of, head_axis, own_dims
+from ._runtime.core.parallel_calls import TOKENS, check_call, check_cuts, form_of, head_axis, own_dims, row_axis
 from ._runtime.core.shard_plans import make_layout
 from ._runtime.core.work import work_of
 from ._runtime.jax.parallel import LAYOUT, local_call
@@ -165,6 +165,9 @@ def context_parallel(
             )
             fail(work.op, "layout", expected, f"{layout.strategy!r} with nodes of {layout.inner} devices")
         check_call(work, layout, known, given, LAYOUT)
+        for name in ("k", "v"):
+            if given[name].dtype != given["q"].dtype:
+                fail(work.op, name, f"dtype {given['q'].dtype}, that of q", given[name].dtype)
         return local_call(op, work, layout, axis, given)
 
     def call(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
@@ -175,6 +178,8 @@ def context_parallel(
         rest = {name: x for name, x in given.items() if name not in arrays}
         form = form_of(layout, given, LAYOUT)
         axes = _Axes(form, tuple(spec or ()), axis)
+        axes.check(mesh, work.op, layout, arrays)
+        check_cuts(work, batch_rows=axes.cuts(mesh, "b"), heads=axes.cuts(mesh, "h"))
         names = list(arrays)
         specs = tuple(axes.of(work, layout, name, arrays[name]) for name in names)
         out = axes.rows
@@ -213,6 +218,22 @@ class _Axes:
         self.tokens = PartitionSpec(batch, axis)
         self.form = form
 
+    def check(self, mesh: Any, op: str, layout: Layout, arrays: Mapping[str, Any]) -> None:
+        """Refuse a mesh without these axes, or with axes of another type, and rows that devices cannot share evenly."""
+        names = (*_names(self.axis), *_names(self.by_dim["b"]), *_names(self.by_dim["h"]))
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if any(types.get(name, AxisType.Explicit) == AxisType.Explicit for name in names):
+            expected = f"a mesh with the axes {', '.join(map(repr, names))}, of the type Auto"
+            fail("context_parallel", "mesh", expected, ", ".join(f"{name!r} ({each})" for name, each in types.items()))
+        for name, x in arrays.items():
+            rows = row_axis(self.form) if name in ("q", "k", "v") else 1 if name in TOKENS else None
+            if rows is not None and rows < x.ndim and x.shape[rows] % layout.ranks:
+                fail(op, name, f"{layout.padded} rows, in the order of layout.shard", f"{x.shape[rows]} in {x.shape}")
+
+    def cuts(self, mesh: Any, dim: str) -> bool:
+        """Whether several devices have different batch rows, or heads."""
+        return any(mesh.shape[name] > 1 for name in _names(self.by_dim[dim]))
+
     def origin(self, given: dict[str, Any]) -> dict[str, Any]:
         """The `dropout_origin` of a device: its batch rows and heads in the whole call. Nothing without dropout."""
         if not given.get("dropout_p") or self.by_dim["b"] is self.by_dim["h"] is None:
@@ -238,6 +259,11 @@ class _Axes:
         # Among the variant's own tensors only a log-decay is cut by rows, as k is.
         by_dim = self.by_dim | ({"kv_idx": self.axis} if name == "g" else {})
         return PartitionSpec(*(by_dim.get(str(dim)) for dim in dims))
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    """The names of no axis, one axis or several axes."""
+    return axes if isinstance(axes, tuple) else () if axes is None else (axes,)
 
 
 def _size(axes: Any) -> int:

@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from ..core.checks import PACKED, fail
-from ..core.parallel_calls import TOKENS, form_of, head_axis, row_axis
+from ..core.parallel_calls import TOKENS, check_cuts, form_of, head_axis, row_axis
 from ..core.shards import Layout
+from ..core.work import VariantWork
 from .collectives import Collectives, GridCollectives, GroupCollectives
 
 
@@ -24,19 +25,34 @@ class LocalParts:
     """
 
     def __init__(
-        self, op: str, layout: Layout, comm: Collectives, given: Mapping[str, Any], default: str, *, sums: bool
+        self,
+        work: VariantWork,
+        layout: Layout,
+        comm: Collectives,
+        given: Mapping[str, Any],
+        default: str,
+        *,
+        sums: bool,
     ) -> None:
+        op = work.op
         self._op, self._groups, self._sums = op, _group_names(comm), sums
         self._form = form_of(layout, given, default)
         self._mesh, self._placements = given["q"].device_mesh, given["q"].placements
         for name in ("k", "v"):
             if not is_distributed(given[name]) or given[name].device_mesh != self._mesh:
                 fail(op, name, f"a DTensor on {self._mesh}, as q", type(given[name]).__name__)
+        axes = {"batch_rows": None if self._form == PACKED else 0, "heads": head_axis(self._form)}
+        check_cuts(work, **{name: self._is_cut(axis) for name, axis in axes.items()})
         self.given = {name: self._local(name, x) if is_distributed(x) else x for name, x in given.items()}
         if given.get("dropout_p") and given.get("dropout_origin") is None:
             batch, heads = None if self._form == PACKED else 0, head_axis(self._form)
             origin = (0 if batch is None else self._begin(given["q"], batch), self._begin(given["q"], heads))
             self.given["dropout_origin"] = (*origin, given["q"].shape[heads])
+
+    def _is_cut(self, axis: int | None) -> bool:
+        """Whether q is sharded along an axis over several ranks."""
+        sizes = zip(self._placements, self._mesh.shape, strict=True)
+        return axis is not None and any(placement.is_shard(axis) and ranks > 1 for placement, ranks in sizes)
 
     def _begin(self, q: Any, axis: int) -> int:
         """The index of this rank's first batch row or head, by `axis`, in the whole tensor."""

@@ -46,7 +46,9 @@ def kept(layout: Layout, key: Any, make: Callable[[], Any]) -> Any:
     """
     cache: dict[Any, Any] = layout.__dict__.setdefault("_tables", {})
     if key not in cache:
-        found = make()
+        # A tensor that is made in inference mode cannot be used where gradients are recorded.
+        with torch.inference_mode(False):
+            found = make()
         if len(cache) >= MOST_TABLES:
             cache.clear()
         cache[key] = found

@@ -211,9 +211,19 @@ class GatheredRows:
             return keywords
         if "q_positions" not in self.tokens:
             keywords["q_offset"] = part.begin
+        else:
+            # Positions take the place of an offset. A tensor's rows of queries are then those of the call.
+            keywords |= {name: self._query_rows(name, x, part) for name, x in own.items() if isinstance(x, Tensor)}
         for name, x in self.tokens.items():
             keywords[name] = x if name.startswith("kv") else x.narrow(1, part.begin, part.length)
         return keywords
+
+    def _query_rows(self, name: str, x: Tensor, part: Any) -> Tensor:
+        """One of the variant's own tensors with the rows of queries of a dense call."""
+        for axis, dim in enumerate(self.call.dims(name, x)):
+            if dim == "q_idx":
+                x = x.narrow(axis, part.begin, part.length)
+        return x
 
     def _own_rows(self, name: str, x: Tensor, part: Any) -> Tensor:
         """One of the variant's own tensors, which has the rows of the whole call, with the rows of a packed call."""

@@ -366,7 +366,7 @@ def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:
             {"strategy": "2d"},
             "plan: mesh: expected a mesh of two dims, or (nodes, ranks of a node), beside strategy='2d'",
         ),
-        ({"masks": []}, "plan: masks: expected at least one (op, arguments), got []"),
+        ({"masks": []}, "plan: masks: expected at least one pair (op, its arguments), in a sequence"),
     ],
 )
 def test_bad_plans_are_refused(options: dict[str, Any], text: str) -> None:

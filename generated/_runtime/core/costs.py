@@ -4,6 +4,7 @@
 from dataclasses import dataclass, replace
 from math import gcd
 
+from .checks import fail
 from .work import BLOCK
 
 BITWISE = 0.05
@@ -38,6 +39,14 @@ class Machine:
     latency: float = 80e-6
     call: float = 350e-6
     itemsize: int = 2
+
+    def __post_init__(self) -> None:
+        for name, x in vars(self).items():
+            is_number = isinstance(x, (int, float)) and not isinstance(x, bool)
+            if not is_number or not (x > 0 or (x == 0 and name in ("latency", "call"))):
+                fail("Machine", name, "a positive number", repr(x))
+        if not isinstance(self.node, int):
+            fail("Machine", "node", "an int of at least 1", repr(self.node))
 
     def rate(self, ranks: int) -> float:
         """Bytes per second that a GPU receives in an exchange among so many ranks."""

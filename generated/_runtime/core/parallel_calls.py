@@ -88,18 +88,40 @@ def check_call(
     if given.get("prune") is not None and layout.ranks > 1:
         fail(op, "prune", "None over several ranks, whose parts of a row are not compared", given["prune"])
     if given.get("dropout_p") and layout.ranks > 1:
-        if len(given.get("dropout_origin") or (0, 0, 0)) != 3:
+        origin = given.get("dropout_origin")
+        if origin is not None and not (isinstance(origin, (tuple, list)) and len(origin) == 3):
             expected = "None or (batch row, head, heads): the layout says where rows and keys are"
-            fail(op, "dropout_origin", expected, given["dropout_origin"])
+            fail(op, "dropout_origin", expected, repr(origin))
         if given.get("seed") is None:
             fail(op, "seed", "a seed over several ranks, the same on each", None)
     _check_tokens(work, layout, given, is_packed=form == PACKED)
+    for name in work.tensors:
+        shape = list(getattr(given.get(name), "shape", []))
+        if len(local_axes(work, layout, name, shape)) > 1:
+            # Each rank would have the pairs of its own rows alone.
+            fail(op, name, f"one axis of {layout.local} rows, those of one rank, and {layout.seq} in the others", shape)
+
+
+def check_cuts(work: VariantWork, *, batch_rows: bool, heads: bool) -> None:
+    """Raise an error if other ranks have other batch rows or heads, and the variant computes with their numbers."""
+    for is_cut, counts, what in ((batch_rows, work.by_batch, "batch rows"), (heads, not work.by_heads, "heads")):
+        if is_cut and counts:
+            fail(work.op, "q", f"all {what} on every rank", f"a part of them, and a mask or score that counts {what}")
 
 
 def _check_tokens(work: VariantWork, layout: Layout, given: Mapping[str, Any], *, is_packed: bool) -> None:
     op, there = work.op, [name for name in (*TOKENS, "kv_lengths") if given.get(name) is not None]
     if is_packed and there:
         fail(op, there[0], "None beside the layout's cu_seqlens", type(given[there[0]]).__name__)
+    batch = 1 if is_packed else given["q"].shape[0]
+    ids = layout.segment_ids
+    if ids is not None and ids.ndim == 2 and len(ids) not in (1, batch):
+        fail(op, "q", f"{len(ids)} batch rows, as the segment_ids of the layout have", batch)
+    for name in TOKENS:
+        shape = list(getattr(given.get(name), "shape", []))
+        if name in there and shape != [batch, layout.local]:
+            expected = f"a tensor [{batch}, {layout.local}], an element for each of this rank's rows"
+            fail(op, name, expected, f"{type(given[name]).__name__} {shape}")
     by_row = "drops" if given.get("dropout_p") else "reads a tensor" if work.by_row else ""
     if layout.strategy != "heads" and layout.ranks > 1 and by_row and "q_positions" in there:
         expected = f"None: {op} {by_row} by row. Give cu_seqlens= to plan(...), or strategy='heads'"

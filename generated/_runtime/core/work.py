@@ -203,12 +203,19 @@ def _on_host(work: VariantWork, keyword: str, x: Any) -> Any:
 
 
 def _segments(rows: Rows, ids: Array) -> tuple[Array, Array]:
-    """For each block, the begin of the run of equal ids at its first row, and the end of the run at its last row."""
+    """For each block, the first row of all documents that it has rows of, and the end of the last one.
+
+    A document may be interrupted: it is the same document wherever its id is.
+    """
     edges = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1, [len(ids)]])
-    return (
-        edges[np.searchsorted(edges, rows.begins, side="right") - 1],
-        edges[np.searchsorted(edges, rows.ends - 1, side="right")],
-    )
+    _, run, number = np.unique(ids[edges[:-1]], return_index=True, return_inverse=True)
+    ends = np.zeros(len(run), np.int64)
+    np.maximum.at(ends, number, edges[1:])
+    # The runs of ids of each block, the last one excluded, and a run that changes no extreme after the last.
+    runs = np.stack([np.searchsorted(edges, rows.begins, "right") - 1, np.searchsorted(edges, rows.ends - 1, "right")])
+    lows, highs = np.append(edges[run][number], len(ids)), np.append(ends[number], 0)
+    cuts = runs.T.ravel()
+    return np.minimum.reduceat(lows, cuts)[::2], np.maximum.reduceat(highs, cuts)[::2]
 
 
 def visit_table(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> tuple[Array, Array, int]:

@@ -285,6 +285,12 @@ class _Call:
                 found[of_keys] = self.tokens.get(of_keys, whole)
         if "q_positions" not in found:
             found["q_offset"] = jnp.full((self.q.shape[0],), begin, jnp.int32)
+            return found
+        # Positions take the place of an offset. A tensor's rows of queries are then those of the call.
+        for name, x in self.own.items():
+            for axis, dim in enumerate(own_dims(self.work, self.layout, name, x.ndim)):
+                if dim == "q_idx":
+                    x = found[name] = _rows_from(x, axis, begin, length, self.layout, room)
         return found
 
 

@@ -109,7 +109,7 @@ class Ring(ABC):
             },
             packed=packed,
             drops=drops,
-            steps=ring_steps(layout, work, needs),
+            steps=ring_steps(layout, work, needs, given_tokens),
             by_offset=keeps_rows_apart(work) and "q_positions" not in given_tokens,
         )
 

@@ -68,7 +68,7 @@ class ContextParallel:
         """
         if is_distributed(q):
             given: dict[str, Any] = {"q": q, "k": k, "v": v, **keywords}
-            parts = LocalParts(self.work.op, self.layout, self.comm, given, LAYOUT, sums=self.sums_gradients)
+            parts = LocalParts(self.work, self.layout, self.comm, given, LAYOUT, sums=self.sums_gradients)
             parts.given["return_lse"] = True
             results = parts.whole(*self(**parts.given))
             return results if keywords.get("return_lse") else results[0]

@@ -34,7 +34,8 @@ class RingRows:
         self.layout, self.comm = layout, comm
         self.drops = bool(call.keywords.get("dropout_p"))
         given = {**call.keywords, **call.own, **{name: call.tokens[name] for name in call.gives_tokens}}
-        self.steps = ring_steps(layout, call.work, planned_needs(layout, call.work, given, knows_values=False))
+        needs = planned_needs(layout, call.work, given, knows_values=False)
+        self.steps = ring_steps(layout, call.work, needs, call.gives_tokens)
         self.by_offset = keeps_rows_apart(call.work) and "q_positions" not in call.gives_tokens
         # Packed documents take packed calls if these can say where keys are. If not, each document takes its own dense
         # calls if something is read or drawn by document; else all documents are one batch row with ids.

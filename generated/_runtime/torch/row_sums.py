@@ -36,7 +36,7 @@ def _added(k: Tensor, v: Tensor, came: Tensor | None, table: Tensor, dtype: str)
     if not _runs_kernel(k):
         parts = (None, None) if came is None else came.split([prod(x.shape[1:]) for x in (k, v)], 1)
         found = [_sums(x, part, table).to(of) for x, part in zip((k, v), parts, strict=True)]
-        return found[0].view(-1, *k.shape[1:]), found[1].view(-1, *v.shape[1:])
+        return found[0].view(len(table), *k.shape[1:]), found[1].view(len(table), *v.shape[1:])
     outputs = k.new_empty((len(table), *k.shape[1:]), dtype=of), v.new_empty((len(table), *v.shape[1:]), dtype=of)
     _launch(k, v, came, table, outputs, 0)
     return outputs
@@ -48,7 +48,8 @@ unpacked_keys, summed_gradients = (as_one_step(replayed(_added)) for _ in range(
 
 
 def _runs_kernel(x: Tensor) -> bool:
-    return x.is_cuda or (INTERPRET and x.dtype != torch.float64)
+    has_batch_rows = x.shape[1] > 0
+    return has_batch_rows and (x.is_cuda or (INTERPRET and x.dtype != torch.float64))
 
 
 def _launch(

@@ -292,6 +292,22 @@ def test_it_is_called_inside_a_shard_map_of_ones_own_under_checkpoint() -> None:
     compare(jax.jit(jax.grad(several))(trained), jax.grad(one)(trained))
 
 
+@pytest.mark.parametrize(("variant", "strategy"), [("band_bias", "gather"), ("causal", "ring")])
+def test_positions_may_come_in_any_order(variant: str, strategy: str) -> None:
+    """A row attends to keys of later rows if their positions are earlier. `band_bias` reads a tensor by query row."""
+    op, (trained, _, numbers) = load(variant), draw(variant, seq=23)
+    positions = jnp.tile(jnp.arange(23)[::-1], (BATCH, 1))
+    layout = plan(op, 2, seq=23, heads=HEADS, head_dim=DIM, strategy=strategy, balance="contiguous")
+    call = context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))
+
+    def one(x: dict[str, Any]) -> Any:
+        return loss_of(*op(**x, **numbers, q_positions=positions, return_lse=True)), None
+
+    several = loss_over(call, layout, {**numbers, "q_positions": layout.shard(positions, 1)}, axis=1)
+    found, wanted = (jax.jit(jax.grad(f, has_aux=True))(trained)[0] for f in (several, one))
+    compare(found, wanted)
+
+
 def test_bad_calls_are_refused() -> None:
     op = load("causal")
     layout = plan(op, 2, seq=64, heads=HEADS, head_dim=DIM)
@@ -302,6 +318,12 @@ def test_bad_calls_are_refused() -> None:
     q = jnp.zeros((1, 60, 4, 16))
     with pytest.raises(ValueError, match=r"causal: q: expected 32 rows in \[B, rows, H, D\]"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(q, q, q)
+    with pytest.raises(ValueError, match=r"causal: q: expected 64 rows, in the order of layout\.shard, got 61"):
+        context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(*[jnp.zeros((1, 61, 4, 16))] * 3)
+    with pytest.raises(
+        ValueError, match="context_parallel: mesh: expected a mesh with the axes 'cp', 'dp', of the type"
+    ):
+        context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P("dp", "cp"))(q, q, q)
     with pytest.raises(ValueError, match="causal: layout: expected one planned for the 4 devices of the axis 'cp'"):
         context_parallel(op, layout, mesh=mesh_of(cp=4), spec=P(None, "cp", None))(q, q, q)
     with pytest.raises(ValueError, match="context_parallel: spec: expected 'cp', the axis of the call, for rows"):

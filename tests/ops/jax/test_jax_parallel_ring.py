@@ -35,6 +35,7 @@ variants:
     tensors: {place: {dims: [h, kv_idx], grad: true}}
     dropout: true
   fading: {mask: causal, decay: true, sink: true, dropout: true}
+  counting: {mask: causal and (kv_idx >= b or h == 1)}
 """
 
 
@@ -126,3 +127,13 @@ def test_packed_documents_are_those_of_one_device(package: str, variant: str, dr
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 def test_packed_documents_over_four_devices(package: str, dropout_p: float) -> None:
     check_documents(package, "log_n", 4, dropout_p, balance="zigzag")
+
+
+@pytest.mark.parametrize(("axes", "what"), [(("dp", "cp", None), "batch rows"), ((None, "cp", "dp"), "heads")])
+def test_what_counts_batch_rows_or_heads_has_all_of_them(package: str, axes: tuple[str | None, ...], what: str) -> None:
+    """Inside the shard_map the numbers of a device's batch rows and heads begin at 0."""
+    op = importlib.import_module(f"{package}.jax").counting
+    layout = plan(op, 2, seq=64, heads=HEADS, head_dim=DIM, strategy="gather")
+    call, q = context_parallel(op, layout, mesh=mesh_of(dp=2, cp=2), spec=P(*axes)), jnp.zeros((2, 64, 4, DIM))
+    with pytest.raises(ValueError, match=f"counting: q: expected all {what} on every rank, got a part of them, and a"):
+        call(q, q, q)

@@ -130,3 +130,31 @@ def test_memory_of_an_argument_under_another_name_has_no_tape() -> None:
     assert noted(lambda x: x + other, x) is not None
     assert noted(lambda x: x + alias, x) is None
     assert noted(lambda x, y: x + y, x, x) is None
+
+
+def test_a_layout_trains_after_inference() -> None:
+    """The tables of a layout that the first call makes, in inference mode, are read where gradients are recorded."""
+
+    def of_rank(comm: ThreadRank) -> None:
+        op, g = calls.load_op("forgetting"), -torch.rand(SEQ, HEADS[0])
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="exchange", cu_seqlens=[0, 5, 29, SEQ])
+        call = context_parallel(op, layout)
+        q, k = torch.randn(layout.local, HEADS[0], DIM), torch.randn(layout.local, HEADS[1], DIM)
+        with torch.inference_mode():
+            o = call(q, k, k, g=g)
+        trained = call(q, k, k, g=g.requires_grad_())
+        assert torch.equal(o, trained)
+        assert torch.autograd.grad(trained.sum(), g)[0].abs().sum() > 0
+
+    run_ranks(2, of_rank)
+
+
+def test_there_may_be_no_batch_rows() -> None:
+    def of_rank(comm: ThreadRank) -> None:
+        op, q = calls.load_op("window"), torch.zeros(0, HEADS[0], SEQ, DIM)
+        layout = plan(op, comm, seq=SEQ, heads=(4, 4), head_dim=DIM, strategy="exchange", size=4)
+        rows = layout.shard(q, 2).requires_grad_()
+        o = context_parallel(op, layout)(rows, rows, rows, size=4)
+        assert o.shape == torch.autograd.grad(o.sum(), rows)[0].shape == rows.shape
+
+    run_ranks(2, of_rank)
