@@ -19,10 +19,11 @@ from ..core.checks import (
     fail,
     sizes_text,
 )
-from .dtypes import FP8_DTYPE, as_integers, in_dtype, is_integer
+from .dtypes import FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
 from .transforms import refuse_gradient_of, refuse_tangents
 
-_INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, FP8_DTYPE)
+_CAST_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_INPUT_DTYPES = (*_CAST_DTYPES, FP8_DTYPE)
 
 
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
@@ -38,8 +39,10 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> No
             fail(op, name, "a torch.Tensor", type(x).__name__)
     if q.dtype not in _INPUT_DTYPES:
         fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
+    # Under autocast rotary embeddings in float32 leave q and k in another dtype than v.
+    are_cast = is_autocast(q)
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and not (are_cast and x.dtype in _CAST_DTYPES):
             fail(op, name, f"dtype {q.dtype}, that of q", x.dtype)
         if x.device != q.device:
             fail(op, name, f"device {q.device}, that of q", x.device)
