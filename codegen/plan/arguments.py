@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from codegen.analysis.call_modes import PADDING, Mode, has_tokens, packed_axes
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Level, TensorSpec, Type, Var, level
+from codegen.ir.expr import Expr, Level, TensorSpec, Type, Var, int_var, level
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.host_code import NONE, HostCode, host, listed
 from codegen.plan.parameters import Parameter
@@ -138,11 +138,19 @@ def _quoted(dim: str | int) -> str:
 
 
 def mask_arguments(variant: Variant, arguments: Sequence[Argument]) -> list[Argument]:
-    """The arguments that the mask reads: they decide which blocks are visited."""
+    """The arguments that the mask reads: they decide which blocks are visited.
+
+    A size that is made of other arguments is not checked: a schedule does not take these.
+    """
     if variant.mask is None:
         return []
     read = expr.names(variant.mask) | {load.tensor for load in expr.loads(variant.mask)}
-    return [a for a in arguments if a.name in read]
+    found = [a for a in arguments if a.name in read]
+    given = {a.name for a in found}
+    shapes = {a.name: _shapes(variant, variant.tensors[a.name], given) for a in found if a.name in variant.tensors}
+    return [
+        replace(a, shape=shapes[a.name][0], packed_shape=shapes[a.name][1]) if a.name in shapes else a for a in found
+    ]
 
 
 def _axis(tensor: str, axis: int) -> HostCode:
@@ -170,7 +178,7 @@ def own_arguments(variant: Variant, atomic: Mapping[str, Sequence[Mode]]) -> lis
     """A variant's own arguments. `atomic`: tensor -> modes in which atomics add its gradient."""
     found = []
     for spec in variant.tensors.values():
-        sizes = [_axis_size(variant, spec.name, axis, dim) for axis, dim in enumerate(spec.dims)]
+        shape, packed_shape = _shapes(variant, spec, {*variant.tensors, *variant.scalars})
         declared = ", ".join(str(d) for d in spec.dims)
         packed = f", packed `[{_packed_text(spec.dims)}]`" if has_tokens(spec.dims) else ""
         example = f", such as `{FormulaPrinter().text(spec.example)}`" if spec.example is not None else ""
@@ -184,8 +192,8 @@ def own_arguments(variant: Variant, atomic: Mapping[str, Sequence[Mode]]) -> lis
                 name=spec.name,
                 required="Tensor",
                 dims=spec.dims,
-                shape=_tuple(sizes),
-                packed_shape=_packed_shape(spec.dims, _computed(variant, spec, packed=True)),
+                shape=shape,
+                packed_shape=packed_shape,
                 dtype=spec.dtype,
                 is_float=spec.element is Type.FLOAT,
                 trained=spec.grad,
@@ -251,24 +259,47 @@ def _tuple(sizes: Sequence[HostCode]) -> HostCode:
     return host(f"({{}}{',' * (len(sizes) == 1)})", listed(sizes))
 
 
-def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[str, HostCode] = MappingProxyType({})) -> HostCode:
-    """The sizes in a packed call; any size if positions index an axis: only the device knows how far they reach."""
-    kept = [own_dims[axis] for axis in packed_axes(own_dims)]
-    known = _PACKED_SIZES | dict(computed)
-    return _tuple([HostCode(str(d)) if isinstance(d, int) else known.get(d, _ANY) for d in kept])
+def _shapes(variant: Variant, spec: TensorSpec, given: Collection[str]) -> tuple[HostCode, HostCode]:
+    """The sizes of a tensor, and those in a packed call. `given`: the arguments from which sizes may be computed."""
+    sizes = [_axis_size(variant, spec, axis, dim, given) for axis, dim in enumerate(spec.dims)]
+    return _tuple(sizes), _packed_shape(spec.dims, _computed(variant, spec, given, packed=True))
 
 
-def _computed(variant: Variant, spec: TensorSpec, *, packed: bool) -> dict[str, HostCode]:
-    """Computed dim -> its size; any size if it depends on lengths of packed sequences: only the device knows them."""
+def _packed_shape(own_dims: Sequence[str | int], computed: Mapping[int, HostCode] = MappingProxyType({})) -> HostCode:
+    """The sizes in a packed call; any size if positions index an axis: only the device knows how far they reach.
+
+    `computed`: axis -> the size that is computed.
+    """
+    sizes = [
+        HostCode(str(dim)) if isinstance(dim, int) else computed.get(axis, _PACKED_SIZES.get(dim, _ANY))
+        for axis, dim in enumerate(own_dims)
+    ]
+    return _tuple([sizes[axis] for axis in packed_axes(own_dims)])
+
+
+def _computed(variant: Variant, spec: TensorSpec, given: Collection[str], *, packed: bool) -> dict[int, HostCode]:
+    """Axis -> its size, if it is computed or has the name of an earlier axis.
+
+    Any size if it depends on an argument that is not given, or on lengths of packed sequences, which only the device
+    knows.
+    """
     sizes = _PACKED_SIZES if packed else _SIZES | {"q_len": _axis("q", 2), "kv_len": _axis("k", 2)}
+    values = {name: sizes[name] for name in dims.SIZES if name in sizes}
+    values |= {name: host("{}", name) for name in variant.scalars if name in given}
     kinds = {name: scalar.type for name, scalar in variant.scalars.items()}
-    values = {name: sizes[name] for name in dims.SIZES if name in sizes} | {x: host("{}", x) for x in kinds}
-    for name, (tensor, axis) in dims.own_names(variant.tensors.values(), kinds).items():
+    owners = dims.own_names([t for t in variant.tensors.values() if t.name in given], kinds)
+    for name, (tensor, axis) in owners.items():
         kept = packed_axes(variant.tensors[tensor].dims)
         values[name] = host(f"{{}}({{}}, {kept.index(axis) if packed else axis})", "size_of", tensor)
-    return {
-        text: _ANY if packed and dims.uses_lengths(e) else _computed_size(e, text, values) for text, e in spec.computed
-    }
+    computed = dict(spec.computed)
+    found = {}
+    for axis, dim in enumerate(map(str, spec.dims)):
+        if dim in owners and owners[dim] != (spec.name, axis):
+            found[axis] = _computed_size(int_var(dim), dim, values)
+        elif dim in computed:
+            is_known = expr.names(computed[dim]) <= values.keys()
+            found[axis] = _computed_size(computed[dim], dim, values) if is_known else _ANY
+    return found
 
 
 def _computed_size(e: Expr, text: str, values: Mapping[str, HostCode]) -> HostCode:
@@ -287,20 +318,24 @@ def _tile_axes(variant: Variant, tensor: str) -> tuple[int, ...]:
     return tuple(sorted({axis for of in indices for axis, index in enumerate(of) if level(index) is Level.TILE}))
 
 
-def _axis_size(variant: Variant, tensor: str, axis: int, dim: str | int) -> HostCode:
+def _axis_size(variant: Variant, spec: TensorSpec, axis: int, dim: str | int, given: Collection[str]) -> HostCode:
     """The size an axis must have: exact for heads and batch, at least the furthest position if positions index it."""
     if isinstance(dim, int):
         return HostCode(str(dim))
-    computed = _computed(variant, variant.tensors[tensor], packed=False)
-    if dim in computed:
-        return computed[dim]
+    computed = _computed(variant, spec, given, packed=False)
+    if axis in computed:
+        return computed[axis]
     if dim in _SIZES:
         return _SIZES[dim]
     needed = {_POSITIONS[dim]} if dim in _POSITIONS else set()
     for load in tensor_reads(variant):
-        index = load.indices[axis] if load.tensor == tensor else None
-        if isinstance(index, Var) and index.name in _POSITIONS:
-            needed.add(_POSITIONS[index.name])
+        for other, index in enumerate(load.indices):
+            # Axes with one free name have one size.
+            is_same = (load.tensor, other) == (spec.name, axis) or (
+                dim not in _POSITIONS and variant.tensors[load.tensor].dims[other] == dim
+            )
+            if is_same and isinstance(index, Var) and index.name in _POSITIONS:
+                needed.add(_POSITIONS[index.name])
     if not needed:
         return _ANY
     size = needed.pop() if len(needed) == 1 else _FURTHEST

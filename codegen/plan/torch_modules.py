@@ -8,11 +8,12 @@ from keyword import kwlist
 
 from codegen.ir import expr
 from codegen.ir.expr import TensorSpec, int_var
-from codegen.ir.printers import FormulaPrinter, torch_printer
+from codegen.ir.printers import FormulaPrinter, NumberPrinter, torch_printer
 from codegen.spec.model import ScalarSpec, Variant
 from codegen.util.text import literal
 
 _HEADS = {"h": ("heads", "query heads, Hq."), "hkv": ("kv_heads", "key heads, Hkv.")}
+_LENGTHS = {"q_len": "query rows of every call.", "kv_len": "keys of every call."}
 _OF_CALLS = ("b", "q_idx", "kv_idx")
 
 MODULE_NAMES = frozenset(
@@ -94,20 +95,24 @@ _CONSTRUCTOR = ("self", "device", "dtype", "dropout_p")
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A size that the constructor takes."""
+    """A size that the constructor takes; it may be a scalar of the op, from which sizes are computed."""
 
     argument: str
     doc: str
+    is_scalar: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A scalar that calls have a default for: the constructor's argument, and the op's."""
+    """A scalar that calls have a default for: the constructor's argument, and the op's. `is_size`: it is required,
+    because the size of a parameter depends on it.
+    """
 
     argument: str
     name: str
     type: str
     doc: str
+    is_size: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +153,14 @@ class ModulePlan:
         return any(parameter.initial and parameter.axes for parameter in self.parameters)
 
     @property
+    def computes_sizes(self) -> bool:
+        """True if the size of a parameter is an expression."""
+        return any("dim_size(" in parameter.shape for parameter in self.parameters)
+
+    @property
     def signature(self) -> str:
         """The parameters of the constructor."""
-        keywords = [f"{s.argument}: {s.type} | None = None" for s in self.scalars]
+        keywords = [f"{s.argument}: {s.type} | None = None" for s in self.scalars if not s.is_size]
         keywords += ["dropout_p: float = 0.0"] if self.dropout else []
         if self.parameters:
             keywords += ["device: torch.device | str | None = None", "dtype: torch.dtype | None = None"]
@@ -160,7 +170,7 @@ class ModulePlan:
     @property
     def base_arguments(self) -> str:
         """What the constructor of the base class is called with."""
-        sizes = ", ".join(f'"{size.argument}": {size.argument}' for size in self.sizes)
+        sizes = ", ".join(f'"{size.argument}": {size.argument}' for size in self.sizes if not size.is_scalar)
         scalars = ", ".join(f'"{scalar.name}": {scalar.argument}' for scalar in self.scalars)
         given = [f"sizes={{{sizes}}}"] if sizes else []
         given += [f"scalars={{{scalars}}}"] if scalars else []
@@ -193,18 +203,19 @@ def class_name(variant: str) -> str:
 
 
 def _module_plan(variant: Variant, name: str) -> ModulePlan:
-    held = [t for t in variant.tensors.values() if t.grad and not set(t.dims) & set(_OF_CALLS)]
-    dims = dict.fromkeys(dim for tensor in held for dim in tensor.dims if isinstance(dim, str))
-    dims |= {"h": None} if variant.sink else {}
-    ordered = sorted(dims, key=lambda dim: dim not in _HEADS)
+    held = [t for t in variant.tensors.values() if t.grad and not _sizes_of_calls(t)]
+    names = dict.fromkeys(name for tensor in held for dim in tensor.dims for name in _names(dim, tensor))
+    names |= {"h": None} if variant.sink else {}
+    ordered = sorted(names, key=lambda name: name not in _HEADS)
     arguments: dict[str, str] = {}
-    for dim in ordered:
-        arguments[dim] = _unused(_HEADS.get(dim, (dim,))[0], {*_CONSTRUCTOR, *arguments.values()})
-    docs = {dim: _HEADS[dim][1] if dim in _HEADS else f"size of the dim `{dim}`." for dim in ordered}
+    for name_ in ordered:
+        arguments[name_] = _unused(_HEADS.get(name_, (name_,))[0], {*_CONSTRUCTOR, *arguments.values()})
+    sizes = [Size(argument=arguments[n], doc=_size_doc(n, variant), is_scalar=n in variant.scalars) for n in ordered]
     scalars: list[Scalar] = []
     for scalar in variant.scalars.values():
         taken = {*_CONSTRUCTOR, *arguments.values(), *(s.argument for s in scalars)}
-        scalars.append(_scalar(scalar, _unused(scalar.name, taken)))
+        own = arguments.get(scalar.name)
+        scalars.append(_scalar(scalar, own or _unused(scalar.name, taken), is_size=own is not None))
     parameters = [_parameter(tensor, arguments) for tensor in held]
     if variant.sink:
         shape, doc = f"({arguments['h']},)", f"`[{arguments['h']}]`, zeros at first: a logit in the denominator only."
@@ -216,7 +227,7 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
         op=variant.name,
         doc=variant.doc or "Attention.",
         entry=[(key, literal(text)) for key, text in words if text],
-        sizes=[Size(argument=arguments[dim], doc=docs[dim]) for dim in ordered],
+        sizes=sizes,
         scalars=scalars,
         parameters=parameters,
         passed=[
@@ -227,14 +238,50 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
     )
 
 
-def _scalar(scalar: ScalarSpec, argument: str) -> Scalar:
+def _names(dim: str | int, tensor: TensorSpec) -> list[str]:
+    """The names that a dim's size is made of."""
+    e = dict(tensor.computed).get(str(dim))
+    if e is not None:
+        return sorted(expr.names(e))
+    return [dim] if isinstance(dim, str) else []
+
+
+def _sizes_of_calls(tensor: TensorSpec) -> set[str]:
+    return {name for dim in tensor.dims for name in _names(dim, tensor)} & set(_OF_CALLS)
+
+
+def _size_doc(name: str, variant: Variant) -> str:
+    if name in _HEADS:
+        return _HEADS[name][1]
+    if name in variant.scalars:
+        return f"int, the `{name}` of calls, on which the sizes of parameters depend."
+    return _LENGTHS.get(name, f"size of the dim `{name}`.")
+
+
+def _scalar(scalar: ScalarSpec, argument: str, *, is_size: bool) -> Scalar:
     kind = scalar.type.value
     doc = f"{kind}, the `{scalar.name}` of calls that give none."
-    return Scalar(argument=argument, name=scalar.name, type=kind, doc=doc)
+    return Scalar(argument=argument, name=scalar.name, type=kind, doc=doc, is_size=is_size)
+
+
+def _size(dim: str | int, tensor: TensorSpec, arguments: dict[str, str]) -> tuple[str, str]:
+    """Source of a dim's size, and its text."""
+    e = dict(tensor.computed).get(str(dim))
+    if e is None:
+        text = str(dim) if isinstance(dim, int) else arguments[dim]
+        return text, text
+    own = expr.substitute(e, {name: int_var(arguments[name]) for name in expr.names(e)})
+    names = sorted(expr.names(own))
+    text = FormulaPrinter().text(own)
+    given = ", ".join(f"{name}={name}" for name in names)
+    function = f"lambda {', '.join(names)}: {NumberPrinter().text(own)}"
+    return f'dim_size(self, "{text}", {function}, {given})', text
 
 
 def _parameter(tensor: TensorSpec, arguments: dict[str, str]) -> Parameter:
-    sizes = [str(dim) if isinstance(dim, int) else arguments[dim] for dim in tensor.dims]
+    sources, sizes = (
+        zip(*(_size(dim, tensor, arguments) for dim in tensor.dims), strict=True) if tensor.dims else ((), ())
+    )
     initial, axes, at_first = "", [], "zeros at first"
     if tensor.example is not None:
         names = {f"i{axis}": axis for axis in range(len(sizes))}
@@ -248,7 +295,7 @@ def _parameter(tensor: TensorSpec, arguments: dict[str, str]) -> Parameter:
     return Parameter(
         attribute=_unused(tensor.name, MODULE_NAMES),
         name=tensor.name,
-        shape=f"({', '.join(sizes)}{',' * (len(sizes) == 1)})",
+        shape=f"({', '.join(sources)}{',' * (len(sizes) == 1)})",
         initial=initial,
         axes=axes,
         doc=f"`[{', '.join(sizes)}]`, {at_first}.",

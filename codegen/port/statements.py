@@ -298,6 +298,11 @@ class FileReader(ExpressionReader):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
         closure = Closure(node, scope, node.name)
+        parameters = closure.parameters
+        if parameters and parameters[0].arg in ("self", "cls"):
+            # A method may be a mod, which the call of its object completes.
+            method = replace(closure, first=(Captured(parameters[0].arg),))
+            closure = method if is_mod(method) else closure
         scope.names[node.name] = closure
         if is_mod(closure):
             self._register(node.name, closure, node.lineno)

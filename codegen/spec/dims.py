@@ -78,11 +78,6 @@ def source(e: Expr, text: str, values: Mapping[str, str]) -> str:
     return f'computed("{text}", {function}, {", ".join(values[name] for name in names)})'
 
 
-def uses_lengths(e: Expr) -> bool:
-    """Whether a size depends on `q_len` or `kv_len`, which differ between packed sequences."""
-    return bool(expr.names(e) & set(LENGTH_NAMES))
-
-
 def names_of(tensors: Sequence[TensorSpec]) -> frozenset[str]:
     """The names that computed dims read."""
     return frozenset().union(*(expr.names(e) for tensor in tensors for _, e in tensor.computed))

@@ -107,7 +107,7 @@ _WORDS = """
     mark_disorder marked o_parts packed packed_offset
     packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
 
-    AttentionModule Backend Sequence axis backend
+    AttentionModule Backend Sequence axis backend dim_size
     constants delta_constants dq_rows_constants made_by name packed_strides
     packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 from ..archs import MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 from .checks import Size, at_least, check_int, fail
 from .launches import Tensor
-from .paged import FP8, NUM_TABLES, CacheCall
+from .paged import FP8, NUM_TABLES, WHOLE_ROW, CacheCall
 from .paged_tiles import PagedConfig, PagedTiles
 from .prompts import hopper_rows
 from .row_classes import BALANCED, PagedSizes, Splits, check_splits, row_classes
@@ -265,6 +265,8 @@ def plan_tables(op: str, schedule: object, call: CacheCall) -> list[Any]:
         fail(op, "schedule", f"what {op}.plan(...) returns, or None", type(schedule).__name__)
     if schedule.op != op:
         fail(op, "schedule", f"one made by {op}.plan", f"one made by {schedule.op}.plan")
+    if not schedule.is_plan:
+        fail(op, "schedule", f"one made by {op}.plan", f"one made by {op}.schedule")
     for name, value in _sizes(call).items():
         if schedule.call.get(name) != value:
             fail(op, "schedule", f"one made for {name} {value}", f"one made for {name} {schedule.call.get(name)}")
@@ -286,7 +288,7 @@ def check_tables(op: str, call: CacheCall, tables: Sequence[Tensor]) -> None:
 def _sizes(call: CacheCall) -> dict[str, Any]:
     """The properties of a call that a plan is made for."""
     return {
-        PLANNED: True,
+        PLANNED: "in batch rows" if call.page_size == WHOLE_ROW else "in pages",
         "sequences": call.num_seqs,
         "queries": tuple(call.q.shape[:1]) if call.packed else (call.q.shape[0], call.q.shape[2]),
         "heads": (call.q.shape[1], call.num_kv_heads),

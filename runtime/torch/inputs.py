@@ -18,10 +18,11 @@ from ..core.checks import (
     fail,
     sizes_text,
 )
-from .dtypes import FP8_DTYPE, as_integers, in_dtype, is_integer
+from .dtypes import FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
 from .transforms import refuse_gradient_of, refuse_tangents
 
-_INPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, FP8_DTYPE)
+_CAST_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_INPUT_DTYPES = (*_CAST_DTYPES, FP8_DTYPE)
 
 
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
@@ -35,10 +36,17 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> No
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             fail(op, name, "a torch.Tensor", type(x).__name__)
+        if x.is_nested:
+            expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
+            fail(op, name, expected, f"a nested tensor, layout {x.layout}")
+        if x.layout != torch.strided:
+            fail(op, name, f"layout {torch.strided}", x.layout)
     if q.dtype not in _INPUT_DTYPES:
         fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
+    # Under autocast rotary embeddings in float32 leave q and k in another dtype than v.
+    are_cast = is_autocast(q)
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and not (are_cast and x.dtype in _CAST_DTYPES):
             fail(op, name, f"dtype {q.dtype}, that of q", x.dtype)
         if x.device != q.device:
             fail(op, name, f"device {q.device}, that of q", x.device)
@@ -96,7 +104,14 @@ def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Te
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
         return (0, kv_len.to(torch.int32) - q_len) if isinstance(kv_len, Tensor) else (kv_len - q_len, None)
-    return check_int(op, "q_offset", q_offset), None
+    return offset_number(op, q_offset), None
+
+
+def offset_number(op: str, q_offset: Any) -> int:
+    """An offset for all queries, checked."""
+    if isinstance(q_offset, (list, tuple)):
+        fail(op, "q_offset", "an int, 'end' or an integer tensor", repr(q_offset))
+    return check_int(op, "q_offset", q_offset)
 
 
 def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -> Tensor:

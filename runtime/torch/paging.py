@@ -8,8 +8,9 @@ from torch import Tensor
 from ..core.checks import check_float, fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_token_scale
-from .dispatch import runs_reference
+from .dispatch import has_values, runs_reference
 from .launching import launch
+from .sequences import values_are_checked
 
 _OP = "append"
 
@@ -29,6 +30,10 @@ def append(
     written = [scale for scale in scales if scale is not None and scale.dim() == 3]
     if slots.numel() == 0:
         return k_cache, v_cache, *written
+    if has_values(slots) and values_are_checked(slots):
+        most, room = int(slots.max()), k_cache.shape[0] * k_cache.shape[1]
+        if most >= room:
+            fail(_OP, "slots", f"slots below {room}, the pages of k_cache times the page size", most)
     for x, cache, scale in ((k.detach(), k_cache, scales[0]), (v.detach(), v_cache, scales[1])):
         # Triton's interpreter rounds to 8-bit floats wrongly: a mantissa that overflows does not raise the exponent.
         if runs_reference(k) or (k.device.type == "cpu" and cache.dtype.itemsize == 1):

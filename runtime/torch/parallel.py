@@ -71,9 +71,10 @@ class ContextParallel:
             parts.given["return_lse"] = True
             results = parts.whole(*self(**parts.given))
             return results if keywords.get("return_lse") else results[0]
+        if all(isinstance(x, Tensor) for x in (q, k, v)):
+            q, k, v = autocast_inputs(q, k, v)
         if not torch.compiler.is_compiling():
             self.checked({"q": q, "k": k, "v": v, **keywords})
-        q, k, v = autocast_inputs(q, k, v)
         wants_lse = bool(keywords.get("return_lse"))
         if launches_directly(q) and not torch._C._are_functorch_transforms_active():
             given = {"q": q, "k": k, "v": v, **{name: x for name, x in keywords.items() if x is not None}}

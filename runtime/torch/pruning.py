@@ -10,6 +10,7 @@ from ..core.checks import FLOAT_DTYPES, at_least, check_prune
 from ..core.fp8 import check_unpruned
 from ..core.pruning import GROUP, PRODUCT_ERROR
 from ..core.sequences import check_alone
+from .dtypes import autocast_inputs
 from .inputs import check_inputs, check_tensor, query_offset
 from .sequences import check_packed, check_tokens, packed_offset
 
@@ -46,11 +47,13 @@ def first_keys(
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             check_alone(op, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
             begins, kv_begins = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
+            q, k, v = autocast_inputs(q, k, v)
             row_offset, row_offsets = packed_offset(op, q_offset, q, begins, kv_begins)
             g = check_tensor(op, "g", g, (k.shape[0], q.shape[1]), FLOAT_DTYPES, q)
             offsets = row_offset if row_offsets is None else row_offsets
             return _packed(q, k, g, log_share, scale, begins, kv_begins, offsets)
         check_inputs(op, q, k, v, scale, layout)
+        q, k, v = autocast_inputs(q, k, v)
         if layout == "bshd":
             q, k = q.transpose(1, 2), k.transpose(1, 2)
         tokens = check_tokens(

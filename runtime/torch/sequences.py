@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.checks import PACKED, check_int, check_padding_id, fail
+from ..core.checks import PACKED, check_padding_id, fail
 from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from ..core.settings import DEBUG
 from .dispatch import has_values, launches_directly
 from .dtypes import as_integers, is_integer
-from .inputs import check_offset_word, check_qkv, offset_tensor, readable
+from .inputs import check_offset_word, check_qkv, offset_number, offset_tensor, readable
 
 
 class Tokens(NamedTuple):
@@ -83,7 +83,7 @@ def packed_offset(
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
         return (0, None) if cu_seqlens_k is cu_seqlens_q else (0, (cu_seqlens_k - cu_seqlens_q).diff())
-    return check_int(op, "q_offset", q_offset), None
+    return offset_number(op, q_offset), None
 
 
 def check_tokens(

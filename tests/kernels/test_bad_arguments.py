@@ -118,6 +118,22 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
         lambda: {"v": zeros(2, 2, 6, 16, device="meta")},
         f"v: expected device {AT}, that of q, got meta",
     ),
+    (
+        "nested_q",
+        lambda: {"q": torch.nested.nested_tensor([zeros(8, 4, 32)] * 2, layout=torch.jagged)},
+        "q: expected a tensor that is not nested: pass its values, and its offsets as cu_seqlens, "
+        "got a nested tensor, layout torch.jagged",
+    ),
+    (
+        "sparse_v",
+        lambda: {"v": zeros(2, 2, 6, 16).to_sparse()},
+        "v: expected layout torch.strided, got torch.sparse_coo",
+    ),
+    (
+        "q_offset_list",
+        lambda: {"q_offset": [1, 2]},
+        "q_offset: expected an int, 'end' or an integer tensor, got [1, 2]",
+    ),
     ("layout", lambda: {"layout": "bsdh"}, "layout: expected 'bhsd' or 'bshd', got 'bsdh'"),
     ("layout_none", lambda: {"layout": None}, "layout: expected 'bhsd' or 'bshd', got None"),
     ("scale_nan", lambda: {"scale": float("nan")}, "scale: expected a finite number or None, got nan"),

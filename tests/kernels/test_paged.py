@@ -265,6 +265,17 @@ def test_a_plan_serves_every_layer() -> None:
         other.call(schedule=plan)
 
 
+def test_plans_and_schedules_are_told_apart() -> None:
+    case = draw_case("causal", 16, (1,) * 5)
+    op: Any = golden.load_op("causal")
+    x = torch.zeros(4, 2, 16, device=DEVICE, dtype=DTYPE)
+    packed = {"cu_seqlens_q": torch.tensor([0, 4], device=DEVICE)}
+    with pytest.raises(ValueError, match=r"schedule: expected one made by causal\.schedule, got .* causal\.plan"):
+        op(x, x, x, **packed, schedule=op.plan(case.q, case.k, **case.kwargs))
+    with pytest.raises(ValueError, match=r"schedule: expected one made by causal\.plan, got .* causal\.schedule"):
+        case.call(schedule=op.schedule(x, x, x, **packed))
+
+
 def test_two_calls_merge_to_one() -> None:
     case = draw_case("full", 16, (1,) * 5)
     parts = []

@@ -219,6 +219,12 @@ def test_append_refuses_scales(scale: Tensor, dtype: torch.dtype, expected: str)
         paging.append(x, x, cache, cache, torch.tensor([0]), k_scale=scale)
 
 
+def test_append_refuses_slots_beyond_the_cache() -> None:
+    x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8)
+    with pytest.raises(ValueError, match=r"append: slots: expected slots below 8, .*, got 8"):
+        paging.append(x, x, cache, cache, torch.tensor([8]))
+
+
 def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a batch alone occupies the chip, a program computes several splits, each with its own scales."""
     processors, own, others, other = (2, 200, 4, 1100) if INTERPRET else (16, 1100, 16, 2048)

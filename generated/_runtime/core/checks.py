@@ -129,13 +129,14 @@ def sizes_text(sizes: Sequence[Size]) -> str:
 
 
 def _size_text(size: Size) -> str:
-    if isinstance(size, int):
+    if not isinstance(size, tuple):
         return str(size)
     return f">={size[0]}" if len(size) == 1 else f"{size[1]} = {size[0]}"
 
 
 def _fits(size: int, expected: Size) -> bool:
-    if isinstance(expected, int):
+    # A symbolic size of torch.export is no int.
+    if not isinstance(expected, tuple):
         return size == expected
     return size >= expected[0] if len(expected) == 1 else size == expected[0]
 
@@ -167,13 +168,15 @@ def in_range(value: float, minimum: float | None, maximum: float | None) -> bool
 
 
 def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> int:
-    """An integer argument of the kernels, checked."""
+    """An integer argument of the kernels, checked. `torch.export` gives a symbolic one for a size that is dynamic."""
     value = host_number(op, argument, value)
-    if isinstance(value, bool) or not isinstance(value, int) or not in_range(value, minimum, maximum):
+    is_int = isinstance(value, int) or type(value).__name__ == "SymInt"
+    if isinstance(value, bool) or not is_int or not in_range(value, minimum, maximum):
         fail(op, argument, f"an int{range_text(minimum, maximum)}", repr(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
         fail(op, argument, "an int of at most 2**30 either way", value)
-    return value
+    number: int = value
+    return number
 
 
 def check_float(

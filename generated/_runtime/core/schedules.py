@@ -17,7 +17,7 @@ POSITIONS = 1024
 SEGMENTS = 8
 """For the choice of tiles, a batch row with segment ids is assumed to hold this many segments."""
 
-PLANNED = "calls on caches"
+PLANNED = "keys"
 """A key among the sizes of a plan of calls on paged caches. No other schedule has it."""
 
 _P = ParamSpec("_P")
@@ -89,6 +89,8 @@ def schedule_tables(op: str, schedule: object, call: Mapping[str, Any], tiles: T
         fail(op, "schedule", f"what {op}.schedule(...) returns, or None", type(schedule).__name__)
     if schedule.op != op:
         fail(op, "schedule", f"one made by {op}.schedule", f"one made by {schedule.op}.schedule")
+    if schedule.is_plan:
+        fail(op, "schedule", f"one made by {op}.schedule", f"one made by {op}.plan")
     for name, value in call.items():
         if schedule.call[name] != value:
             fail(op, "schedule", f"one made for {name} {value}", f"one made for {name} {schedule.call[name]}")

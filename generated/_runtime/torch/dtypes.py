@@ -58,11 +58,15 @@ def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32)
     return cast
 
 
+def is_autocast(q: Tensor) -> bool:
+    """True if autocast is on, so that q, k and v are cast to its dtype."""
+    return q.dtype != FP8_DTYPE and not q.is_meta and torch.is_autocast_enabled(q.device.type)
+
+
 def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast q, k and v to autocast's dtype where it is on, as scaled_dot_product_attention does."""
-    kind = q.device.type
-    if q.dtype != FP8_DTYPE and not q.is_meta and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    if is_autocast(q):
+        dtype = torch.get_autocast_dtype(q.device.type)
         return q.to(dtype), k.to(dtype), v.to(dtype)
     return q, k, v
 

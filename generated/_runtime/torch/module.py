@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the modules of `torch.nn` share: attention ops that hold parameters, and defaults for their scalars."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -66,3 +68,16 @@ class AttentionModule(nn.Module):
         if self.dropout_p is not None:
             numbers["dropout_p"] = self.dropout_p
         return ", ".join([*(f"{k}={v}" for k, v in numbers.items()), *(f"{k}: {text}" for k, text in self.entry)])
+
+
+def dim_size(module: AttentionModule, text: str, size: Callable[..., int], /, **values: int) -> int:
+    """The size of a parameter's dim that the spec computes: `dim_size(self, "2 * r + 1", lambda r: 2 * r + 1, r=4)`."""
+    name = type(module).__name__
+    checked = {key: check_int(name, key, value) for key, value in values.items()}
+    try:
+        found = size(**checked)
+    except (ArithmeticError, ValueError):  # a division by zero, a shift by a negative number
+        found = 0
+    if found < 1:
+        fail(name, ", ".join(values), f"a number that makes {text} at least 1", ", ".join(map(str, checked.values())))
+    return found

@@ -32,7 +32,7 @@ from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
 from .dispatch import has_values, runs_reference
 from .dtypes import as_integers, is_integer
-from .inputs import check_offset_word, check_tensor, offset_tensor, positive_scale
+from .inputs import check_offset_word, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import tile_of_prompts
 from .sequences import begins_of, values_are_checked
 
@@ -151,7 +151,7 @@ def _offset(op: str, q_offset: Any, q: Tensor, num_seqs: int) -> tuple[int | Non
         return None, None
     if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
         return 0, offset_tensor(op, q_offset, num_seqs, q.device)
-    return check_int(op, "q_offset", q_offset), None
+    return offset_number(op, q_offset), None
 
 
 def own_tensor(

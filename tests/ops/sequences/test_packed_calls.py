@@ -93,6 +93,25 @@ def test_a_packed_call_reads_any_strides_and_keeps_the_dtype() -> None:
         assert load_op("causal")(q, k, v, **call).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_autocast_takes_inputs_of_several_dtypes(packed: bool) -> None:
+    """As rotary embeddings in float32 give them: q and k in float32, v in autocast's dtype."""
+    q, k, v = torch.randn(3, 9, 2, 16) if packed else torch.randn(3, 1, 2, 9, 16)
+    call = {"cu_seqlens_q": begins((4, 5))} if packed else {}
+    op: Any = load_op("causal")
+    leaf = k.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        want = op(q, k, v, **call)
+        schedule = op.schedule(q, leaf, v.bfloat16(), **call)
+        o = op(q, leaf, v.bfloat16(), **call, schedule=schedule)
+    assert torch.equal(o, want)
+    o.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.dtype == torch.float32
+    with pytest.raises(ArgumentError, match=r"v: expected dtype torch\.float32, that of q, got torch.bfloat16"):
+        op(q, k, v.bfloat16(), **call)
+
+
 def schedule_arguments(variant: str, packed: Packed) -> Call:
     own = packed.tensors | packed.numbers
     taken = inspect.signature(load_op(variant).schedule).parameters  # type: ignore[attr-defined]

@@ -269,3 +269,21 @@ def test_scalars_of_numpy_and_tensors_of_one_number() -> None:
     for options, text in refused:
         with pytest.raises(ArgumentError, match=text):
             op(**given, **options)
+
+
+def test_exported_with_symbolic_sizes() -> None:
+    """Non-strict tracing, torch's default, hands the op sizes that are no Python ints."""
+    padding, window = load_op("padding"), load_op("window")
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, length: Tensor) -> Any:
+            whole = padding(q, k, k, length=length)
+            return whole + window(q, k, k, size=q.shape[2] // 2, q_offset=k.shape[2] - q.shape[2])
+
+    def given(batch: int, rows: int) -> tuple[Tensor, ...]:
+        return torch.randn(batch, 2, rows, 16), torch.randn(batch, 2, 20, 16), torch.arange(1, batch + 1)
+
+    batch, rows = torch.export.Dim("batch", min=2, max=8), torch.export.Dim("rows", min=4, max=20)
+    program = torch.export.export(Layer(), given(2, 7), dynamic_shapes=({0: batch, 2: rows}, {0: batch}, {0: batch}))
+    for call in (given(3, 12), given(5, 4)):
+        torch.testing.assert_close(program.module()(*call), Layer()(*call))

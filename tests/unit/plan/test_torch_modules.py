@@ -46,6 +46,13 @@ variants:
     decay: true
   own__state: {mask: causal}
   none: {mask: causal}
+  computed:
+    score: score + bias[h, q_idx - kv_idx + size] + pairs[abs(q_idx - kv_idx), 0] + rows[b, 0]
+    tensors:
+      bias: {dims: [h, 2 * size + 1], grad: true, example: i1 - i0}
+      pairs: {dims: [n, n * n], grad: true}
+      rows: {dims: [b, 2 * b], grad: true}
+    scalars: {size: {type: int, min: 0}}
   parameters:
     score: score + temper[h] + per_key[b, kv_idx]
     tensors: {temper: {dims: [h], grad: true}, per_key: {dims: [b, kv_idx], grad: true}}
@@ -152,6 +159,24 @@ def test_scalars_of_the_constructor_are_defaults(own: Any) -> None:
     call = {"start": torch.zeros(2, dtype=torch.int32), "g": torch.zeros(2, ROWS, HEADS)}
     held = {name: x.detach() for name, x in module.named_parameters()}
     assert torch.equal(module(q, k, v, i=1, **call), module.op(q, k, v, cap=0.5, i=1, **held, **call))
+
+
+def test_computed_dims_take_the_numbers_that_they_are_computed_from(own: Any) -> None:
+    assert list(inspect.signature(own.Computed).parameters) == ["heads", "size", "n", "device", "dtype"]
+    module = own.Computed(HEADS, 2, 3)
+    assert {name: tuple(x.shape) for name, x in module.named_parameters()} == {"bias": (HEADS, 5), "pairs": (3, 9)}
+    assert module.bias[1].tolist() == [-1.0, 0.0, 1.0, 2.0, 3.0]
+    q, k, v = qkv()
+    rows = torch.randn(2, 4)
+    held = {name: x.detach() for name, x in module.named_parameters()}
+    assert torch.equal(module(q, k, v, rows=rows), module.op(q, k, v, size=2, rows=rows, **held))
+    assert repr(module).startswith("Computed(heads=4, n=3, size=2, ")
+    with pytest.raises(
+        ValueError, match=r"^Computed: size: expected a number that makes 2 \* size \+ 1 at least 1, got -1"
+    ):
+        own.Computed(HEADS, -1, 3)
+    with pytest.raises(ValueError, match=r"^Computed: size: expected an int, got 0.5"):
+        own.Computed(HEADS, 0.5, 3)
 
 
 def test_dropout_is_for_training() -> None:

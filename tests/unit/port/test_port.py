@@ -286,6 +286,27 @@ def test_a_call_of_flex_attention_pairs_what_it_uses(tmp_path: Path) -> None:
     assert "score: score + slopes[h] * (kv_idx - q_idx)" in report.text
 
 
+def test_a_method_may_be_a_mod(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        class Attention(torch.nn.Module):
+            def score_mod(self, score, b, h, q_idx, kv_idx):
+                return score + self.bias[h, q_idx]
+            def mask_mod(self, b, h, q_idx, kv_idx):
+                return (q_idx >= kv_idx) & (q_idx - kv_idx < self.reach)
+            @staticmethod
+            def plain(b, h, q_idx, kv_idx):
+                return q_idx >= kv_idx
+        """,
+    )
+    assert report.failures == ()
+    assert report.ported == ("score", "mask", "plain")
+    assert "score: score + bias[h, q_idx]" in report.text
+    assert "mask: q_idx >= kv_idx and q_idx - kv_idx < reach" in report.text
+    assert "reach: int" in report.text
+
+
 def test_names_of_the_library_are_changed(tmp_path: Path) -> None:
     report = _port(
         tmp_path,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from codegen.ir.expr import ScalarType, TensorSpec
 from codegen.load.spec_file import load
-from codegen.plan.arguments import own_arguments
+from codegen.plan.arguments import mask_arguments, own_arguments
 from codegen.spec import dims
 from codegen.spec.model import Variant
 from generated._runtime.core.checks import ArgumentError, at_least, check_sizes, computed, size_of
@@ -21,6 +23,20 @@ variants:
       tail: {dims: [r]}
       lists: {dims: [(q_len + size - 1) // size, 2 * 8]}
       whole: {dims: [size]}
+"""
+
+ONE_NAME = """
+variants:
+  one_name:
+    mask: square[b, h] > 0 and wide[b, h] > 0 and seen[b, h] > 0
+    score: score + tail[0] * r + later[q_idx]
+    scalars: {r: int}
+    tensors:
+      tail: {dims: [n]}
+      square: {dims: [n, n]}
+      wide: {dims: [n, 2 * r]}
+      seen: {dims: [b, rows]}
+      later: {dims: [rows]}
 """
 
 
@@ -48,6 +64,26 @@ def test_sizes_are_checked_against_what_they_are_computed_from(variant: Variant)
     # Each packed sequence has a different length, so the shape is not fixed.
     assert shapes["lists"] == (f"({lengths}, 16)", "(at_least(1), 16)")
     assert shapes["whole"][0] == 'computed("size", lambda size: size, size),'.join("()")
+
+
+def test_dims_with_one_name_have_one_size(tmp_path: Path) -> None:
+    """A schedule takes the arguments of the mask alone, so a size that others have is not checked there."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(ONE_NAME, encoding="utf-8")
+    variant = load(path).variants["one_name"]
+    arguments = own_arguments(variant, {})
+    shapes = {a.name: (a.shape.text, a.packed_shape.text) for a in arguments}
+    assert shapes["tail"] == ("(at_least(1),)",) * 2
+    same = 'computed("n", lambda n: n, size_of(tail, 0))'
+    assert shapes["square"] == (f"({same}, {same})",) * 2
+    assert shapes["wide"][0] == f'({same}, computed("2 * r", lambda r: 2 * r, r))'
+    rows = 'computed("rows", lambda rows: rows, size_of(seen, {}))'
+    assert shapes["later"] == (f"({rows.format(1)},)", f"({rows.format(1)},)")
+    assert shapes["seen"][0] == "(q.shape[0], at_least(row_offset + q.shape[2] if q_positions is None else 1))"
+    of_mask = {a.name: a.shape.text for a in mask_arguments(variant, arguments)}
+    own = 'computed("n", lambda n: n, size_of(square, 0))'
+    assert of_mask["square"] == f"(at_least(1), {own})"
+    assert of_mask["wide"] == f"({own}, at_least(1))"
 
 
 def test_the_message_names_expression_and_size() -> None:
