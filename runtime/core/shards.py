@@ -366,33 +366,6 @@ def axis_of(x: Any, dim: int, rows: int, function: str) -> int:
     return dim % rank
 
 
-def check_count(argument: str, value: Any, least: int = 1) -> int:
-    """A positive integer argument of a plan."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        fail("plan", argument, f"an int of at least {least}", repr(value))
-    return int(value)
-
-
-def check_begins(cu_seqlens: Any, seq: int) -> tuple[int, ...]:
-    """Where packed sequences begin, checked: ints from 0 to `seq` that never decrease."""
-    host = cu_seqlens.detach().cpu() if hasattr(cu_seqlens, "detach") else cu_seqlens
-    found = np.asarray(host)
-    fits = found.ndim == 1 and len(found) > 1 and np.issubdtype(found.dtype, np.integer)
-    if not fits or found[0] != 0 or found[-1] != seq or (np.diff(found) < 0).any():
-        expected = f"integers [n + 1] from 0 to seq = {seq} that never decrease"
-        fail("plan", "cu_seqlens", expected, found.tolist() if found.size < 10 else f"shape {list(found.shape)}")
-    return tuple(found.tolist())
-
-
-def check_segments(segment_ids: Any, seq: int) -> Array:
-    """Ids of documents, checked: integers `[S]` or `[B, S]`."""
-    host = segment_ids.detach().cpu() if hasattr(segment_ids, "detach") else segment_ids
-    found = np.asarray(host)
-    if found.ndim not in (1, 2) or found.shape[-1] != seq or not np.issubdtype(found.dtype, np.integer):
-        fail("plan", "segment_ids", f"integers [{seq}] or [B, {seq}]", f"{found.dtype} {list(found.shape)}")
-    return found
-
-
 def rows_ahead(layout: Layout, begin: int) -> int:
     """The number of rows ahead of a chunk at which a call with dropout begins: dropout counts from multiples of 16."""
     return int(layout.row_positions[begin]) % 16 if begin < layout.seq else 0

@@ -38,6 +38,7 @@ PLANNING = (
     "key_needs.py",
     "key_routes.py",
     "packed_rows.py",
+    "plan_arguments.py",
     "ring_documents.py",
     "ring_steps.py",
     "shard_plans.py",

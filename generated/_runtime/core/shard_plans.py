@@ -4,7 +4,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,16 @@ from .document_deals import deal_documents
 from .key_needs import missing_share, needs_of
 from .node_layouts import cut_for_nodes
 from .packed_rows import count_calls
+from .plan_arguments import (
+    check_begins,
+    check_count,
+    check_groups,
+    check_heads,
+    check_masks,
+    check_own,
+    check_ranks,
+    check_segments,
+)
 from .ring_steps import why_no_ring
 from .shards import (
     DEALS,
@@ -33,9 +42,6 @@ from .shards import (
     Layout,
     RowWork,
     balanced,
-    check_begins,
-    check_count,
-    check_segments,
     contiguous,
 )
 from .work import BLOCK, Array, Rows, VariantWork, visited_blocks, work_of
@@ -64,11 +70,11 @@ def make_layout(
 ) -> Layout:
     """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
     seq, head_dim = check_count("seq", seq), check_count("head_dim", head_dim, 8)
-    heads = _check_heads(heads)
+    heads = check_heads(heads)
     machine = Machine() if machine is None else machine
     if not isinstance(machine, Machine):
         fail("plan", "machine", "a Machine or None", type(machine).__name__)
-    grid = _check_ranks(ranks, strategy, machine)
+    grid = check_ranks(ranks, strategy, machine)
     row_ranks, inner = grid
     if strategy not in STRATEGIES:
         fail("plan", "strategy", " or ".join(map(repr, STRATEGIES)), repr(strategy))
@@ -80,10 +86,10 @@ def make_layout(
         fail("plan", "seq", f"at least a row for each of {row_ranks * inner} ranks", seq)
     begins = None if cu_seqlens is None else check_begins(cu_seqlens, seq)
     ids = None if segment_ids is None else check_segments(segment_ids, seq)
-    calls = [(op, own or {})] if masks is None else _check_masks(masks)
+    calls = [(op, own or {})] if masks is None else check_masks(masks)
     works = [work_of(each) for each, _ in calls]
     for (each, given), work in zip(calls, works, strict=True):
-        _check_own(each, work, given)
+        check_own(each, work, given, seq)
     if row_ranks * inner > 1:
         strategy = _of_query_counts(works, strategy, has_nodes=isinstance(ranks, tuple))
 
@@ -124,7 +130,7 @@ def make_layout(
     if cost.strategy == "heads":
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
         dealt = contiguous(in_rows, seq, row_ranks)
-    groups = cost.groups if head_groups is None else _check_groups(head_groups, heads, inner)
+    groups = cost.groups if head_groups is None else check_groups(head_groups, heads, inner)
     splits = cost.strategy != "ring" and not _unsplit(works)
     even = cost.strategy == "heads"
     layout = Layout(
@@ -146,6 +152,9 @@ def make_layout(
         segment_ids=ids,
         segments_digest="" if ids is None else hashlib.sha256(np.ascontiguousarray(ids).tobytes()).hexdigest()[:16],
     )
+    if row_ranks > 1 and layout.local >= seq:
+        # Nothing would tell the rows of one rank from the whole rows.
+        fail("plan", "seq", f"more than {layout.local} rows, which each rank gets with padding", seq)
     if not has_nodes:
         return layout
     both = grid_cost(cost, seq, grid, heads, head_dim, machine)
@@ -250,20 +259,6 @@ class _Planned:
         return (f"{both}: give a mesh of two dims, {nodes} nodes and {node} ranks of a node",)
 
 
-def _check_ranks(ranks: Any, strategy: str, machine: Machine) -> tuple[int, int]:
-    """The number of nodes and of the ranks of a node; for a mesh of one dim, each rank is a node of one rank."""
-    if isinstance(ranks, tuple):
-        grid = check_count("nodes", ranks[0]), check_count("ranks of a node", ranks[1])
-        if strategy not in ("auto", "2d"):
-            fail("plan", "strategy", "'2d' or 'auto' for nodes and their ranks; else a mesh of one dim", repr(strategy))
-        return grid
-    ranks = check_count("ranks", ranks)
-    if strategy == "2d":
-        expected = "a mesh of two dims, or (nodes, ranks of a node), beside strategy='2d'"
-        fail("plan", "mesh", expected, f"{ranks} ranks; nodes have {machine.node}")
-    return ranks, 1
-
-
 def _of_query_counts(works: Sequence[VariantWork], strategy: str, *, has_nodes: bool) -> str:
     """The strategy that was asked for; "heads" if a variant computes with the number of queries of the whole call."""
     op = next((work.op for work in works if work.by_queries), "")
@@ -274,39 +269,6 @@ def _of_query_counts(works: Sequence[VariantWork], strategy: str, *, has_nodes: 
         why = f"{op}, which computes with the number of queries of the whole call"
         fail("plan", "strategy", "'heads', on a mesh of one dim", f"{got} with {why}")
     return "heads"
-
-
-def _check_heads(heads: Any) -> tuple[int, int]:
-    pair = isinstance(heads, tuple) and len(heads) == 2
-    if not pair or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in heads) or heads[0] % heads[1]:
-        fail("plan", "heads", "(query heads, key heads), the first a multiple of the second", repr(heads))
-    return heads[0], heads[1]
-
-
-def _check_masks(masks: Any) -> list[tuple[Any, Mapping[str, Any]]]:
-    found = list(masks) if isinstance(masks, Sequence) else []
-    pairs = [each for each in found if isinstance(each, (tuple, list)) and len(each) == 2]
-    if not found or len(pairs) < len(found) or not all(isinstance(own, Mapping) for _, own in pairs):
-        fail("plan", "masks", "at least one pair (op, its arguments), in a sequence", repr(masks))
-    return [(op, own) for op, own in pairs]
-
-
-def _check_own(op: Any, work: VariantWork, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that the op does not have, such as a misspelt option of the plan."""
-    known = signature(op).parameters if callable(op) else (*work.needs, *work.tensors)
-    for name, x in given.items():
-        if name not in known:
-            reads = ", ".join(work.needs) or "nothing"
-            fail("plan", name, f"an option of plan or an argument of {work.op}, whose mask reads {reads}", repr(x)[:60])
-        if name in work.needs and not (x is None or hasattr(x, "shape") or isinstance(x, (int, float, list, tuple))):
-            fail("plan", f"{work.op}: {name}", "a number or an array", repr(x)[:60])
-
-
-def _check_groups(head_groups: Any, heads: tuple[int, int], inner: int) -> int:
-    groups, each = check_count("head_groups", head_groups), max(heads[1] // inner, 1)
-    if each % groups:
-        fail("plan", "head_groups", f"a divisor of {each} key heads", groups)
-    return groups
 
 
 def _unsplit(works: Sequence[VariantWork]) -> str:

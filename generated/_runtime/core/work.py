@@ -147,7 +147,7 @@ def mask_calls(
     if missing:
         expected = "what the mask reads, on the host, to deal its work; or balance='zigzag', which reads nothing"
         fail("plan", f"{work.op}: {missing[0]}", expected, None)
-    values = {name: _on_host(work, keyword, own[keyword]) for name, keyword in _names(work).items()}
+    values = {name: _value(work, keyword, own[keyword]) for name, keyword in _names(work).items()}
     batch = [x.shape[axis] for name, x in values.items() for axis in work.axes(name, "b") if hasattr(x, "shape")]
     ids = [None] if segment_ids is None else list(np.atleast_2d(segment_ids))
     is_packed = bool((rows.number > 0).any())
@@ -193,11 +193,16 @@ def _names(work: VariantWork) -> dict[str, str]:
     return {own.get(keyword, keyword): keyword for keyword in work.needs}
 
 
-def _on_host(work: VariantWork, keyword: str, x: Any) -> Any:
+def on_host(x: Any) -> Array:
+    """An array, list or tensor of any framework and device as an array of numpy."""
+    found: Array = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+    return found
+
+
+def _value(work: VariantWork, keyword: str, x: Any) -> Any:
     if isinstance(x, (bool, int, float)):
         return x
-    found = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
-    dims = work.tensors.get(keyword, ())
+    found, dims = on_host(x), work.tensors.get(keyword, ())
     # Packed tensors have no axis of batch rows beside one of tokens.
     return found[None] if "b" in dims and found.ndim == len(dims) - 1 else found
 
