@@ -155,7 +155,10 @@ def context_parallel(
     known = list(inspect.signature(op).parameters)
 
     def on_device(**given: Any) -> Any:
-        size = jax.lax.axis_size(axis)
+        try:
+            size = jax.lax.axis_size(axis)
+        except NameError:
+            fail("context_parallel", "mesh", f"a mesh, or a call inside jax.shard_map over the axis {axis!r}", mesh)
         if size != layout.ranks:
             fail(work.op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
         pair = isinstance(axis, tuple) and len(axis) == 2
