@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 
+from codegen.testing.calls import load_op
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.configs import Tile
 from generated._runtime.core.options import NO_OPTIONS, CallOptions, checked_options, known_lengths
@@ -80,3 +81,11 @@ def test_lengths_of_other_libraries_are_taken_where_they_are_ints() -> None:
     assert known_lengths(7, 9) == {"max_seqlen_q": 7, "max_seqlen_k": 9}
     assert known_lengths(7, torch.tensor(9)) == {"max_seqlen_q": 7}
     assert known_lengths(0, None) == known_lengths(True, 7.0) == {}
+
+
+@pytest.mark.parametrize("name", ["schedule", "plan"])
+def test_errors_of_python_name_a_function_as_it_is_called(name: str) -> None:
+    function = getattr(load_op("causal"), name)
+    with pytest.raises(TypeError, match=rf"causal\.{name}\(\) got an unexpected keyword argument 'siez'"):
+        function(siez=1)
+    assert pickle.loads(pickle.dumps(function)) is function

@@ -68,9 +68,11 @@ def scheduled(
     """Give an op its `schedule` function, and its `plan` function of calls on paged caches if there is one."""
 
     def attach(op: Callable[_P, _R]) -> ScheduledOp[_P, _R]:
-        op.__dict__["schedule"] = schedule
-        if plan is not None:
-            op.__dict__["plan"] = plan
+        for name, function in (("schedule", schedule), ("plan", plan)):
+            if function is not None:
+                # Python's errors about arguments name a function by this.
+                function.__qualname__ = f"{op.__name__}.{name}"
+                op.__dict__[name] = function
         whole: Any = op
         attached: ScheduledOp[_P, _R] = whole
         return attached

@@ -328,8 +328,6 @@ def test_bad_calls_are_refused() -> None:
         context_parallel(op, layout, mesh=mesh_of(cp=4), spec=P(None, "cp", None))(q, q, q)
     with pytest.raises(ValueError, match="context_parallel: spec: expected 'cp', the axis of the call, for rows"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P("cp"))(q, q, q)
-    with pytest.raises(
-        ValueError, match="context_parallel: mesh: expected a mesh, or a call inside jax"
-    ):
+    with pytest.raises(ValueError, match="context_parallel: mesh: expected a mesh, or a call inside jax"):
         context_parallel(op, layout)(q, q, q)
     assert len({layout, plan(op, 2, seq=64, heads=HEADS, head_dim=DIM)}) == 1
