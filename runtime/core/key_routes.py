@@ -3,14 +3,19 @@
 Rows that move are runs of rows, of which there are few, so that the tables of a new layout take little time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from .packed_rows import key_rows
 from .shards import Chunk, KeyNeeds, Layout
 from .work import Array
+
+Table = TypeVar("Table")
+Moved = TypeVar("Moved")
+"""An array or a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,8 +121,8 @@ def routes(layout: Layout, needs: KeyNeeds) -> list[Routes]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class KeyTables:
-    """How the keys of one rank are put together, and how their gradients are taken apart.
+class KeyTables(Generic[Table]):
+    """How the keys of one rank are put together, and how their gradients are taken apart: tables of one kind of array.
 
     Each table has a row for each row that is written: the rows to add up, in this order, with -1 for none. The first
     column are rows of a tensor of this rank, the others rows of what came from other ranks, one rank after the other.
@@ -135,15 +140,28 @@ class KeyTables:
 
     sent: tuple[int, ...]
     received: tuple[int, ...]
-    send: Array
-    keys: Array
-    send_back: Array
-    sums: Array
+    send: Table
+    keys: Table
+    send_back: Table
+    sums: Table
     own_run: Chunk | None
     most_received: int
 
+    def moved(self, move: Callable[[Table], Moved]) -> "KeyTables[Moved]":
+        """The same with each table moved, as to a device."""
+        return KeyTables(
+            sent=self.sent,
+            received=self.received,
+            send=move(self.send),
+            keys=move(self.keys),
+            send_back=move(self.send_back),
+            sums=move(self.sums),
+            own_run=self.own_run,
+            most_received=self.most_received,
+        )
 
-def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables:
+
+def key_tables(layout: Layout, needs: KeyNeeds, rank: int) -> KeyTables[Array]:
     """The tables of one rank. Its calls have the keys of its documents, or all keys if the call is not packed."""
     moves, ranks, nothing = _Moves(layout, needs), range(layout.ranks), np.zeros(0, np.int64)
     key_runs = [(0, layout.seq)] if layout.cu_seqlens is None else key_rows(layout, rank).runs

@@ -1,15 +1,14 @@
 """Exchange of keys in which a rank gets from others only the keys that its rows may attend to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from ..core.key_routes import KeyTables, key_tables
-from ..core.shards import Chunk, KeyNeeds, Layout
-from ..core.work import Array
+from ..core.shards import KeyNeeds, Layout
 from .collectives import Exchanges
 from .exchange import kept
 from .row_sums import packed_gradients, packed_keys, summed_gradients, unpacked_keys
@@ -39,11 +38,11 @@ class NeededKeys:
         """k and v are `[local, B, H, D]`. received: what `kept` returned in the forward; then nothing is exchanged."""
         self.comm, self.local = comm, layout.local
 
-        def make() -> _Tables:
-            return _Tables.of(key_tables(layout, needs, comm.rank), k.device)
+        def make() -> KeyTables[Tensor]:
+            return key_tables(layout, needs, comm.rank).moved(partial(torch.as_tensor, device=k.device))
 
         key = ("key tables", layout.needs.index(needs), comm.rank, k.device)
-        self.tables: _Tables = kept(layout, key, make)
+        self.tables: KeyTables[Tensor] = kept(layout, key, make)
         self._pairs = list(zip(k.chunk(groups, 2), v.chunk(groups, 2), strict=True))
         self._came, self._arrived = list(received), len(received)
         if not received and self.tables.most_received:
@@ -82,36 +81,6 @@ class NeededKeys:
             for group, pair in enumerate(self._gradients)
         ]
         return [each[0] if len(each) == 1 else torch.cat(each, 2) for each in zip(*found, strict=True)]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tables:
-    """`KeyTables` on a device."""
-
-    sent: list[int]
-    received: list[int]
-    send: Tensor
-    keys: Tensor
-    send_back: Tensor
-    sums: Tensor
-    own_run: Chunk | None
-    most_received: int
-
-    @classmethod
-    def of(cls, found: KeyTables, device: torch.device) -> "_Tables":
-        def there(rows: Array) -> Tensor:
-            return torch.as_tensor(rows, device=device)
-
-        return cls(
-            sent=list(found.sent),
-            received=list(found.received),
-            send=there(found.send),
-            keys=there(found.keys),
-            send_back=there(found.send_back),
-            sums=there(found.sums),
-            own_run=found.own_run,
-            most_received=found.most_received,
-        )
 
 
 def _part(came: Sequence[Tensor], group: int) -> Tensor | None:
