@@ -184,6 +184,15 @@ def test_vmap_of_dropout_draws_what_each_call_alone_draws() -> None:
     close(jax.vmap(five)(q, k, v), stacked(five, q, k, v))
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_a_seed_is_a_key_of_any_generator(impl: str) -> None:
+    q, k, v = arrays(batch=1)
+    keys = jax.random.split(jax.random.key(0, impl=impl))
+    first, second = (ops.causal_dropout(q, k, v, dropout_p=0.3, seed=key) for key in keys)
+    assert not jnp.array_equal(first, second)
+    close(first, jax.jit(lambda key: ops.causal_dropout(q, k, v, dropout_p=0.3, seed=key))(keys[0]))
+
+
 def test_scan_over_layers_with_a_window_each() -> None:
     q, k, v = arrays()
     sizes = jnp.asarray([3, 7, 12])
