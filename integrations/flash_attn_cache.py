@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from .. import paging
-from .._runtime.core.checks import fail
+from .._runtime.core.checks import check_int, fail
+from .._runtime.torch.dispatch import has_values
+from .._runtime.torch.sequences import values_are_checked
 from .flash_attn_interface import Window, no_key_as_inf
 from .flash_calls import Chosen, chosen
 
@@ -80,7 +82,9 @@ def flash_attn_with_kvcache(
         heads=q.shape[2],
         batch=q.shape[0],
     )
+    num_splits = check_int(_TITLE, "num_splits", num_splits, 0)
     cache = _cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, block_table)
+    cache.check_values(0 if k is None else k.shape[1], cache_leftpad)
     if k is not None and v is not None:
         if rotary_cos is not None and rotary_sin is not None:
             steps = causal or any(size >= 0 for size in window_size)
@@ -107,6 +111,12 @@ class _Cache:
     def capacity(self) -> int:
         return self.table.shape[1] * self.k.shape[1]
 
+    def check_values(self, more: int, first: Any) -> None:
+        """Check values that wait for no device, before the cache changes. `more`: the number of new keys."""
+        _check_within("cache_seqlens", self.lengths, 0, self.capacity - more)
+        if first is not None:
+            _check_within("cache_leftpad", _integers("cache_leftpad", first, self.lengths), 0, self.lengths)
+
     def with_tokens(self, k: Tensor, v: Tensor) -> "_Cache":
         """The cache once k and v `[B, n, Hkv, D]` have been written, in place."""
         positions = self.lengths[:, None] + torch.arange(k.shape[1], dtype=torch.int32, device=k.device)
@@ -129,12 +139,15 @@ class _Cache:
 def _cache(q: Tensor, k: Tensor, v: Tensor, lengths: Any, rows: Tensor | None, table: Tensor | None) -> _Cache:
     if table is None:
         own = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
-        table = (own if rows is None else _integers("cache_batch_idx", rows, q))[:, None]
+        if rows is not None:
+            own = _integers("cache_batch_idx", rows, q)
+            _check_within("cache_batch_idx", own, 0, k.shape[0] - 1)
+        table = own[:, None]
     capacity = table.shape[1] * k.shape[1]
     if isinstance(lengths, Tensor):
         lengths = _integers("cache_seqlens", lengths, q)
     else:
-        length = capacity if lengths is None else int(lengths)
+        length = capacity if lengths is None else check_int(_TITLE, "cache_seqlens", lengths, 0)
         lengths = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
     return _Cache(k=k, v=v, table=table.to(torch.int32), lengths=lengths)
 
@@ -163,9 +176,13 @@ def _rotated(
 ) -> tuple[Tensor, Tensor]:
     """q and k after rotary embedding (arXiv:2104.09864); `steps`: the position rises from query to query."""
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        expected = f"[at least {cache.capacity}, at most {q.shape[3] // 2}]: positions, half of the rotary dim"
+        if not isinstance(x, Tensor):
+            fail(_TITLE, name, f"a tensor {expected}", type(x).__name__)
         if x.dim() != 2 or x.shape[0] < cache.capacity or 2 * x.shape[1] > q.shape[3]:
-            expected = f"[at least {cache.capacity}, at most {q.shape[3] // 2}]: positions, half of the rotary dim"
             fail(_TITLE, name, expected, list(x.shape))
+    if sin.shape[1] != cos.shape[1]:
+        fail(_TITLE, "rotary_sin", f"{cos.shape[1]} columns, those of rotary_cos", list(sin.shape))
     if steps and q.shape[1] > k.shape[1]:
         fail(_TITLE, "q", f"{k.shape[1]} tokens at most beside rotary_cos, those of k", q.shape[1])
     first = cache.lengths[:, None].long()
@@ -199,6 +216,17 @@ def _integers(name: str, x: Any, q: Tensor) -> Tensor:
     return x.to(torch.int32)
 
 
+def _check_within(name: str, x: Tensor, least: int, most: int | Tensor) -> None:
+    """Check values that are known and on the host; otherwise the call would wait for the device."""
+    if not has_values(x) or not values_are_checked(x):
+        return
+    outside = (x < least) | (x > most)
+    if outside.any():
+        row = int(outside.nonzero()[0, 0])
+        end = int(most[row]) if isinstance(most, Tensor) else most
+        fail(_TITLE, name, f"{least} to {end}", f"{int(x[row])} at {row}")
+
+
 def _check(
     q: Any,
     k_cache: Any,
@@ -225,13 +253,25 @@ def _check(
         fail(_TITLE, "v" if v is None else "k", "given with the other of k and v, or neither", None)
     if k is not None and lengths is None:
         fail(_TITLE, "cache_seqlens", "given beside k: where new keys are written", None)
-    if k is not None and k.shape[0] != q.shape[0]:
-        fail(_TITLE, "k", f"batch size {q.shape[0]}, that of q", list(k.shape))
+    for name, x, x_cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if x is None:
+            continue
+        expected = [q.shape[0], k.shape[1], *x_cache.shape[2:]]
+        if list(x.shape) != expected:
+            fail(
+                _TITLE,
+                name,
+                f"shape {expected}: the batch of q, one length for k and v, the cache's heads",
+                list(x.shape),
+            )
     if (cos is None) != (sin is None):
         fail(_TITLE, "rotary_sin" if sin is None else "rotary_cos", "given with the other, or neither", None)
     if cos is not None and k is None:
         fail(_TITLE, "rotary_cos", "None without k: it rotates new keys", "a tensor")
     if table is not None:
+        if not isinstance(table, Tensor) or table.dim() != 2 or table.is_floating_point():
+            got = f"{table.dtype} {list(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
+            fail(_TITLE, "block_table", "integers [B, most pages]", got)
         for name, x in (("cache_batch_idx", rows), ("cache_leftpad", left)):
             if x is not None:
                 fail(_TITLE, name, "None beside block_table", "a tensor")

@@ -136,7 +136,7 @@ def flash_attn_varlen_func(
         if dropout_p:
             fail(title, "dropout_p", "0 beside block_table", dropout_p)
         call |= {"page_table": block_table, "kv_lengths": cu_seqlens_k.diff()}
-        call |= {"max_seqlen_q": max(int(max_seqlen_q), 1)}
+        call |= known_lengths(max_seqlen_q, None)
     return _called(found, q, k, v, call, return_attn_probs)
 
 

@@ -9,6 +9,7 @@ is aligned with the last key; a logit may be capped and have ALiBi subtracted (a
 ('window', {'size': 128})
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import torch as ops
-from .._runtime.core.checks import fail
+from .._runtime.core.checks import check_float, fail
 from .entries import Attention
 from .variants import Found, find
 
@@ -82,7 +83,7 @@ def chosen(
     axes = None
     if alibi_slopes is not None:
         axes = _axes_of_slopes(title, alibi_slopes, heads, batch)
-    cap = float(softcap) if softcap > 0.0 else None
+    cap = _cap(title, softcap)
     found = _found(before, after, cap, axes, bool(dropout_p))
     arguments: dict[str, Any] = dict(found.scalars)
     if found.slope is not None and alibi_slopes is not None:
@@ -91,6 +92,14 @@ def chosen(
         arguments["dropout_p"] = dropout_p
     by_position = before is not None or after is not None or axes is not None
     return Chosen(variant=found.name, arguments=arguments, by_position=by_position)
+
+
+def _cap(title: str, softcap: Any) -> float | None:
+    """The value at which logits are capped; None if they are not."""
+    cap = check_float(title, "softcap", softcap)
+    if not -math.inf < cap < math.inf:
+        fail(title, "softcap", "a finite number, 0 for no cap", softcap)
+    return float(cap) if cap > 0 else None
 
 
 def _bounds(title: str, causal: bool, window_size: Any) -> tuple[int | None, int | None]:

@@ -224,7 +224,9 @@ def dropout_seed(op: str, dropout_p: float, seed: Any) -> Any:
     if not is_array(seed) or (isinstance(seed, np.ndarray) and seed.shape == () and is_integer(seed.dtype)):
         return checks.check_seed(op, host_number(op, "seed", seed))
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        seed = jax.random.key_data(seed)
+        data = jax.random.key_data(seed)
+        # A key of another generator than threefry has more words.
+        seed = data if seed.shape or data.shape == (2,) else jax.random.bits(seed, (2,), jnp.uint32)
     if seed.shape == () and is_integer(seed.dtype):
         upper = seed >> 32 if seed.dtype.itemsize == 8 else jnp.zeros_like(seed)
         return jnp.stack([seed.astype(jnp.uint32), upper.astype(jnp.uint32) & 0x7FFFFFFF])

@@ -255,4 +255,4 @@ def reference_results(call: CacheCall, o: Tensor, lse: Tensor) -> tuple[Tensor, 
     if call.packed:
         return o, lse
     batch, heads, queries = call.q.shape[:3]
-    return o.view(batch, queries, heads, -1).transpose(1, 2), lse.view(heads, batch, queries).transpose(0, 1)
+    return o.view(batch, queries, heads, o.shape[-1]).transpose(1, 2), lse.view(heads, batch, queries).transpose(0, 1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.settings import INTERPRET
 from generated._runtime.torch.philox import dropout_words
 from generated.integrations import flash_attn_padding
@@ -186,6 +187,9 @@ def test_packed_queries_on_pages() -> None:
     got = fa.flash_attn_varlen_func(q, *pages, *begins, 7, 9, **call, return_attn_probs=True, block_table=table)
     for x, y in zip(got[:2], packed(q, *keys, begins=(Q_BEGINS, K_BEGINS), **call), strict=True):
         torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5)
+    # A length that is no int is not read.
+    o = fa.flash_attn_varlen_func(q, *pages, *begins, torch.tensor(7), None, **call, block_table=table)
+    assert torch.equal(o, got[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
@@ -253,6 +257,45 @@ def test_a_cache_that_nothing_is_added_to() -> None:
     part, _ = batched(q, *caches[:, :, :5], softcap=20.0, causal=True)
     got = fa.flash_attn_with_kvcache(q, *caches, cache_seqlens=5, **call)
     torch.testing.assert_close(got.double(), part, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(0, 3), (2, 0)])
+def test_a_cache_without_queries(batch: int, queries: int) -> None:
+    q, caches = torch.randn(batch, queries, 4, 16), torch.randn(2, batch, 8, 2, 16)
+    o, lse = fa.flash_attn_with_kvcache(q, *caches, causal=True, return_softmax_lse=True)
+    assert (o.shape, lse.shape) == (q.shape, (batch, 4, queries))
+
+
+NEW = torch.zeros(2, 3, 2, 16)
+COS = torch.zeros(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("softcap", {"softcap": float("nan")}),
+        ("softcap", {"softcap": None}),
+        ("num_splits", {"num_splits": -2}),
+        ("cache_seqlens", {"cache_seqlens": 2.5}),
+        ("cache_seqlens", {"cache_seqlens": [1, 2]}),
+        ("cache_seqlens", {"cache_seqlens": 9}),
+        ("cache_seqlens", {"k": NEW, "v": NEW, "cache_seqlens": torch.tensor([1, 6])}),
+        ("k", {"k": NEW[:, :, :1], "v": NEW, "cache_seqlens": 1}),
+        ("v", {"k": NEW, "v": NEW[:, :2], "cache_seqlens": 1}),
+        ("rotary_cos", {"k": NEW, "v": NEW, "cache_seqlens": 1, "rotary_cos": [1], "rotary_sin": [2]}),
+        ("rotary_sin", {"k": NEW, "v": NEW, "cache_seqlens": 1, "rotary_cos": COS, "rotary_sin": COS[:, :4]}),
+        ("cache_batch_idx", {"cache_batch_idx": torch.tensor([0, 2])}),
+        ("cache_leftpad", {"cache_seqlens": 2, "cache_leftpad": torch.tensor([0, 3])}),
+        ("block_table", {"block_table": torch.zeros(2, dtype=torch.int32)}),
+        ("block_table", {"block_table": torch.zeros(2, 1)}),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_a_cache_change_nothing(name: str, call: dict[str, Any]) -> None:
+    q, caches = torch.zeros(2, 3, 4, 16), torch.ones(2, 2, 8, 2, 16)
+    with pytest.raises(ArgumentError, match=f"^flash_attn_with_kvcache: {name}: expected"):
+        fa.flash_attn_with_kvcache(q, *caches, **call)
+    assert (caches == 1).all()
 
 
 # -------------------------------------------------------------------------------------------------------------- padding

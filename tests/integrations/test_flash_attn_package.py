@@ -151,7 +151,7 @@ def test_errors_name_the_argument() -> None:
         ),
         (
             lambda: fa.flash_attn_with_kvcache(
-                q, cache, cache, block_table=torch.zeros(2, 1), cache_leftpad=torch.zeros(2)
+                q, cache, cache, block_table=torch.zeros(2, 1).int(), cache_leftpad=torch.zeros(2)
             ),
             r"cache_leftpad: expected None beside block_table",
         ),

@@ -73,10 +73,10 @@ def call_length(mode: str, v: Tensor, tokens: Tensor | None, longest: int = 0) -
     average = max(length // sequences, min(length, 1))
     if mode == "segmented" and longest:
         return min(average, longest)
+    longest = min(longest, length)
     if longest <= average:
         return average
     # Pairs of a query and a key make up the work. They are fewest if all other sequences are equally long.
-    longest = min(longest, length)
     others = (length - longest) ** 2 // max(sequences - 1, 1)
     return (longest**2 + others) // length
 

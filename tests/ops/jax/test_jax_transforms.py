@@ -184,6 +184,19 @@ def test_vmap_of_dropout_draws_what_each_call_alone_draws() -> None:
     close(jax.vmap(five)(q, k, v), stacked(five, q, k, v))
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_a_seed_is_a_key_of_any_generator(impl: str) -> None:
+    q, k, v = arrays(batch=1)
+    keys = jax.random.split(jax.random.key(0, impl=impl))
+
+    def of(key: jax.Array) -> Any:
+        return ops.causal_dropout(q, k, v, dropout_p=0.3, seed=key)
+
+    first = of(keys[0])
+    assert not jnp.array_equal(first, of(keys[1]))
+    close(first, jax.jit(of)(keys[0]))
+
+
 def test_scan_over_layers_with_a_window_each() -> None:
     q, k, v = arrays()
     sizes = jnp.asarray([3, 7, 12])

@@ -58,6 +58,10 @@ def test_segments_are_no_longer_than_the_longest() -> None:
         assert call_length("segmented", values, ids, longest) == length
 
 
+def test_a_call_without_keys_has_length_zero_whatever_bound_is_given() -> None:
+    assert length_of([0, 0], 5) == length_of([0], 5) == 0
+
+
 def test_even_lengths_are_their_own_length() -> None:
     assert length_of([300] * 7, 300) == length_of([300] * 7, None) == 300
 
