@@ -136,7 +136,7 @@ class Attention:
         for dim, index in zip(dims, indices, strict=True):
             if packed and dim == "b":
                 continue
-            place = torch.as_tensor(index, device=self.device).expand(pairs.count)
+            place = torch.as_tensor(index, device=self.device).long().expand(pairs.count)
             if packed and dim in ROWS:
                 tokens = self.p.keys if dim == "kv_idx" else self.p.queries
                 if dim == "q_idx":
