@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import kwlist
 
 from codegen.ir import expr
-from codegen.ir.expr import TensorSpec, int_var
-from codegen.ir.printers import FormulaPrinter, torch_printer
+from codegen.ir.expr import LENGTH_NAMES, TensorSpec, int_var
+from codegen.ir.printers import FormulaPrinter, NumberPrinter, torch_printer
+from codegen.spec.dims import names_of
 from codegen.spec.model import ScalarSpec, Variant
 from codegen.util.text import literal
 
 _HEADS = {"h": ("heads", "query heads, Hq."), "hkv": ("kv_heads", "key heads, Hkv.")}
-_OF_CALLS = ("b", "q_idx", "kv_idx")
+_OF_CALLS = frozenset({"b", "q_idx", "kv_idx", *LENGTH_NAMES})
 
 MODULE_NAMES = frozenset(
     {
@@ -102,12 +103,16 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """A scalar that calls have a default for: the constructor's argument, and the op's."""
+    """A scalar that calls have a default for: the constructor's argument, and the op's.
+
+    `sizes`: the shape of a parameter depends on it, so the constructor must be given a number.
+    """
 
     argument: str
     name: str
     type: str
     doc: str
+    sizes: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +155,8 @@ class ModulePlan:
     @property
     def signature(self) -> str:
         """The parameters of the constructor."""
-        keywords = [f"{s.argument}: {s.type} | None = None" for s in self.scalars]
+        keywords = [f"{s.argument}: {s.type}" for s in self.scalars if s.sizes]
+        keywords += [f"{s.argument}: {s.type} | None = None" for s in self.scalars if not s.sizes]
         keywords += ["dropout_p: float = 0.0"] if self.dropout else []
         if self.parameters:
             keywords += ["device: torch.device | str | None = None", "dtype: torch.dtype | None = None"]
@@ -164,6 +170,8 @@ class ModulePlan:
         scalars = ", ".join(f'"{scalar.name}": {scalar.argument}' for scalar in self.scalars)
         given = [f"sizes={{{sizes}}}"] if sizes else []
         given += [f"scalars={{{scalars}}}"] if scalars else []
+        sizing = [literal(s.name) for s in self.scalars if s.sizes]
+        given += [f"sizing=({', '.join(sizing)},)"] if sizing else []
         return ", ".join([*given, *(["dropout_p=dropout_p"] if self.dropout else [])])
 
 
@@ -193,8 +201,9 @@ def class_name(variant: str) -> str:
 
 
 def _module_plan(variant: Variant, name: str) -> ModulePlan:
-    held = [t for t in variant.tensors.values() if t.grad and not set(t.dims) & set(_OF_CALLS)]
-    dims = dict.fromkeys(dim for tensor in held for dim in tensor.dims if isinstance(dim, str))
+    held = [t for t in variant.tensors.values() if t.grad and _OF_CALLS.isdisjoint(_size_names(t))]
+    sizing = names_of(held) & variant.scalars.keys()
+    dims = {name: None for tensor in held for name in _size_names(tensor) if name not in sizing}
     dims |= {"h": None} if variant.sink else {}
     ordered = sorted(dims, key=lambda dim: dim not in _HEADS)
     arguments: dict[str, str] = {}
@@ -204,8 +213,9 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
     scalars: list[Scalar] = []
     for scalar in variant.scalars.values():
         taken = {*_CONSTRUCTOR, *arguments.values(), *(s.argument for s in scalars)}
-        scalars.append(_scalar(scalar, _unused(scalar.name, taken)))
-    parameters = [_parameter(tensor, arguments) for tensor in held]
+        scalars.append(_scalar(scalar, _unused(scalar.name, taken), sizes=scalar.name in sizing))
+    numbers = arguments | {scalar.name: scalar.argument for scalar in scalars}
+    parameters = [_parameter(tensor, numbers) for tensor in held]
     if variant.sink:
         shape, doc = f"({arguments['h']},)", f"`[{arguments['h']}]`, zeros at first: a logit in the denominator only."
         parameters.append(Parameter(attribute="sink", name="sink", shape=shape, initial="", axes=(), doc=doc))
@@ -227,14 +237,29 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
     )
 
 
-def _scalar(scalar: ScalarSpec, argument: str) -> Scalar:
+def _size_names(tensor: TensorSpec) -> list[str]:
+    """The names that the sizes of a tensor follow from."""
+    computed = dict(tensor.computed)
+    named = [dim for dim in tensor.dims if isinstance(dim, str) and dim not in computed]
+    return [*named, *sorted(names_of([tensor]))]
+
+
+def _scalar(scalar: ScalarSpec, argument: str, *, sizes: bool) -> Scalar:
     kind = scalar.type.value
-    doc = f"{kind}, the `{scalar.name}` of calls that give none."
-    return Scalar(argument=argument, name=scalar.name, type=kind, doc=doc)
+    doc = f"{kind}, {'which sizes a parameter, and ' * sizes}the `{scalar.name}` of calls that give none."
+    return Scalar(argument=argument, name=scalar.name, type=kind, doc=doc, sizes=sizes)
 
 
-def _parameter(tensor: TensorSpec, arguments: dict[str, str]) -> Parameter:
-    sizes = [str(dim) if isinstance(dim, int) else arguments[dim] for dim in tensor.dims]
+def _size(dim: str | int, tensor: TensorSpec, arguments: Mapping[str, str]) -> str:
+    """Source of the size of a dim in the constructor, whose arguments are `arguments`, by the names of the spec."""
+    e = dict(tensor.computed).get(str(dim))
+    if e is None:
+        return str(dim) if isinstance(dim, int) else arguments[dim]
+    return NumberPrinter().text(expr.substitute(e, {name: int_var(arguments[name]) for name in expr.names(e)}))
+
+
+def _parameter(tensor: TensorSpec, arguments: Mapping[str, str]) -> Parameter:
+    sizes = [_size(dim, tensor, arguments) for dim in tensor.dims]
     initial, axes, at_first = "", [], "zeros at first"
     if tensor.example is not None:
         names = {f"i{axis}": axis for axis in range(len(sizes))}

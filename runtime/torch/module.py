@@ -1,6 +1,6 @@
 """What the modules of `torch.nn` share: attention ops that hold parameters, and defaults for their scalars."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,9 +34,13 @@ class AttentionModule(nn.Module):
         sizes: Mapping[str, int] | None = None,
         scalars: Mapping[str, float | None] | None = None,
         dropout_p: float | None = None,
+        sizing: Sequence[str] = (),
     ) -> None:
+        """`sizing`: scalars that the shape of a parameter depends on."""
         super().__init__()
         name = type(self).__name__
+        for key in sizing:
+            check_int(name, key, scalars[key] if scalars else None)
         self.sizes = {key: check_int(name, key, size, minimum=1) for key, size in (sizes or {}).items()}
         self.scalars = {key: value for key, value in (scalars or {}).items() if value is not None}
         self.dropout_p = None if dropout_p is None else check_dropout_p(name, dropout_p)

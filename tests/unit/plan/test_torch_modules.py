@@ -46,6 +46,15 @@ variants:
     decay: true
   own__state: {mask: causal}
   none: {mask: causal}
+  sized:
+    score: score + near[h, clamp(q_idx - kv_idx + heads, 0, 2 * heads)] + padded[2] + rows[kv_idx]
+    tensors:
+      near: {dims: [h, 2 * heads + 1], grad: true}
+      padded: {dims: [n + 2], grad: true, example: "0.5 * i0"}
+      rows: {dims: [kv_len + 1], grad: true}
+      names: {dims: [n], dtype: bool}
+    mask: names[0] and cap > 0.0
+    scalars: {cap: {type: float}, heads: {type: int, min: 0}}
   parameters:
     score: score + temper[h] + per_key[b, kv_idx]
     tensors: {temper: {dims: [h], grad: true}, per_key: {dims: [b, kv_idx], grad: true}}
@@ -140,6 +149,20 @@ def test_examples_are_what_parameters_hold_at_first(own: Any) -> None:
     assert state["device_"] == [1.5]
     assert state["sink"] == [0.0] * HEADS
     assert len(state) == 5
+
+
+def test_sizes_are_computed_from_scalars_and_other_sizes(own: Any) -> None:
+    """A tensor whose size follows from a call's lengths is an argument of calls."""
+    parameters = list(inspect.signature(own.Sized).parameters)
+    assert parameters == ["heads", "n", "heads_", "cap", "device", "dtype"]
+    module = own.Sized(HEADS, 1, heads_=3)
+    assert {name: list(x.shape) for name, x in module.state_dict().items()} == {"near": [HEADS, 7], "padded": [3]}
+    assert module.padded.tolist() == [0.0, 0.5, 1.0]
+    call = {"rows": torch.zeros(ROWS + 1), "names": torch.ones(1, dtype=torch.bool), "cap": 1.0}
+    module(*qkv(), **call).square().sum().backward()
+    assert module.near.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match=r"^Sized: heads: expected an int, got None"):
+        own.Sized(HEADS, 1, heads_=None)
 
 
 def test_scalars_of_the_constructor_are_defaults(own: Any) -> None:
