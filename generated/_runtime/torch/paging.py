@@ -9,8 +9,9 @@ from torch import Tensor
 from ..core.checks import check_float, fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_token_scale
-from .dispatch import runs_reference
+from .dispatch import has_values, runs_reference
 from .launching import launch
+from .sequences import values_are_checked
 
 _OP = "append"
 
@@ -28,6 +29,7 @@ def append(
     given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
     scales = [_scale(name, scale, cache) for name, scale, cache in given]
     written = [scale for scale in scales if scale is not None and scale.dim() == 3]
+    _check_slots(slots, k_cache)
     if slots.numel() == 0:
         return k_cache, v_cache, *written
     for x, cache, scale in ((k.detach(), k_cache, scales[0]), (v.detach(), v_cache, scales[1])):
@@ -37,6 +39,15 @@ def append(
         else:
             _launch(x, cache, slots, scale)
     return k_cache, v_cache, *written
+
+
+def _check_slots(slots: Tensor, cache: Tensor) -> None:
+    """Refuse slots behind the last, if values are checked: they are other memory."""
+    if slots.numel() == 0 or not has_values(slots) or not values_are_checked(slots):
+        return
+    number, last = cache.shape[0] * cache.shape[1], int(slots.max())
+    if last >= number:
+        fail(_OP, "slots", f"slots below {number}, those of the cache", last)
 
 
 def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
