@@ -323,6 +323,8 @@ def _check_ranks(arrays: Mapping[str, Any]) -> None:
 
 def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if "float" not in str(cache.dtype):
+            fail("append", f"{name}_cache", "a dtype of floats", cache.dtype)
         if tuple(x.shape[1:]) != tuple(cache.shape[2:]):
             fail(
                 "append", f"{name}_cache", f"heads and columns {list(x.shape[1:])}, those of {name}", list(cache.shape)

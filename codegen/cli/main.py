@@ -162,7 +162,7 @@ def tune(args: argparse.Namespace) -> int:
 
     choice = Choice(
         variants_path=spec_path(args),
-        out=package_path(args),
+        out=package_path(args, of_spec=True),
         variants=args.names,
         passes=args.passes,
         dtypes=[DTYPE_NAMES.get(name, name) for name in args.dtypes],
@@ -181,7 +181,7 @@ def tune(args: argparse.Namespace) -> int:
 @command("explain", explain_options, variants_option, out_option, package_option)
 def explain(args: argparse.Namespace) -> int:
     """Print the tiles and kernel families that a call uses on a GPU; without NAME, the speedups from tuning."""
-    out = package_path(args)
+    out = package_path(args, of_spec=True)
     if args.name is None:
         from codegen.inspect.tuned_files import gains
 
@@ -229,7 +229,7 @@ def lint(args: argparse.Namespace) -> int:
 @command("warm", warm_options, variants_option, out_option, package_option)
 def warm(args: argparse.Namespace) -> int:
     """Compile the kernels that a model will launch into Triton's disk cache, in parallel and without a GPU."""
-    out = package_path(args)
+    out = package_path(args, of_spec=True)
     with _extra():
         from codegen.warm import command as warmer
 
@@ -357,6 +357,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         messages = [str(error)]
     except OSError as error:
         messages = [f"{error.filename}: {error.strerror}" if error.filename else str(error)]
+    except MemoryError as error:
+        messages = [f"not enough memory; try smaller sizes ({error})" if str(error) else "not enough memory"]
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -10,6 +10,9 @@ from codegen.cli.options import COLLECTION, DEFAULT_OUT, DEFAULT_VARIANTS
 from codegen.render import files
 from codegen.util.errors import CodegenError
 
+_LIBRARIES = ("torch", "jax", "triton", "numpy")
+"""Libraries that a package imports."""
+
 
 def variants_path(args: argparse.Namespace) -> Path:
     """The spec that `args` name, or the one of this folder, which has to be there."""
@@ -40,16 +43,24 @@ def out_path(args: argparse.Namespace) -> Path:
 
 
 def check_importable(out: Path) -> None:
-    """Raise if the folder's name is none that Python can import a package by."""
+    """Raise if the folder's name is none that Python can import a package by, or that of a library it imports."""
     from codegen.spec.names import package_problem
 
-    problem = package_problem(out.resolve().name)
+    name = out.resolve().name
+    if name in _LIBRARIES:
+        raise CodegenError(
+            f"--out: a package {name!r} would hide the library {name} from all code; choose another name"
+        )
+    problem = package_problem(name)
     if problem is not None:
         raise CodegenError(f"--out: no Python can import a package from {str(out)!r}: {problem}")
 
 
-def package_path(args: argparse.Namespace) -> Path:
-    """The package that `args` name, the one beside the spec, or where there is none the installed one."""
+def package_path(args: argparse.Namespace, *, of_spec: bool = False) -> Path:
+    """The package that `args` name, the one beside the spec, or where there is none the installed one.
+
+    `of_spec`: a spec that `args` name must have its package, as the installed one has other variants.
+    """
     from codegen.compile.packages import installed
 
     beside = out_path(args)
@@ -59,4 +70,6 @@ def package_path(args: argparse.Namespace) -> Path:
         return installed(args.package)
     if args.out is not None or (beside / files.MANIFEST).is_file():
         return beside
+    if of_spec and args.variants not in (None, Path(COLLECTION), DEFAULT_VARIANTS):
+        raise CodegenError(f"{beside}: no generated package there; render {args.variants}, or give --out or --package")
     return installed(PACKAGE, default=beside)

@@ -18,6 +18,7 @@ from codegen.arch import chips, tile_rules
 from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
+from codegen.ir.syntax import TOO_DEEP
 from codegen.plan import dialects, kernel_files
 from codegen.plan.device import device_functions
 from codegen.plan.frameworks import Framework
@@ -38,6 +39,7 @@ from codegen.render.formatting import format_files
 from codegen.spec import symbols
 from codegen.spec.model import Spec, Variant
 from codegen.util.collection import without_collection
+from codegen.util.errors import CodegenError
 from codegen.util.shipped import shipped_path
 from codegen.util.text import comment, docstring
 
@@ -164,6 +166,8 @@ def _runtime_files() -> dict[str, str]:
 def _plans(variant: Variant) -> dict[Mode, VariantPlan]:
     try:
         return {mode: plan(variant, mode) for mode in Mode}
+    except RecursionError:
+        raise CodegenError(f"variants.{variant.name}: {TOO_DEEP}") from None
     except Exception as error:
         error.add_note(f"while planning the kernels of the variant '{variant.name}'")
         raise

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Load, Var
+from codegen.ir.expr import Expr, Load, TensorSpec, Var, int_var
 from codegen.spec.model import Variant
 from codegen.spec.reserved import is_reserved, is_word
 
@@ -48,7 +48,15 @@ def symbolised(variant: Variant) -> Variant:
     def whole(e: Expr | None) -> Expr | None:
         return None if e is None else expr.rebuild(e, renamed)
 
-    tensors = [replace(tensor, name=symbols.get(name, name)) for name, tensor in variant.tensors.items()]
+    def computed(tensor: TensorSpec) -> tuple[tuple[str, Expr], ...]:
+        # A dim may have the name of a tensor: of the names that sizes read, scalars alone are renamed.
+        of_scalars = {name: int_var(symbol) for name, symbol in symbols.items() if name in variant.scalars}
+        return tuple((text, expr.substitute(size, of_scalars)) for text, size in tensor.computed)
+
+    tensors = [
+        replace(tensor, name=symbols.get(name, name), computed=computed(tensor))
+        for name, tensor in variant.tensors.items()
+    ]
     scalars = [replace(scalar, name=symbols.get(name, name)) for name, scalar in variant.scalars.items()]
     return replace(
         variant,

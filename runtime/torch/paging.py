@@ -28,12 +28,9 @@ def append(
     given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
     scales = [_scale(name, scale, cache) for name, scale, cache in given]
     written = [scale for scale in scales if scale is not None and scale.dim() == 3]
+    _check_slots(slots, k_cache)
     if slots.numel() == 0:
         return k_cache, v_cache, *written
-    if has_values(slots) and values_are_checked(slots):
-        most, room = int(slots.max()), k_cache.shape[0] * k_cache.shape[1]
-        if most >= room:
-            fail(_OP, "slots", f"slots below {room}, the pages of k_cache times the page size", most)
     for x, cache, scale in ((k.detach(), k_cache, scales[0]), (v.detach(), v_cache, scales[1])):
         # Triton's interpreter rounds to 8-bit floats wrongly: a mantissa that overflows does not raise the exponent.
         if runs_reference(k) or (k.device.type == "cpu" and cache.dtype.itemsize == 1):
@@ -41,6 +38,15 @@ def append(
         else:
             _launch(x, cache, slots, scale)
     return k_cache, v_cache, *written
+
+
+def _check_slots(slots: Tensor, cache: Tensor) -> None:
+    """Refuse slots behind the last, if values are checked: they are other memory."""
+    if slots.numel() == 0 or not has_values(slots) or not values_are_checked(slots):
+        return
+    number, last = cache.shape[0] * cache.shape[1], int(slots.max())
+    if last >= number:
+        fail(_OP, "slots", f"slots below {number}, the pages of k_cache times the page size", last)
 
 
 def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:

@@ -178,3 +178,19 @@ def test_an_op_under_a_name_of_its_own() -> None:
 def test_bad_registrations_are_one_error(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         hf.register(name, **given)
+
+
+def test_drafted_tokens_on_a_sliding_cache_do_not_change_what_is_generated() -> None:
+    """A cache that was cropped counts its tokens in a tensor, which it changes before the layers read the mask."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(
+        vocab_size=99, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=6, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+    )  # fmt: skip
+    hf.register()
+    model = transformers.MistralForCausalLM._from_config(config, attn_implementation="codegen").eval()
+    ids = torch.randint(3, 30, (1, 17))
+    call = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False}
+    assert torch.equal(model.generate(ids, **call, prompt_lookup_num_tokens=3), model.generate(ids, **call))

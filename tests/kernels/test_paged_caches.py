@@ -219,12 +219,6 @@ def test_append_refuses_scales(scale: Tensor, dtype: torch.dtype, expected: str)
         paging.append(x, x, cache, cache, torch.tensor([0]), k_scale=scale)
 
 
-def test_append_refuses_slots_beyond_the_cache() -> None:
-    x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8)
-    with pytest.raises(ValueError, match=r"append: slots: expected slots below 8, .*, got 8"):
-        paging.append(x, x, cache, cache, torch.tensor([8]))
-
-
 def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a batch alone occupies the chip, a program computes several splits, each with its own scales."""
     processors, own, others, other = (2, 200, 4, 1100) if INTERPRET else (16, 1100, 16, 2048)
@@ -237,3 +231,35 @@ def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPa
     together, _ = case.call()
     assert torch.equal(together[0], alone[0])
     check(case.got(), case.expected())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"slots": torch.tensor([3, 32])},
+            r"slots: expected slots below 32, the pages of k_cache times the page size, got 32",
+        ),
+        (
+            {"v_cache": torch.zeros(8, 4, 2, 16, dtype=torch.int8)},
+            r"v_cache: expected a dtype of floats, got torch\.int8",
+        ),
+    ],
+)
+def test_append_refuses_what_it_cannot_write(change: dict[str, Any], expected: str) -> None:
+    given: dict[str, Any] = {"k": torch.zeros(2, 2, 16), "v": torch.zeros(2, 2, 16), "slots": torch.tensor([0, -1])}
+    given |= {"k_cache": torch.zeros(8, 4, 2, 16), "v_cache": torch.zeros(8, 4, 2, 16)}
+    with pytest.raises(ValueError, match=f"append: {expected}"):
+        paging.append(**{**given, **change})
+
+
+@pytest.mark.parametrize("begins", [None, torch.tensor([0, 3, 3])])
+def test_no_sequence_has_more_queries_than_the_call_says(begins: Tensor | None) -> None:
+    """Kernels would leave out the rows beyond."""
+    q = torch.zeros(2, 4, 3, 16) if begins is None else torch.zeros(3, 4, 16)
+    cache = torch.zeros(8, 4, 2, 16)
+    table, lengths = torch.tensor([[0, 1], [2, 3]]), torch.tensor([8, 5])
+    call: dict[str, Any] = {"page_table": table, "kv_lengths": lengths, "cu_seqlens_q": begins}
+    causal(q, cache, cache, max_seqlen_q=3, **call)
+    with pytest.raises(ValueError, match="max_seqlen_q: expected at least 3, the queries of the longest"):
+        causal(q, cache, cache, max_seqlen_q=2, **call)

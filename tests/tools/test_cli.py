@@ -208,6 +208,31 @@ def test_render_refuses_a_folder_that_no_python_can_import(
     assert not (project / name).exists()
 
 
+def test_render_refuses_the_name_of_a_library(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--out", "torch"]) == 2
+    assert capsys.readouterr().err.startswith("error: --out: a package 'torch' would hide the library torch")
+    assert not (project / "torch").exists()
+
+
+def test_render_refuses_an_expression_that_is_too_deep(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "deep.yaml").write_text(
+        f"variants: {{deep: {{score: {'tanh(' * 190}score{')' * 190}}}}}", encoding="utf-8"
+    )
+    assert main(["render", "--variants", "deep.yaml", "--out", "deep"]) == 2
+    error = capsys.readouterr().err
+    assert "variants.deep" in error
+    assert "the expression is nested too deeply" in error
+    assert not (project / "deep").exists()
+
+
+def test_a_named_spec_is_explained_by_its_own_package(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "other").mkdir()
+    spec = project / "other" / "attention.yaml"
+    spec.write_text("variants: {causal: {mask: causal}}", encoding="utf-8")
+    assert main(["explain", "causal", "--gpu", "h100", "--variants", str(spec)]) == 2
+    assert "no generated package there; render" in capsys.readouterr().err
+
+
 def test_render_takes_a_private_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "--out", "_ops"]) == 0
     assert (project / "_ops" / files.MANIFEST).is_file()

@@ -142,6 +142,12 @@ def check_lengths(op: str, lengths: Sequence[int], most: int) -> None:
             fail(op, "kv_lengths", f"lengths from 0 to the table's {most} keys", f"{length} at {number}")
 
 
+def check_longest(op: str, longest: int, queries: int) -> None:
+    """Check the argument `max_seqlen_q` against the queries of the longest sequence."""
+    if longest < queries:
+        fail(op, "max_seqlen_q", f"at least {queries}, the queries of the longest sequence", longest)
+
+
 class OwnShape(NamedTuple):
     """The shape of one of a variant's own tensors, without an axis of batch rows if it lacks one.
 

@@ -19,6 +19,7 @@ from ..core.paged_calls import (
     PAGE_LAYOUTS,
     check_cache_shapes,
     check_lengths,
+    check_longest,
     check_sequences,
     columns_of_values,
     is_empty,
@@ -132,6 +133,7 @@ class CacheArguments:
         given |= _tables(op, pages, kv_lengths, k_shape[1])
         if pages.max_seqlen_q is not None:
             longest = checks.check_int(op, "max_seqlen_q", host_number(op, "max_seqlen_q", pages.max_seqlen_q), 1)
+            check_longest(op, longest, 0 if packed else most)
             most = min(most, longest) if packed else most
         row_offset, row_offsets = _offset(op, pages.q_offset, kv_lengths.shape[0])
         if row_offsets is not None:

@@ -2,6 +2,7 @@
 """Calls on paged caches: their checks, what their kernels take, and the reference."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from ..core.paged_calls import (
     check_cache_dtype,
     check_cache_shapes,
     check_lengths,
+    check_longest,
     check_sequences,
     is_empty,
     lies_in_pages,
@@ -81,6 +83,7 @@ def check_caches(
     most = q.shape[0] if packed else q.shape[2]
     if max_seqlen_q is not None:
         longest = check_int(op, "max_seqlen_q", max_seqlen_q, 1)
+        check_longest(op, longest, _most_queries(most, cu_seqlens_q))
         most = min(most, longest) if packed else most
     if has_values(kv_lengths) and values_are_checked(kv_lengths):
         check_lengths(op, kv_lengths.tolist(), capacity)
@@ -129,6 +132,14 @@ def _integers(op: str, name: str, x: Any, rank: int, device: torch.device, shape
         got = f"{x.dtype} {list(x.shape)} on {x.device}"
         fail(op, name, f"an integer tensor {shape} on {device}", got)
     return as_integers(op, name, x).contiguous()
+
+
+def _most_queries(most: int, cu_seqlens_q: Tensor | None) -> int:
+    """The queries of the longest sequence; 0 if only the device knows them."""
+    if cu_seqlens_q is None:
+        return most
+    known = has_values(cu_seqlens_q) and values_are_checked(cu_seqlens_q)
+    return max((end - begin for begin, end in pairwise(cu_seqlens_q.tolist())), default=0) if known else 0
 
 
 def _check_pages(

@@ -164,6 +164,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "offset": ({"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer array, got 'start'"),
     "page layout": ({"page_layout": "psdh"}, "page_layout: expected 'pshd' or 'phsd', got 'psdh'"),
     "queries": ({"max_seqlen_q": 0}, "max_seqlen_q: expected an int of at least 1, got 0"),
+    "queries of a sequence": (
+        {"q": jnp.ones((2, 3, 4, 16)), "max_seqlen_q": 2},
+        "max_seqlen_q: expected at least 3, the queries of the longest sequence, got 2",
+    ),
     "config": ({"config": {"dq": 3}}, r"config\['dq'\]: expected a mapping with block_m"),
     "family": ({"family": "portable"}, "family: expected None beside page_table, got str"),
     "ids": ({"q_segment_ids": jnp.ones((2, 2), int)}, "q_segment_ids: expected None beside page_table"),

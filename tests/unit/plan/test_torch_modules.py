@@ -53,6 +53,10 @@ variants:
       pairs: {dims: [n, n * n], grad: true}
       rows: {dims: [b, 2 * b], grad: true}
     scalars: {size: {type: int, min: 0}}
+  renamed:
+    score: score + near[h, clamp(q_idx - kv_idx + heads, 0, 2 * heads)]
+    tensors: {near: {dims: [h, 2 * heads + 1], grad: true}}
+    scalars: {heads: {type: int, min: 0}}
   parameters:
     score: score + temper[h] + per_key[b, kv_idx]
     tensors: {temper: {dims: [h], grad: true}, per_key: {dims: [b, kv_idx], grad: true}}
@@ -177,6 +181,13 @@ def test_computed_dims_take_the_numbers_that_they_are_computed_from(own: Any) ->
         own.Computed(HEADS, -1, 3)
     with pytest.raises(ValueError, match=r"^Computed: size: expected an int, got 0.5"):
         own.Computed(HEADS, 0.5, 3)
+
+
+def test_a_scalar_of_computed_dims_may_have_a_name_of_generated_code(own: Any) -> None:
+    module = own.Renamed(HEADS, heads_=3)
+    assert module.near.shape == (HEADS, 7)
+    q, k, v = qkv()
+    assert torch.equal(module(q, k, v), module.op(q, k, v, near=module.near.detach(), heads=3))
 
 
 def test_dropout_is_for_training() -> None:
