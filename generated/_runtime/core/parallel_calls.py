@@ -55,7 +55,22 @@ def check_call(
     Args:
         known: the op's parameters. given: q, k, v and keywords. default: the order of axes if the call gives none.
     """
-    op = work.op
+    _check_names(work.op, known, given, default)
+    form = form_of(layout, given, default)
+    _check_rows(work.op, layout, given, form)
+    _check_strategy(work, layout, given, form)
+    if layout.ranks > 1:
+        _check_options(work.op, given)
+    _check_tokens(work, layout, given, is_packed=form == PACKED)
+    for name in work.tensors:
+        shape = list(getattr(given.get(name), "shape", []))
+        if len(local_axes(work, layout, name, shape)) > 1:
+            # Each rank would have the pairs of its own rows alone.
+            expected = f"one axis of {layout.local} rows, those of one rank, and {layout.seq} in the others"
+            fail(work.op, name, expected, shape)
+
+
+def _check_names(op: str, known: Sequence[str], given: Mapping[str, Any], default: str) -> None:
     for name, value in given.items():
         if name not in known:
             fail(op, name, f"one of {', '.join(known)}", "an argument of that name")
@@ -64,8 +79,10 @@ def check_call(
             fail(op, name, f"None over several ranks: {_OF_LAYOUT[name]}", type(value).__name__)
     if given.get("layout", default) not in LAYOUTS:
         fail(op, "layout", " or ".join(map(repr, LAYOUTS)), repr(given["layout"]))
-    form = form_of(layout, given, default)
-    dims, rows, head = _FORMS[form]
+
+
+def _check_rows(op: str, layout: Layout, given: Mapping[str, Any], form: str) -> None:
+    dims, rows, _ = _FORMS[form]
     for name in ("q", "k", "v"):
         shape = list(getattr(given[name], "shape", []))
         if len(shape) != dims.count(",") + 1:
@@ -73,6 +90,11 @@ def check_call(
         if shape[rows] != layout.local:
             expected = f"{layout.local} rows in {dims}, those of one of {layout.ranks} ranks"
             fail(op, name, expected, f"{shape[rows]} in {shape}")
+
+
+def _check_strategy(work: VariantWork, layout: Layout, given: Mapping[str, Any], form: str) -> None:
+    """Refuse heads that the ranks cannot share, and variants that the layout's strategy cannot compute."""
+    op, head = work.op, _FORMS[form][2]
     heads = given["q"].shape[head], given["k"].shape[head]
     if heads[1] == 0 or heads[0] % heads[1]:
         fail(op, "q", f"a head count that is a multiple of k's {heads[1]}", heads[0])
@@ -85,21 +107,20 @@ def check_call(
         fail(op, "layout", "strategy='heads'", got)
     if layout.strategy == "ring":
         check_ring(work, is_packed=form == PACKED)
-    if given.get("prune") is not None and layout.ranks > 1:
+
+
+def _check_options(op: str, given: Mapping[str, Any]) -> None:
+    """Check pruning and dropout over several ranks."""
+    if given.get("prune") is not None:
         fail(op, "prune", "None over several ranks, whose parts of a row are not compared", given["prune"])
-    if given.get("dropout_p") and layout.ranks > 1:
-        origin = given.get("dropout_origin")
-        if origin is not None and not (isinstance(origin, (tuple, list)) and len(origin) == 3):
-            expected = "None or (batch row, head, heads): the layout says where rows and keys are"
-            fail(op, "dropout_origin", expected, repr(origin))
-        if given.get("seed") is None:
-            fail(op, "seed", "a seed over several ranks, the same on each", None)
-    _check_tokens(work, layout, given, is_packed=form == PACKED)
-    for name in work.tensors:
-        shape = list(getattr(given.get(name), "shape", []))
-        if len(local_axes(work, layout, name, shape)) > 1:
-            # Each rank would have the pairs of its own rows alone.
-            fail(op, name, f"one axis of {layout.local} rows, those of one rank, and {layout.seq} in the others", shape)
+    if not given.get("dropout_p"):
+        return
+    origin = given.get("dropout_origin")
+    if origin is not None and not (isinstance(origin, (tuple, list)) and len(origin) == 3):
+        expected = "None or (batch row, head, heads): the layout says where rows and keys are"
+        fail(op, "dropout_origin", expected, repr(origin))
+    if given.get("seed") is None:
+        fail(op, "seed", "a seed over several ranks, the same on each", None)
 
 
 def check_cuts(work: VariantWork, *, batch_rows: bool, heads: bool) -> None:
