@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 15f3923886a9b04b
+# hash: 87685b2ac218f15d
 """`band` for PyTorch. Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691)."""
 
@@ -152,8 +152,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         before = check_int(NAME, "before", before, minimum=0)
         after = check_int(NAME, "after", after, minimum=0)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
@@ -498,8 +497,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
     options = call_options(

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 899d272af4efa3df
+# hash: 2a9e2ed1eb269b1a
 """`band_bias` for PyTorch. A band, and a bias per batch row, head and pair that the model has computed, as T5's
 (arXiv:1910.10683)."""
 
@@ -185,8 +185,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         before = check_int(NAME, "before", before, minimum=0)
         after = check_int(NAME, "after", after, minimum=0)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
@@ -541,8 +540,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     bias = check_tensor(
         NAME,
         "bias",

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: b175922fc7c67fbe
+# hash: 84a1300c1d3de165
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -191,8 +191,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         image = check_tensor(
             NAME, "image", image, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
         )
@@ -548,8 +547,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     image = check_tensor(
         NAME, "image", image, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
     )

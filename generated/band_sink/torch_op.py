@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 8929128b4485d7ac
+# hash: 21ea2f47c3bb447d
 """`band_sink` for PyTorch. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any
 window (arXiv:2508.10925)."""
 
@@ -176,8 +176,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         before = check_int(NAME, "before", before, minimum=0)
         after = check_int(NAME, "after", after, minimum=0)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
@@ -531,8 +530,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     sink = check_tensor(NAME, "sink", sink, (q.shape[1],), FLOAT_DTYPES, q)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/torch_op.py.jinja
-# hash: 8376b7e4ea33c405
+# hash: 792d9cf544e70cd0
 """`band_softcap` for PyTorch. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -154,8 +154,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         before = check_int(NAME, "before", before, minimum=0)
         after = check_int(NAME, "after", after, minimum=0)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
@@ -509,8 +508,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     before = check_int(NAME, "before", before, minimum=0)
     after = check_int(NAME, "after", after, minimum=0)
     cap = check_float(NAME, "cap", cap)

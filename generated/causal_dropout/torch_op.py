@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: d91230b66e6ae707
+# hash: 03786cc83b217f6f
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
@@ -162,8 +162,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
@@ -405,8 +404,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     dropout_p = check_dropout_p(NAME, dropout_p)
     seed = dropout_seed(NAME, dropout_p, seed)
     first_head, all_heads, row_origin, key_origin = dropout_coordinates(NAME, dropout_origin, q.shape[1])

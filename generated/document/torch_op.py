@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 0e8453f5f76f5e44
+# hash: f59b5ce5a8acccf9
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -154,8 +154,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         doc = check_tensor(
             NAME, "doc", doc, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
         )
@@ -477,8 +476,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     doc = check_tensor(
         NAME, "doc", doc, (q.shape[0], at_least(max(row_offset + q.shape[2], k.shape[2]))), ("int32",), q
     )

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/torch_op.py.jinja
-# hash: 6f398dd68f07a7ee
+# hash: a3cf23e0a30034ed
 """`forgetting_pruned` for PyTorch. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
 arXiv:2504.06949)."""
 
@@ -163,8 +163,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         first_key = check_tensor(
             NAME, "first_key", first_key, (q.shape[0], q.shape[1], at_least(row_offset + q.shape[2])), ("int32",), q
         )
@@ -473,8 +472,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     first_key = check_tensor(
         NAME, "first_key", first_key, (q.shape[0], q.shape[1], at_least(row_offset + q.shape[2])), ("int32",), q
     )

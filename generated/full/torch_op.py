@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/torch_op.py.jinja
-# hash: c833fa09412bf95c
+# hash: 700e3cb57db7bf46
 """`full` for PyTorch. Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762)."""
 
 from torch import Tensor
@@ -111,8 +111,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
@@ -405,8 +404,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     options = call_options(
         NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
     )

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_op.py.jinja
-# hash: 933a5a10884f97e5
+# hash: f9e3a3225c74332f
 """`natten` for PyTorch. Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et al.,
 2023, arXiv:2204.07143)."""
 
@@ -140,8 +140,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
             q_segment_ids, kv_segment_ids, q_positions, kv_positions = tokens
@@ -452,8 +451,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     options = call_options(
         NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)
     )

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/torch_op.py.jinja
-# hash: e8a5c50b2177dc35
+# hash: e2e7e948c1c71810
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -152,8 +152,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         size = check_int(NAME, "size", size, minimum=1)
         sinks = check_int(NAME, "sinks", sinks, minimum=0)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
@@ -498,8 +497,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     size = check_int(NAME, "size", size, minimum=1)
     sinks = check_int(NAME, "sinks", sinks, minimum=0)
     options = call_options(

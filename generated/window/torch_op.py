@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_op.py.jinja
-# hash: 4d51b624773a509f
+# hash: 00eefb3cf708a01e
 """`window` for PyTorch. Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825)."""
 
@@ -147,8 +147,7 @@ def _schedule(
         tokens = check_tokens(
             NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
         size = check_int(NAME, "size", size, minimum=1)
         call_key = call_sizes(q, k, row_offset, row_offsets, tokens)
         if tokens is not None and not runs_reference(q):
@@ -467,8 +466,7 @@ def _call(
     tokens = check_tokens(
         NAME, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
     )
-    kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-    row_offset, row_offsets = query_offset(NAME, q_offset, q, q.shape[2], kv_len)
+    row_offset, row_offsets = query_offset(NAME, q_offset, q, k, kv_lengths)
     size = check_int(NAME, "size", size, minimum=1)
     options = call_options(
         NAME, config, family, deterministic, "dense" if tokens is None else "segmented", (max_seqlen_q, max_seqlen_k)

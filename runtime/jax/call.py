@@ -95,8 +95,7 @@ class Arguments:
             if kv_lengths is not None:
                 kv_lengths = int32_array(op, "kv_lengths", kv_lengths, (batch,))
             tokens = check_tokens(op, batch, q_len, kv_len, sequences, kv_lengths)
-            ends = kv_len if kv_lengths is None else kv_lengths
-            row_offset, row_offsets = query_offset(op, q_offset, batch, q_len, ends)
+            row_offset, row_offsets = query_offset(op, q_offset, batch, q_len, kv_len, kv_lengths)
         return cls(
             op=op,
             arrays=(q, k, v),

@@ -126,9 +126,9 @@ def split_call(
     row_offset: int | None
     if lengths is not None and isinstance(q_offset, str):
         check_offset_word(op, q_offset)
-        row_offset, row_offsets = None, None
+        row_offset, row_offsets, lengths = None, None, lengths.clamp(0, kv_len)
     else:
-        row_offset, row_offsets = query_offset(op, q_offset, q, q_len, kv_len)
+        row_offset, row_offsets = query_offset(op, q_offset, q, k)
     q, factor = positive_scale(q, scale)
     q, k, v = interpreter_dtype(q, k, v)
     return cache_call(

@@ -94,16 +94,22 @@ def readable(x: Tensor) -> Tensor:
     return x.sum(empty, keepdim=True, dtype=x.dtype) if empty else x
 
 
-def query_offset(op: str, q_offset: Any, q: Tensor, q_len: int, kv_len: int | Tensor) -> tuple[int, Tensor | None]:
-    """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
+def query_offset(
+    op: str, q_offset: Any, q: Tensor, k: Tensor, kv_lengths: Tensor | None = None
+) -> tuple[int, Tensor | None]:
+    """The offset as (number, None) or (0, one int32 per batch row); q and k are `[B, H, S, D]`.
 
-    `kv_len` is a tensor of integers if each batch row has its own length.
+    `"end"` aligns the last query with the last key: that of the batch row if there are `kv_lengths`, checked integers.
+    Lengths count no keys beyond those of k.
     """
+    q_len, kv_len = q.shape[2], k.shape[2]
     if isinstance(q_offset, Tensor) and q_offset.dim() > 0:
         return 0, offset_tensor(op, q_offset, q.shape[0], q.device)
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
-        return (0, kv_len.to(torch.int32) - q_len) if isinstance(kv_len, Tensor) else (kv_len - q_len, None)
+        if kv_lengths is None:
+            return kv_len - q_len, None
+        return 0, kv_lengths.to(torch.int32).clamp(0, kv_len) - q_len
     return offset_number(op, q_offset), None
 
 

@@ -145,17 +145,18 @@ def int32_array(op: str, name: str, x: Any, shape: tuple[int, ...]) -> jax.Array
 
 
 def query_offset(
-    op: str, q_offset: Any, count: int, q_len: int, kv_len: int | jax.Array
+    op: str, q_offset: Any, count: int, q_len: int, kv_len: int, kv_lengths: jax.Array | None
 ) -> tuple[int, jax.Array | None]:
-    """The offset as (number, None) or (0, one int32 per batch row). `"end"` aligns the last query with the last key.
+    """The offset as (number, None) or (0, one int32 per batch row).
 
-    `kv_len` is an int32 array if each batch row has its own length.
+    `"end"` aligns the last query with the last key: that of the batch row if there are `kv_lengths`, int32. Lengths
+    count no keys beyond the `kv_len` of the call.
     """
     if is_array(q_offset):
         return 0, offset_array(op, q_offset, count)
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
-        return (kv_len - q_len, None) if isinstance(kv_len, int) else (0, kv_len - q_len)
+        return (kv_len - q_len, None) if kv_lengths is None else (0, jnp.clip(kv_lengths, 0, kv_len) - q_len)
     return check_int(op, "q_offset", q_offset), None
 
 

@@ -60,8 +60,7 @@ def first_keys(
         tokens = check_tokens(
             op, q, k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths, padding_id, q_offset
         )
-        kv_len = k.shape[2] if kv_lengths is None else kv_lengths
-        row_offset, row_offsets = query_offset(op, q_offset, q, q.shape[2], kv_len)
+        row_offset, row_offsets = query_offset(op, q_offset, q, k, kv_lengths)
         size = max(row_offset + q.shape[2], k.shape[2])
         g = check_tensor(op, "g", g, (q.shape[0], at_least(size), q.shape[1]), FLOAT_DTYPES, q)
         return _dense(q, k, g, log_share, scale, row_offset, row_offsets, tokens, int(padding_id))

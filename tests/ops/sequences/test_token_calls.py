@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -133,6 +136,22 @@ def test_ids_positions_and_lengths_are_masks(variant: str, call: str, layout: st
     o = o if layout == "bhsd" else o.transpose(1, 2)
     these = pairs(options, kv_len)
     assert_same(results(o, lse, leaves), results(*attend(leaves, mask(these), bias(these)), leaves))
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("q_len", [2, 40])
+def test_lengths_count_no_keys_that_are_not_there(q_len: int, framework: str) -> None:
+    """A batch row whose length is larger ends with its last key: "end" aligns the last query with that one."""
+    pytest.importorskip(framework, reason="the ops are of this framework")
+    ops = importlib.import_module(f"generated.{framework}")
+    arrays = [torch.randn(B, heads, n, DIM).numpy() for heads, n in ((HEADS, q_len), (KV_HEADS, 9), (KV_HEADS, 9))]
+    given = [torch.from_numpy(x) if framework == "torch" else x for x in arrays]
+
+    def call(*lengths: int) -> Any:
+        counts = ints(*lengths) if framework == "torch" else ints(*lengths).numpy()
+        return np.asarray(ops.causal(*given, kv_lengths=counts, q_offset="end", layout="bhsd"))
+
+    assert np.array_equal(call(12, -1, 4), call(9, 0, 4))
 
 
 def test_a_padding_query_of_a_sink_has_the_sink_alone() -> None:
