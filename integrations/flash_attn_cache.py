@@ -8,7 +8,6 @@ from torch import Tensor
 
 from .. import paging
 from .._runtime.core.checks import check_int, fail
-from .._runtime.torch.dispatch import has_values
 from .._runtime.torch.sequences import values_are_checked
 from .flash_attn_interface import Window, no_key_as_inf
 from .flash_calls import Chosen, chosen
@@ -218,7 +217,7 @@ def _integers(name: str, x: Any, q: Tensor) -> Tensor:
 
 def _check_within(name: str, x: Tensor, least: int, most: int | Tensor) -> None:
     """Check values that are known and on the host; otherwise the call would wait for the device."""
-    if not has_values(x) or not values_are_checked(x):
+    if not values_are_checked(x):
         return
     outside = (x < least) | (x > most)
     if outside.any():

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.schedules import DENSE_ENTRIES, Schedule
-from .dispatch import has_values, launches_directly
+from .dispatch import launches_directly
 from .launching import launch
 from .sequences import Tokens, values_are_checked
 
@@ -99,7 +99,7 @@ def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: Tensor, cu_seqlen
     for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
         if made_for is given or not launches_directly(given):
             continue
-        if has_values(given) and values_are_checked(given):
+        if values_are_checked(given):
             if not torch.equal(made_for, given):
                 fail(op, "schedule", f"one made for the {name} of this call", "one made for other sequences")
         else:

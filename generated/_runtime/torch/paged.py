@@ -32,7 +32,7 @@ from ..core.prompts import check_family
 from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
-from .dispatch import has_values, runs_reference
+from .dispatch import runs_reference
 from .dtypes import as_integers, is_integer
 from .inputs import check_offset_word, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import tile_of_prompts
@@ -85,7 +85,7 @@ def check_caches(
         longest = check_int(op, "max_seqlen_q", max_seqlen_q, 1)
         check_longest(op, longest, _most_queries(most, cu_seqlens_q))
         most = min(most, longest) if packed else most
-    if has_values(kv_lengths) and values_are_checked(kv_lengths):
+    if values_are_checked(kv_lengths):
         check_lengths(op, kv_lengths.tolist(), capacity)
     row_offset, row_offsets = _offset(op, q_offset, q, num_seqs)
     q, factor = positive_scale(q, scale)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def _most_queries(most: int, cu_seqlens_q: Tensor | None) -> int:
     """The queries of the longest sequence; 0 if only the device knows them."""
     if cu_seqlens_q is None:
         return most
-    known = has_values(cu_seqlens_q) and values_are_checked(cu_seqlens_q)
+    known = values_are_checked(cu_seqlens_q)
     return max((end - begin for begin, end in pairwise(cu_seqlens_q.tolist())), default=0) if known else 0
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.checks import check_float, fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_token_scale
-from .dispatch import has_values, runs_reference
+from .dispatch import runs_reference
 from .launching import launch
 from .sequences import values_are_checked
 
@@ -43,7 +43,7 @@ def append(
 
 def _check_slots(slots: Tensor, cache: Tensor) -> None:
     """Refuse slots behind the last, if values are checked: they are other memory."""
-    if slots.numel() == 0 or not has_values(slots) or not values_are_checked(slots):
+    if slots.numel() == 0 or not values_are_checked(slots):
         return
     number, last = cache.shape[0] * cache.shape[1], int(slots.max())
     if last >= number:

@@ -65,14 +65,14 @@ def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Te
     if not fits or cu_seqlens.device != x.device:
         fail(op, name, expected, f"{cu_seqlens.dtype} {list(cu_seqlens.shape)} on {cu_seqlens.device}")
     begins = as_integers(op, name, cu_seqlens)
-    if has_values(begins) and values_are_checked(begins):
+    if values_are_checked(begins):
         check_begins(op, name, begins.tolist(), packed, x.shape[0])
     return begins.contiguous()
 
 
 def values_are_checked(x: Tensor) -> bool:
-    """Whether a call reads a tensor's values to check them. On a GPU it would wait, so there only in debug mode."""
-    return x.device.type == "cpu" or DEBUG
+    """Whether a call checks a tensor's values, if it has any. On a GPU it would wait, so there only in debug mode."""
+    return (x.device.type == "cpu" or DEBUG) and has_values(x)
 
 
 def packed_offset(

@@ -321,16 +321,6 @@ def tensors(comm: ThreadRank, rows: int = 32) -> tuple[Any, Tensor]:
     return layout, torch.zeros(1, 4, rows, 16)
 
 
-def test_autocast_takes_inputs_of_several_dtypes() -> None:
-    def of_rank(comm: ThreadRank) -> torch.dtype:
-        layout, q = tensors(comm)
-        with torch.autocast("cpu", torch.bfloat16):
-            o: Tensor = context_parallel(calls.load_op("causal"), layout)(q, q, q.bfloat16())
-        return o.dtype
-
-    assert run_ranks(2, of_rank) == [torch.bfloat16] * 2
-
-
 def test_the_error_of_one_rank_is_an_error_of_all() -> None:
     def of_rank(comm: ThreadRank) -> None:
         layout, q = tensors(comm, rows=32 if comm.rank == 0 else 31)
