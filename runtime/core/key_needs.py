@@ -28,7 +28,8 @@ def needs_of(
     """The keys that each rank needs under one mask; None if a plan cannot tell.
 
     Args:
-        own: the tensors and scalars that the mask reads. chunks: the rows of each rank.
+        rows: cut where a chunk of `chunks` begins. own: the tensors and scalars that the mask reads. chunks: the rows
+            of each rank.
         exact: return None for a mask that reads tensors, too: a call would have to compare their elements with the
             plan's.
     """
@@ -41,14 +42,13 @@ def needs_of(
     blocks, begins, ends = (
         np.concatenate(each) for each in zip(*_intervals(work, rows, own, segment_ids), strict=True)
     )
-    seq = int(rows.ends[-1])
     runs = []
     for own_chunks in chunks:
         is_own = np.zeros(len(rows.begins), bool)
         for begin, length in own_chunks:
             is_own |= (rows.begins < begin + length) & (rows.ends > begin)
         ours = is_own[blocks]
-        runs.append(_union(begins[ours], ends[ours], rows.block, seq))
+        runs.append(_union(begins[ours], ends[ours], rows))
     return KeyNeeds(op=work.op, arguments=arguments, runs=tuple(runs))
 
 
@@ -71,16 +71,14 @@ def _intervals(
     return found
 
 
-def _union(begins: Array, ends: Array, block: int, seq: int) -> tuple[Chunk, ...]:
-    """The union of intervals as ascending runs, extended to whole blocks."""
-    change = np.zeros(-(-seq // block) + 1, np.int64)
-    np.add.at(change, begins // block, 1)
-    np.add.at(change, -(-ends // block), -1)
-    is_needed = np.cumsum(change)[:-1] > 0
-    edges = np.flatnonzero(np.diff(is_needed, prepend=False, append=False)) * block
-    return tuple(
-        (int(begin), min(int(end), seq) - int(begin)) for begin, end in zip(edges[::2], edges[1::2], strict=True)
-    )
+def _union(begins: Array, ends: Array, rows: Rows) -> tuple[Chunk, ...]:
+    """The union of intervals as ascending runs, extended to whole blocks of rows."""
+    change = np.zeros(len(rows.begins) + 1, np.int64)
+    np.add.at(change, np.searchsorted(rows.ends, begins, "right"), 1)
+    np.add.at(change, np.searchsorted(rows.begins, ends, "left"), -1)
+    edges = np.flatnonzero(np.diff(np.cumsum(change)[:-1] > 0, prepend=False, append=False))
+    found, last = rows.begins[edges[::2]], rows.ends[edges[1::2] - 1]
+    return tuple(zip(found.tolist(), (last - found).tolist(), strict=True))
 
 
 def value_of(x: Any) -> int | float | str:

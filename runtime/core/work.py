@@ -122,6 +122,20 @@ class Rows:
             number=number,
         )
 
+    def cut(self, chunks: Sequence[Sequence[tuple[int, int]]]) -> "Rows":
+        """The same rows in blocks that are cut where chunks of rows begin, too."""
+        more = [begin for own in chunks for begin, _ in own if begin < self.ends[-1]]
+        begins = np.union1d(self.begins, np.array(more, np.int64))
+        block = np.searchsorted(self.begins, begins, "right") - 1
+        return Rows(
+            block=self.block,
+            begins=begins,
+            ends=np.append(begins[1:], self.ends[-1:]),
+            starts=self.starts[block],
+            lengths=self.lengths[block],
+            number=self.number[block],
+        )
+
 
 def visited_blocks(work: VariantWork, rows: Rows, own: Mapping[str, Any], segment_ids: Array | None = None) -> Array:
     """The number of blocks of keys that each block of rows visits, float64 `[blocks]`.

@@ -24,8 +24,9 @@ class RowPart(Protocol):
     def put(self, whole: Tensor, part: Tensor) -> None:
         """Write a result of the call to these rows of `[local, ...]`."""
 
-    def covers(self, local: int) -> bool:
-        """True if they are all rows of the rank, in order, and no row is put before them."""
+    @property
+    def span(self) -> Chunk | None:
+        """The first row and their number, if they are consecutive rows of the rank and no row is put before them."""
 
     def keys(self, x: Tensor, axis: int = 0) -> Tensor:
         """The keys of the call, from an axis that has all keys that are here; a view."""
@@ -63,8 +64,9 @@ class Run:
         """Add the rows of a result to these rows of `[local, ...]`."""
         whole.narrow(0, self.at, self.run[1]).add_(self.own(part))
 
-    def covers(self, local: int) -> bool:
-        return self.run[1] == local and self.ahead == 0
+    @property
+    def span(self) -> Chunk | None:
+        return (self.at, self.run[1]) if self.ahead == 0 else None
 
     def keys(self, x: Tensor, axis: int = 0) -> Tensor:  # noqa: ARG002  # a dense call has all keys
         return x
@@ -78,7 +80,7 @@ class Documents:
             return torch.as_tensor(rows, device=device)
 
         self.cu_seqlens, self.q_offset = _numbers(call.begins, device), _numbers(call.offsets, device)
-        self.length, self._span, self._sequence_span = len(call.rows), call.span, call.sequence_span
+        self.length, self.span, self._sequence_span = len(call.rows), call.span, call.sequence_span
         # Contiguous rows need no table.
         self._rows = None if call.span is not None else there(call.rows[call.own])
         self._own = None if len(call.own) == self.length else there(call.own)
@@ -86,8 +88,8 @@ class Documents:
 
     def take(self, x: Tensor, value: float = 0.0) -> Tensor:
         if self._rows is None:
-            assert self._span is not None
-            return x.narrow(0, *self._span)
+            assert self.span is not None
+            return x.narrow(0, *self.span)
         rows = x.index_select(0, self._rows)
         if self._own is None:
             return rows
@@ -98,8 +100,8 @@ class Documents:
 
     def put(self, whole: Tensor, part: Tensor) -> None:
         if self._rows is None:
-            assert self._span is not None
-            whole.narrow(0, *self._span).copy_(part)
+            assert self.span is not None
+            whole.narrow(0, *self.span).copy_(part)
         else:
             whole.index_copy_(0, self._rows, self.own(part).to(whole.dtype))
 
@@ -121,9 +123,6 @@ class Documents:
             assert self._sequence_span is not None
             return x.narrow(axis, *self._sequence_span)
         return x.index_select(axis, self._sequence_rows)
-
-    def covers(self, local: int) -> bool:
-        return self._span == (0, local)
 
 
 class KeyedDocuments(Documents):

@@ -26,6 +26,7 @@ class Machine:
         link: bytes per second that a GPU receives from the others of its node. node: GPUs of a node.
         nic: bytes per second that a GPU receives from other nodes. latency: seconds that a collective takes at least.
         call: seconds that one more local call costs, a forward and a backward: launches, and programs that end late.
+        bandwidth: bytes per second that a GPU reads and writes in its own memory when it copies a tensor.
         memory: bytes that keys, values and their gradients of one layer and one batch row may take on a GPU.
         itemsize: bytes of an element of q, k and v.
     """
@@ -38,6 +39,7 @@ class Machine:
     memory: float = 20e9
     latency: float = 80e-6
     call: float = 350e-6
+    bandwidth: float = 2.5e12
     itemsize: int = 2
 
     def __post_init__(self) -> None:
@@ -58,7 +60,7 @@ class Cost:
     """Seconds of the slowest rank, and bytes that a rank receives, of a forward and a backward.
 
     `exchange`: seconds of the exchange of all groups. A rank makes `runs` calls for each group. Each call takes
-    `per_call` seconds in addition to `kernels`.
+    `per_call` seconds in addition to `kernels`. With several groups their results are joined, in `joins` seconds.
     """
 
     strategy: str
@@ -68,11 +70,12 @@ class Cost:
     bytes_moved: int
     runs: int = 1
     per_call: float = 0.0
+    joins: float = 0.0
 
     @property
     def compute(self) -> float:
         """Seconds of local calls."""
-        return self.kernels + self.per_call * self.runs * self.groups
+        return self.kernels + self.per_call * self.runs * self.groups + (self.joins if self.groups > 1 else 0.0)
 
     @property
     def total(self) -> float:
@@ -124,8 +127,17 @@ def gather_cost(
     kernels = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
     elements = 2 * key_heads * head_dim * seq * (ranks - 1) // ranks
     moved = elements * (2 * machine.itemsize + 4)
+    # o and dq are read and written.
+    joined = 4 * query_heads * head_dim * (seq // ranks) * machine.itemsize
     cost = Cost(
-        strategy="gather", kernels=kernels, exchange=0.0, groups=1, bytes_moved=moved, runs=runs, per_call=machine.call
+        strategy="gather",
+        kernels=kernels,
+        exchange=0.0,
+        groups=1,
+        bytes_moved=moved,
+        runs=runs,
+        per_call=machine.call,
+        joins=joined / machine.bandwidth,
     )
     return _in_groups(cost, seq, ranks, key_heads, machine)
 
@@ -204,6 +216,7 @@ def grid_cost(
         bytes_moved=moved + split.bytes_moved,
         runs=rows.runs,
         per_call=rows.per_call,
+        joins=rows.joins / inner,
     )
 
 

@@ -234,8 +234,9 @@ class _Planned:
         shares = [1.0] * len(self.works)
         if strategy not in ("exchange", "ring") and not (strategy == "auto" and balance == "work" and self.ranks > 1):
             return needs, shares
+        rows = self.rows.cut(self.dealt.chunks)
         for i, (work, given) in enumerate(zip(self.works, self.given, strict=True)):
-            found = needs_of(work, self.rows, given, self.ids, self.dealt.chunks, exact=strategy != "exchange")
+            found = needs_of(work, rows, given, self.ids, self.dealt.chunks, exact=strategy != "exchange")
             share = 1.0 if found is None else missing_share(found, self.dealt.chunks, self.seq)
             if found is not None and (share <= MOST_NEEDED or strategy != "auto"):
                 needs.append(found)

@@ -133,7 +133,7 @@ class GatheredRows:
                 self.tokens.setdefault(of_keys, self.tokens[of_queries])
 
     def forward(self) -> Saved:
-        call, results = self.call, _Results(len(self.q))
+        call, results = self.call, _Results(len(self.q), self.q.shape[2])
         for group in range(self.groups):
             k, v = self.exchange.keys(group)
             heads = self._query_heads(group)
@@ -141,15 +141,16 @@ class GatheredRows:
             for part in self.parts:
                 tensors = part.take(self.q.narrow(2, *heads)), part.keys(k), part.keys(v)
                 found = call.computed(tensors, self._keywords(own, part), call.form)
-                results.add(part, found, heads, self.q.shape[2], (0.0, float("-inf")))
-        if results.whole is None:
+                results.add(part, found, heads)
+        whole = results.whole((0.0, float("-inf")))
+        if whole is None:
             o = self.q.new_zeros(*self.q.shape[:3], self.v.shape[3])
             return o, self.q.new_full((*self.q.shape[:3], 1), float("-inf"), dtype=torch.float32)
-        o, lse = results.whole
+        o, lse = whole
         return o, lse
 
     def backward(self, saved: Saved, given: Given, trained: Sequence[str]) -> Gradients:
-        call, sums, results = self.call, OwnSums(self.call, trained), _Results(len(self.q))
+        call, sums, results = self.call, OwnSums(self.call, trained), _Results(len(self.q), self.q.shape[2])
         for group in range(self.groups):
             k, v = self.exchange.keys(group)
             heads = self._query_heads(group)
@@ -175,7 +176,7 @@ class GatheredRows:
                 known = take(saved[0]), take(saved[1], float("inf"))
                 of_rows = take(given[0]), None if given[1] is None else take(given[1])
                 of_q, *of_keys, own = call.derived(arguments, sums.leaves, known, of_rows, call.form)
-                results.add(part, (of_q,), heads, self.q.shape[2], (0.0,))
+                results.add(part, (of_q,), heads)
                 if totals:
                     for total, change in zip(totals, of_keys, strict=True):
                         part.keys(total).add_(change)
@@ -187,8 +188,8 @@ class GatheredRows:
             self.exchange.send(group, *totals)
         # Other ranks have terms of the gradient of a repeated key head: only their sum is rounded.
         dk, dv = self.exchange.receive(self.k.dtype if self.heads.repeats == 1 else torch.float32)
-        dq = torch.zeros_like(self.q) if results.whole is None else results.whole[0]
-        return dq, dk, dv, sums.total
+        whole = results.whole((0.0,))
+        return torch.zeros_like(self.q) if whole is None else whole[0], dk, dv, sums.total
 
     def kept(self) -> list[Tensor]:
         """What came for each group of heads, if the backward may take it from the forward; else an empty list."""
@@ -237,28 +238,48 @@ class GatheredRows:
 
 
 class _Results:
-    """Results of the calls of a rank, put together; those of a single call are not copied.
+    """Results of the calls of a rank, put together; those of a single call are not copied."""
 
-    Attributes:
-        whole: each result for all rows and heads; None if there was no call.
-    """
+    def __init__(self, local: int, heads: int) -> None:
+        """local, heads: the rank's rows, and the query heads."""
+        self.local, self.heads = local, heads
+        self._found: list[tuple[RowPart, Sequence[Tensor], tuple[int, int]]] = []
 
-    def __init__(self, local: int) -> None:
-        self.local = local
-        self.whole: list[Tensor] | None = None
+    def add(self, part: RowPart, found: Sequence[Tensor], heads: tuple[int, int]) -> None:
+        """Add the results of a call, `[rows, B, H, ...]` each, for these heads: the first one and their number."""
+        self._found.append((part, found, heads))
 
-    def add(
-        self, part: RowPart, found: Sequence[Tensor], heads: tuple[int, int], all_heads: int, empty: Sequence[float]
-    ) -> None:
-        """Add the results of a call, `[rows, B, H, ...]` each, for these heads. empty: what rows without a call get."""
-        if self.whole is None and heads[1] == all_heads and part.covers(self.local):
-            self.whole = list(found)
-            return
-        if self.whole is None:
-            sizes = [(self.local, x.shape[1], all_heads, *x.shape[3:]) for x in found]
-            self.whole = [x.new_full(size, value) for x, size, value in zip(found, sizes, empty, strict=True)]
-        for whole, x in zip(self.whole, found, strict=True):
+    def whole(self, empty: Sequence[float]) -> list[Tensor] | None:
+        """Each result for all rows and heads; None if there was no call. empty: what rows without a call get."""
+        if not self._found:
+            return None
+        tensors = list(zip(*(found for _, found, _ in self._found), strict=True))
+        spans = [part.span for part, _, _ in self._found]
+        if all(span == (0, self.local) for span in spans):
+            return [x[0] if len(x) == 1 else torch.cat(x, 2) for x in tensors]
+        is_all_heads = all(heads == (0, self.heads) for _, _, heads in self._found)
+        if is_all_heads and (missing := self._missing(spans)) is not None:
+            return [
+                torch.cat([*x, x[0].new_full((missing, *x[0].shape[1:]), value)] if missing else x)
+                for x, value in zip(tensors, empty, strict=True)
+            ]
+        return [self._placed(x, value) for x, value in zip(tensors, empty, strict=True)]
+
+    def _missing(self, spans: Sequence[Chunk | None]) -> int | None:
+        """The number of the rank's last rows that are in no call, if the calls have all rows before them, in order."""
+        end = 0
+        for span in spans:
+            if span is None or span[0] != end:
+                return None
+            end += span[1]
+        return self.local - end
+
+    def _placed(self, tensors: Sequence[Tensor], value: float) -> Tensor:
+        first = tensors[0]
+        whole = first.new_full((self.local, first.shape[1], self.heads, *first.shape[3:]), value)
+        for (part, _, heads), x in zip(self._found, tensors, strict=True):
             part.put(whole.narrow(2, *heads), x)
+        return whole
 
 
 def starts(runs: Sequence[Chunk]) -> list[int]:
