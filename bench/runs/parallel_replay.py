@@ -55,7 +55,7 @@ def replay(run: Run, ranks: Ranks, job: Job) -> Rows:
                 times.append(ms)
                 run.say(doing=f"{case} by {strategy}, rank {rank} of {size}")
             # The cost model's own rule for the overlap of exchange and kernels, with the measured time of kernels.
-            total = replace(cost, kernels=max(times) / 1e3, per_call=0.0).total
+            total = replace(cost, kernels=max(times) / 1e3, per_call=0.0, joins=0.0).total
             return times, imbalance, total * 1e3, predicted * 1e3
 
         result, note = ranks.attempt(every)

@@ -45,6 +45,22 @@ def _own(layout: Layout, name: str) -> jax.Array:
     return jnp.asarray(order, jnp.int32)[jax.lax.axis_index(name)]
 
 
+def _taken(x: jax.Array, numbers: jax.Array, axis: int) -> jax.Array:
+    """The rows of `x` along `axis` with these numbers; 0 for a number behind the last row."""
+    return jnp.take(x, numbers, axis, mode="fill", fill_value=0)
+
+
+def _inverse(numbers: jax.Array, size: int, first: int = 0, known: jax.Array | None = None) -> jax.Array:
+    """The index of each number below `size` among distinct `numbers`, counted from `first`, `[size]`.
+
+    A number that is not among them has the index in `known`, or one behind the last row of any array.
+
+    XLA takes longer to scatter rows than to scatter such indices and then to gather rows by them.
+    """
+    known = jnp.full((size,), np.iinfo(np.int32).max, jnp.int32) if known is None else known
+    return known.at[numbers].set(first + jnp.arange(numbers.size, dtype=jnp.int32), mode="drop")
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4, 5))
 def needed_rows(
     layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, wire: Any, x: jax.Array
@@ -55,13 +71,13 @@ def needed_rows(
     float32 and sent back.
     """
     x = x.astype(wire)
-    at, rows = jax.lax.axis_index(name), jnp.moveaxis(x, axis, 0)
-    whole = jnp.zeros((layout.seq, *rows.shape[1:]), x.dtype).at[_own(layout, name)].set(rows, mode="drop")
+    at, first, parts = jax.lax.axis_index(name), layout.local, [x]
+    sources = _inverse(_own(layout, name), layout.seq)
     for pairs, send, receive in _shifts(layout, needs):
-        part = jnp.take(rows, jnp.asarray(send)[at], axis=0, mode="clip")
-        got = jax.lax.ppermute(part, name, pairs)
-        whole = whole.at[jnp.asarray(receive)[at]].set(got, mode="drop")
-    return (widened(jnp.moveaxis(whole, 0, axis)),) * uses
+        parts.append(jax.lax.ppermute(_taken(x, jnp.asarray(send)[at], axis), name, pairs))
+        sources = _inverse(jnp.asarray(receive)[at], layout.seq, first, sources)
+        first += send.shape[1]
+    return (widened(_taken(jnp.concatenate(parts, axis), sources, axis)),) * uses
 
 
 def _forward(layout: Layout, needs: KeyNeeds, name: str, axis: int, uses: int, wire: Any, x: jax.Array) -> Any:
@@ -81,13 +97,12 @@ def _backward(
     at, total = jax.lax.axis_index(name), given[0].astype(jnp.float32)
     for x in given[1:]:
         total = total + x
-    total = jnp.moveaxis(total, axis, 0)
-    found = jnp.take(total, _own(layout, name), axis=0, mode="fill", fill_value=0)
+    found = _taken(total, _own(layout, name), axis)
     for pairs, send, receive in _shifts(layout, needs):
-        part = jnp.take(total, jnp.asarray(receive)[at], axis=0, mode="fill", fill_value=0)
+        part = _taken(total, jnp.asarray(receive)[at], axis)
         got = jax.lax.ppermute(part, name, [(j, i) for i, j in pairs])
-        found = found.at[jnp.asarray(send)[at]].add(got, mode="drop")
-    return (jnp.moveaxis(found, 0, axis).astype(like.dtype),)
+        found = found + _taken(got, _inverse(jnp.asarray(send)[at], layout.local), axis)
+    return (found.astype(like.dtype),)
 
 
 needed_rows.defvjp(_forward, _backward)
