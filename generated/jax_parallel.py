@@ -137,9 +137,10 @@ def context_parallel(
     positions. The variant's own tensors are whole on every device. A tensor with an axis of rows may also have the
     device's rows alone, as a log-decay `g` usually does.
 
-    With a mesh, the result calls `shard_map` itself: arrays are whole, in the order of `layout.shard`. Keywords are
-    those of the op, without `q_offset`, `cu_seqlens_q` and `schedule`. A `seed` of dropout is the same on every device.
-    The devices together drop the probabilities that one device would drop.
+    With a mesh, the result calls `shard_map` itself: arrays are whole. q, k and v, token ids, positions and a log-decay
+    are in the order of `layout.shard`, and so are o and lse; the variant's other tensors are in the order of the
+    sequence. Keywords are those of the op, without `q_offset`, `cu_seqlens_q` and `schedule`. A `seed` of dropout is
+    the same on every device. The devices together drop the probabilities that one device would drop.
 
     Args:
         axis: the axis of the mesh that rows are cut along; under "2d" the axis of nodes and that of a node's devices.
@@ -230,8 +231,10 @@ class _Axes:
             expected = f"a mesh with the axes {', '.join(map(repr, names))}, of the type Auto"
             fail("context_parallel", "mesh", expected, ", ".join(f"{name!r} ({each})" for name, each in types.items()))
         for name, x in arrays.items():
-            rows = row_axis(self.form) if name in ("q", "k", "v") else 1 if name in TOKENS else None
-            if rows is not None and rows < x.ndim and x.shape[rows] % layout.ranks:
+            # A log-decay is `[B, S, Hq]` in either layout, packed `[S, Hq]`.
+            rows = row_axis(self.form) if name in ("q", "k", "v") else 1 if name in TOKENS else x.ndim - 2
+            is_cut = name in ("q", "k", "v", "g", *TOKENS)
+            if is_cut and 0 <= rows < x.ndim and x.shape[rows] % layout.ranks:
                 fail(op, name, f"{layout.padded} rows, in the order of layout.shard", f"{x.shape[rows]} in {x.shape}")
 
     def cuts(self, mesh: Any, dim: str) -> bool:

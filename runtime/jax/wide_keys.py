@@ -41,7 +41,10 @@ def wide_call(
     """o and lse of `op(q, k, v, **keywords)`. k and v are `widened`; they are cast to the dtype of q here."""
     names = trained_names(op)
     arrays = {name: x for name, x in keywords.items() if isinstance(x, jax.Array)}
-    numbers = {name: x for name, x in keywords.items() if name not in arrays}
+    # A custom_vjp may not close over a traced array: also those inside other arguments, as in a dropout_origin, are
+    # arguments of it, named by their places.
+    numbers, structure = jax.tree.flatten({name: x for name, x in keywords.items() if name not in arrays})
+    arrays |= {str(place): x for place, x in enumerate(numbers) if isinstance(x, jax.Array)}
     trained = {"q": q, "k": k, "v": v} | {name: x for name, x in arrays.items() if name in names}
     fixed = {name: x for name, x in arrays.items() if name not in names}
     known = keyword_names(op)
@@ -50,10 +53,16 @@ def wide_call(
     trained, fixed = jax.tree.unflatten(tree, varying_alike(leaves))
     dtype = q.dtype
 
+    def others(fixed: Arrays) -> dict[str, Any]:
+        """The keywords whose arrays are not trained."""
+        given = [fixed.get(str(place), x) for place, x in enumerate(numbers)]
+        found: dict[str, Any] = jax.tree.unflatten(structure, given)
+        return found | {name: x for name, x in fixed.items() if name in keywords}
+
     def called(trained: Arrays, fixed: Arrays) -> tuple[jax.Array, jax.Array]:
         q, k, v = (trained[name].astype(dtype) for name in ("q", "k", "v"))
         own = {name: x for name, x in trained.items() if name not in ("q", "k", "v")}
-        found: tuple[jax.Array, jax.Array] = op(q, k, v, **own, **fixed, **numbers, return_lse=True)
+        found: tuple[jax.Array, jax.Array] = op(q, k, v, **own, **others(fixed), return_lse=True)
         return found
 
     def forward(trained: Arrays, fixed: Arrays) -> Any:
@@ -67,7 +76,7 @@ def wide_call(
         do, dlse = given
         own = {name: x for name, x in trained.items() if name not in ("q", "k", "v")}
         tensors = (trained[name] for name in ("q", "k", "v"))
-        options = {"dlse": dlse, "wanted": tuple(own), **own, **fixed, **numbers}
+        options = {"dlse": dlse, "wanted": tuple(own), **own, **others(fixed)}
         found = op.backward(do, *tensors, o, lse, **options)  # type: ignore[attr-defined]  # which every op has
         changes = {name: found.own[name].astype(x.dtype) for name, x in own.items()}
         return {"q": found.dq, "k": found.dk, "v": found.dv, **changes}, dict.fromkeys(fixed)

@@ -57,6 +57,8 @@ class _Cast(NamedTuple):
 def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, ...]:
     """`function.apply(*args)`, of an autograd function whose forward calls one that is `replayed`."""
     results: tuple[Tensor, ...]
+    if torch.compiler.is_compiling():
+        args = _distinct(args)
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         results = function.apply(*args)
         return results
@@ -69,6 +71,15 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, 
     if active.recording is not None:
         active.recording.applied.append((function, unwrapped, results))
     return results
+
+
+def _distinct(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments, views for tensors that came before: Dynamo traces no autograd function that gets one twice."""
+    found: list[Any] = []
+    for x in args:
+        is_repeated = isinstance(x, Tensor) and any(x is before for before in found)
+        found.append(x.view(x.shape) if is_repeated else x)
+    return tuple(found)
 
 
 def _requires_grad(x: object) -> bool:

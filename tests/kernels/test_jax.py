@@ -318,3 +318,17 @@ def test_a_traced_offset_serves_all_rows() -> None:
     qkv = [array(x) for x in (inputs.q, inputs.k, inputs.v)]
     got = jax.jit(lambda offset: load_op("causal")(*qkv, layout="bhsd", q_offset=offset))(7)
     assert_same("causal", "o", tensor(got), want)
+
+
+def test_gradients_by_position_with_an_offset_per_batch_row() -> None:
+    """An array of offsets is a tensor of the launches, from which the places of sums are computed."""
+    qkv, own = given("relative_bias")
+
+    def gradient(offset: Any) -> np.ndarray:
+        def total(bias: jax.Array) -> jax.Array:
+            o: jax.Array = load_op("relative_bias")(*qkv, **own | {"bias": bias}, q_offset=offset)
+            return jnp.square(o.astype(jnp.float32)).sum()
+
+        return np.asarray(jax.grad(total)(own["bias"]))
+
+    np.testing.assert_allclose(gradient(jnp.asarray([9, 9])), gradient(9), atol=1e-4, rtol=1e-4)

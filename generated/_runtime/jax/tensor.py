@@ -104,6 +104,10 @@ class Tensor:
         """Elements of a tensor whose axes have the order of the memory."""
         return self.value()[index]
 
+    def reshape(self, *shape: int) -> jax.Array:
+        """The elements in another shape. The axes of the tensor have the order of the memory."""
+        return self.value().reshape(shape)
+
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a row-major array."""

@@ -47,7 +47,7 @@ def check_packed(
             got = f"None for q of {q.shape[0]} rows and k of {k.shape[0]}"
             fail(op, "cu_seqlens_k", "an integer tensor [n + 1] where q and k differ in length", got)
         cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
-        return cu_seqlens_q, _second(cu_seqlens_q)
+        return cu_seqlens_q, cu_seqlens_q
     cu_seqlens_q = begins_of(op, "cu_seqlens_q", cu_seqlens_q, "q", q)
     cu_seqlens_k = begins_of(op, "cu_seqlens_k", cu_seqlens_k, "k", k)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
@@ -170,13 +170,8 @@ def _pair(
     if of_keys is None:
         if q_shape != kv_shape:
             fail(op, kv_name, f"an integer tensor {list(kv_shape)} where q and k differ in length", None)
-        return queries, _second(queries)
+        return queries, queries
     return queries, int32_of(op, kv_name, of_keys, kv_shape, q.device)
-
-
-def _second(x: Tensor) -> Tensor:
-    """The same tensor for a second argument. Dynamo cannot trace an autograd function that gets one tensor twice."""
-    return x.view(x.shape) if torch.compiler.is_compiling() else x
 
 
 def int32_of(op: str, name: str, x: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:

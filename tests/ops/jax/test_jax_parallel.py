@@ -258,6 +258,25 @@ def test_dk_and_dv_are_as_exact_as_those_of_one_call(strategy: str, ranks: int) 
     compare({"slope": found["slope"]}, {"slope": of_one["slope"]}, 2e-2)
 
 
+@pytest.mark.parametrize(("strategy", "sizes"), [("heads", {"cp": 4}), ("gather", {"dp": 2, "cp": 2})])
+def test_dropout_in_16_bits_has_gradients(strategy: str, sizes: dict[str, int]) -> None:
+    """The batch rows and heads of a device, from which dropout counts, are traced numbers."""
+    op = load("causal_dropout")
+    trained = {name: x.astype(jnp.bfloat16) for name, x in draw("causal_dropout", seq=40)[0].items()}
+    layout = plan(op, sizes["cp"], seq=40, heads=HEADS, head_dim=DIM, strategy=strategy)
+    spec = P("dp" if "dp" in sizes else None, "cp", None)
+    call = context_parallel(op, layout, mesh=mesh_of(**sizes), spec=spec)
+    dropped = {"dropout_p": 0.5, "seed": 3}
+
+    def one(x: dict[str, Any]) -> Any:
+        return loss_of(*op(**x, **dropped, return_lse=True)), None
+
+    both = (loss_over(call, layout, dropped, axis=1), one)
+    found, wanted = (jax.jit(jax.grad(f, has_aux=True))(trained)[0] for f in both)
+    found, wanted = ({name: x.astype(jnp.float32) for name, x in each.items()} for each in (found, wanted))
+    compare(found, wanted, bound=2e-2)
+
+
 @pytest.mark.parametrize("strategy", ["gather", "ring"])
 def test_a_seed_may_be_a_key(strategy: str) -> None:
     op = load("causal_dropout")
@@ -320,6 +339,10 @@ def test_bad_calls_are_refused() -> None:
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(q, q, q)
     with pytest.raises(ValueError, match=r"causal: q: expected 64 rows, in the order of layout\.shard, got 61"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(*[jnp.zeros((1, 61, 4, 16))] * 3)
+    decay, padded = load("forgetting"), plan(load("forgetting"), 2, seq=61, heads=HEADS, head_dim=DIM, strategy="ring")
+    with_decay = context_parallel(decay, padded, mesh=mesh_of(cp=2), spec=P(None, "cp", None))
+    with pytest.raises(ValueError, match=r"forgetting: g: expected 62 rows, in the order of layout\.shard, got 61"):
+        with_decay(*[jnp.zeros((1, 62, 4, 16))] * 3, g=jnp.zeros((1, 61, 4)))
     with pytest.raises(
         ValueError, match="context_parallel: mesh: expected a mesh with the axes 'cp', 'dp', of the type"
     ):

@@ -148,6 +148,24 @@ def test_packed_calls_are_traced_whole(variant: str) -> None:
         assert torch.autograd.grad(o.sum(), fake["q"])[0].shape == given["q"].shape
 
 
+@pytest.mark.parametrize("keyword", [None, "q_segment_ids", "cu_seqlens_q"])
+def test_a_traced_call_may_get_one_tensor_twice(keyword: str | None) -> None:
+    """Dynamo itself refuses an autograd function that does."""
+    torch.compiler.reset()
+    packed = keyword == "cu_seqlens_q"
+    x = torch.randn((6, 2, 16) if packed else (1, 2, 6, 16), requires_grad=True)
+    ends, ids = torch.tensor([0, 4, 6]), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    of_both = {"cu_seqlens_q": ends, "cu_seqlens_k": ends} if packed else {"q_segment_ids": ids, "kv_segment_ids": ids}
+
+    op: Any = load_op("causal")
+
+    def loss(x: Tensor) -> Any:
+        return op(x, x, x, **(of_both if keyword else {})).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x), x))
+
+
 def test_rows_without_keys_have_no_nan_in_their_gradients() -> None:
     """Anomaly detection also finds a NaN that a later step hides."""
     sinks = {"causal": None, "gpt_oss": torch.tensor([float("-inf"), 0.5])}
