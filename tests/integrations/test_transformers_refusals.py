@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from generated.integrations import transformers_masks  # noqa: E402
 from generated.integrations.variants import NotRenderedError  # noqa: E402
-from tests.support.tiny_models import WINDOW, decoder, model  # noqa: E402
-from tests.support.tiny_others import BERT  # noqa: E402
+from tests.support.tiny_models import DECODERS, SIZE, WINDOW, decoder, model  # noqa: E402
+from tests.support.tiny_others import BERT, VISION  # noqa: E402
 from tests.support.tiny_runs import LENGTH, tokens  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
@@ -62,6 +63,23 @@ def test_a_model_with_attention_of_its_own_is_one_error(name: str) -> None:
     config = getattr(transformers, f"{name}Config")(vocab_size=99, **OWN_ATTENTION[name])
     net = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="codegen")
     with pytest.raises(ArgumentError, match=rf"attn_implementation: expected a model .* got {name}.*use 'eager'"):
+        net(tokens())
+
+
+READS_THE_MASK = {
+    "DeepseekV32": {**SIZE, **DECODERS["DeepseekV3"]},
+    "Git": {**SIZE, "vision_config": VISION},
+}
+
+
+@pytest.mark.parametrize("name", READS_THE_MASK)
+def test_a_model_that_reads_its_mask_itself_is_one_error(name: str) -> None:
+    sizes = {field: value for field, value in READS_THE_MASK[name].items() if value is not None}
+    net = model(f"{name}ForCausalLM", f"{name}Config", **sizes)
+    message = "codegen attention: attn_implementation: expected a model that only passes its mask on .*: use 'eager'"
+    assert re.search(message, str(hf.explain(net)))
+    net.set_attn_implementation("codegen")
+    with pytest.raises(NotImplementedError, match=message):
         net(tokens())
 
 
