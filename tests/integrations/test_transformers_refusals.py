@@ -90,9 +90,13 @@ def test_a_transformers_that_builds_its_masks_otherwise_is_one_error(monkeypatch
 
 
 def test_heads_that_no_kernel_has_are_one_error() -> None:
-    q, k, v = torch.zeros(3, 1, 2, 4, 520)
-    with pytest.raises(ArgumentError, match="head_dim: expected 512 at most: use 'sdpa' for this model, got 520"):
-        hf.attention(torch.nn.Module(), q, k, v, None)
+    for size, bound in ((520, "512 at most"), (4, "8 at least")):
+        q, k, v = torch.zeros(3, 1, 2, 4, size)
+        with pytest.raises(ArgumentError, match=f"head_dim: expected {bound}: use 'sdpa' for this model, got {size}"):
+            hf.attention(torch.nn.Module(), q, k, v, None)
+    explained = hf.explain(decoder("Llama", head_dim=4))
+    assert not explained.is_served
+    assert "head_dim: expected 8 at least" in str(explained)
 
 
 def test_dropout_that_is_not_rendered_names_the_entry() -> None:
