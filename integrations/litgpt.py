@@ -69,7 +69,7 @@ class CodegenAttention(torch.nn.Module):
                 information. Otherwise bool, True where a query sees a key, broadcastable to `[B, H, T, S]`.
 
         Raises:
-            ArgumentError: a mask that is not bool.
+            ArgumentError: a mask that is not bool, or tokens whose keys overwrote keys that they see in a ring buffer.
             NotRenderedError: the package has no variant of this window, cap or mask.
         """
         cap = self.config.attention_logit_softcapping
@@ -98,8 +98,16 @@ class CodegenAttention(torch.nn.Module):
         rows = input_pos.expand(q.shape[0], -1).to(torch.int32)
         places = torch.arange(k.shape[2], dtype=torch.int32, device=k.device)
         if self._window is not None:
-            last = rows.amax(1, keepdim=True)
-            places = last - (last - places) % self.kv_cache.max_cache_len
+            last, size = rows.amax(1, keepdim=True), self.kv_cache.max_cache_len
+            # A full buffer may have dropped keys that the first of several queries sees. litgpt has read `input_pos`.
+            if q.shape[2] > 1 and k.shape[2] == size and not torch.compiler.is_compiling():
+                lost = (last >= size) & (last - rows.amin(1, keepdim=True) > size - self._window)
+                if bool(lost.any()):
+                    expected = (
+                        f"one token at a time from position {size} on, where the ring buffer of {size} keys is full"
+                    )
+                    fail(_TITLE, "input_pos", expected, f"{q.shape[2]} tokens up to position {int(last.max())}")
+            places = last - (last - places) % size
             # A ring slot that was never written gets a position that no query sees.
             return {"q_positions": rows, "kv_positions": torch.where(places < 0, BEYOND, places)}
         if q.shape[2] == 1:

@@ -44,7 +44,7 @@ def sequences(
 
 
 def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Positions from the first token of each sequence, where its first chunk begins; empty if rows are positions."""
+    """Positions from the first token of each sequence, where its first chunk begins; empty if one begins at key 0."""
     ids = arguments.get("q_segment_ids")
     place: Any = None
     if not torch.compiler.is_compiling():
@@ -62,6 +62,10 @@ def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: 
         begins = torch.diff(ids, prepend=ids[:, :1] - 1) != 0
         positions = (rows - torch.where(begins, rows, 0).cummax(-1).values).to(torch.int32)
         found = {"q_positions": positions, "kv_positions": positions}
+    elif mask.chunk is not None and mask.kv_offset % mask.chunk:
+        # The cache has dropped a part of a chunk, so that its first key begins no chunk.
+        places = {"q_positions": rows, "kv_positions": keys}
+        found = {name: x.to(torch.int32).expand(query.shape[0], -1) for name, x in places.items()}
     if place is not None:
         # The ids are kept, so that no other tensor gets their identity.
         mask.cache[place] = found, ids

@@ -38,6 +38,7 @@ MODULES = {
 """Name of a module in the kernel -> its path in a build. Modules that the package does not have are left out."""
 
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
+_OWNER = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*")
 _PER_CALL = {"b", "q_idx", "kv_idx"}
 
 
@@ -55,6 +56,8 @@ class Kernel:
             raise CodegenError(
                 f"--name: expected lower-case letters, digits and dashes, no '{PACKAGE}' or 'layers', got {self.name!r}"
             )
+        if not _OWNER.fullmatch(self.owner):
+            raise CodegenError(f"--owner: expected letters, digits, '-', '_' and '.', got {self.owner!r}")
 
     @property
     def python_name(self) -> str:

@@ -14,6 +14,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.gallery", description="Write the gallery as HTML.")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write into")
     out: Path = parser.parse_args().out
+    if out.exists() and not out.is_dir():
+        parser.error(f"OUT: expected a folder, got the file {out}")
     found = html_files(cards(), out)
     for path, content in found.items():
         target = out / path

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,14 +68,18 @@ class Attention(eqx.Module):
             tensors: arguments of the op that are trained, such as slopes, sinks or a table of biases.
 
         Raises:
-            ArgumentError: `kv_heads` does not divide `heads`, or without `head_dim`, `heads` does not divide `size`.
+            ArgumentError: a number below 1, `kv_heads` that does not divide `heads`, or without `head_dim`, `heads`
+                that does not divide `size`.
         """
         kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        for name, number in (("size", size), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+            if (number is not None or name != "head_dim") and (not isinstance(number, int) or number < 1):
+                fail(_TITLE, name, "an int of at least 1", repr(number))
+        if heads % kv_heads:
             fail(_TITLE, "kv_heads", f"a number that divides {heads} heads", kv_heads)
         if head_dim is None and size % heads:
             fail(_TITLE, "head_dim", f"a number, since {heads} heads do not divide size {size}", head_dim)
-        columns = head_dim or size // heads
+        columns = size // heads if head_dim is None else head_dim
         keys = jax.random.split(key, 4)
         self.query = eqx.nn.Linear(size, heads * columns, use_bias, key=keys[0])
         self.key = eqx.nn.Linear(size, kv_heads * columns, use_bias, key=keys[1])
@@ -92,7 +97,8 @@ class Attention(eqx.Module):
         Args:
             x: `[B, S, size]` or `[S, size]`.
             context: `[B, Skv, size]` or `[Skv, size]`, from which keys and values are computed.
-            **arguments: the op's own keywords, such as scalars, ids of documents, or `cu_seqlens_q`.
+            **arguments: the op's own keywords, such as scalars, ids of documents, or `cu_seqlens_q`; not `layout` and
+                `return_lse`.
 
         Returns:
             `[B, S, size]`, or `[S, size]` where `x` has two axes.
@@ -102,12 +108,15 @@ class Attention(eqx.Module):
         """
         context = x if context is None else context
         size = self.query.in_features
+        for name in ("layout", "return_lse"):
+            if name in arguments:
+                fail(_TITLE, name, "nothing: the module has one layout, and returns o alone", repr(arguments[name]))
         for name, given in (("x", x), ("context", context)):
             if given.ndim not in (2, 3) or given.ndim != x.ndim or given.shape[-1] != size:
                 expected = f"shape [B, S, {size}] or [S, {size}]" + (" as x has" if name == "context" else "")
                 fail(_TITLE, name, expected, list(given.shape))
         heads = [
-            _by_token(layer, given).reshape(*given.shape[:-1], count, -1)
+            _by_token(layer, given).reshape(*given.shape[:-1], count, layer.out_features // count)
             for layer, given, count in (
                 (self.query, x, self.heads),
                 (self.key, context, self.kv_heads),
@@ -119,10 +128,11 @@ class Attention(eqx.Module):
             heads = [each[None] for each in heads]
         o: Array = self.op(*heads, **self.tensors, **arguments)
         o = o[0] if alone else o
-        return _by_token(self.output, o.reshape(*o.shape[:-2], -1))
+        return _by_token(self.output, o.reshape(*o.shape[:-2], self.output.in_features))
 
 
 def _by_token(layer: eqx.nn.Linear, x: Array) -> Array:
     """Apply a linear layer, which Equinox defines for one vector, to every row of `x`."""
-    rows = jax.vmap(layer)(jnp.reshape(x, (-1, x.shape[-1])))
-    return jnp.reshape(rows, (*x.shape[:-1], rows.shape[-1]))
+    *axes, columns = x.shape
+    rows = jax.vmap(layer)(jnp.reshape(x, (math.prod(axes), columns)))
+    return jnp.reshape(rows, (*axes, rows.shape[-1]))

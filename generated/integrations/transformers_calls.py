@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import torch as ops
-from .._runtime.archs import MAX_HEAD_DIM
+from .._runtime.archs import MAX_HEAD_DIM, MIN_HEAD_DIM
 from .._runtime.core.checks import fail
 from .entries import Attention
 from .transformers_masks import TITLE, AttentionMask
@@ -82,6 +82,8 @@ def wanted_of(
     """The attention that a call computes."""
     if (head_dim := max(query.shape[-1], value.shape[-1])) > MAX_HEAD_DIM:
         fail(TITLE, "head_dim", f"{MAX_HEAD_DIM} at most: use 'sdpa' for this model", head_dim)
+    if (head_dim := min(query.shape[-1], value.shape[-1])) < MIN_HEAD_DIM:
+        fail(TITLE, "head_dim", f"{MIN_HEAD_DIM} at least: use 'sdpa' for this model", head_dim)
     before = after = chunk = None
     if mask is not None:
         before, after, chunk = mask.before, mask.after, mask.chunk

@@ -9,7 +9,7 @@ function raises an error that names the function.
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,19 @@ from .._runtime.core.checks import fail
 
 TITLE = "codegen attention"
 """The prefix of errors in calls from transformers."""
+
+_TENSORS = ("padding", "packed", "image", "left_padding", "q_offset")
+"""The fields of a mask that may be tensors and that decide the arguments of calls."""
+
+
+class MaskIsReadError(NotImplementedError, AttributeError):
+    """A model reads the mask as if it were a tensor. `hasattr` takes it for a missing attribute."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{TITLE}: attn_implementation: expected a model that only passes its mask on to attention, got one that "
+            f"reads {what} of the mask itself: use 'eager' there"
+        )
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -33,6 +46,7 @@ class AttentionMask(masking_utils.BlockMask):
     image, or -1. `packed`: integers `[B, q_length]`, the index of a token's sequence. `padding`: bool
     `[B, kv_length]`, False where a key is padding. Query row i is at position `q_offset + i`, key j at
     `kv_offset + j`. `cache`: values that all layers of a forward share. `plans`: plans of calls with this mask.
+    `copies`: this mask on other devices.
     """
 
     batch: int
@@ -49,9 +63,10 @@ class AttentionMask(masking_utils.BlockMask):
     padding: Tensor | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
     plans: list[Any] = field(default_factory=list)
+    copies: dict[Any, "AttentionMask"] = field(default_factory=dict)
 
     def tensors(self) -> tuple[Any, ...]:
-        """The fields that may be tensors and that decide the arguments of calls; each may also be None."""
+        """The fields `_TENSORS`; each may also be None."""
         return self.padding, self.packed, self.image, self.left_padding, self.q_offset
 
     def versions(self) -> tuple[int | None, ...]:
@@ -65,6 +80,28 @@ class AttentionMask(masking_utils.BlockMask):
     @property
     def ndim(self) -> int:
         return 4
+
+    def to(self, device: Any, **_: Any) -> "AttentionMask":
+        """The mask on a device. Accelerate asks for it before every module of a model on several devices."""
+        place = torch.device(device), self.versions()
+        if place not in self.copies:
+            moved: dict[str, Any] = {
+                name: x.to(device) for name in _TENSORS if isinstance(x := getattr(self, name), Tensor)
+            }
+            if all(x is getattr(self, name) for name, x in moved.items()):
+                return self  # not kept, because a mask that refers to itself would wait for the garbage collector
+            self.copies[place] = replace(self, **moved, cache={}, plans=[], copies={})
+        return self.copies[place]
+
+    def __getitem__(self, index: Any) -> Any:
+        raise MaskIsReadError("elements")
+
+    def __getattr__(self, name: str) -> Any:
+        raise MaskIsReadError(f"`{name}`")
+
+    @classmethod
+    def __torch_function__(cls, *_: Any) -> Any:
+        raise MaskIsReadError("elements")
 
     def __repr__(self) -> str:
         said = {name: getattr(self, name) for name in ("before", "after", "chunk")}

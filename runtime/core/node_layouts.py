@@ -17,6 +17,8 @@ def cut_for_nodes(nodes: Layout, inner: int, cost: Cost) -> Layout:
     length = nodes.local // inner
     pieces = [_piece(own, i * length, length) for own in nodes.chunks for i in range(inner)]
     loads = tuple(load / inner for load in nodes.loads for _ in range(inner))
+    # These compare how rows travel between nodes; their times are those of one rank for all heads of a node.
+    between = [f"{nodes.ranks} nodes as ranks: {reason}" for reason in nodes.reasons[:-1]]
     why = f"2d: heads inside nodes of {inner} ranks, {nodes.strategy} over {nodes.ranks} nodes"
     return replace(
         nodes,
@@ -26,7 +28,7 @@ def cut_for_nodes(nodes: Layout, inner: int, cost: Cost) -> Layout:
         head_groups=cost.groups,
         bytes_moved=cost.bytes_moved,
         predicted=cost.total,
-        reasons=(*nodes.reasons[:-1], str(cost), why),
+        reasons=(*between, str(cost), why),
         loads=loads,
         cost=cost,
         nodes=replace(nodes, head_groups=cost.groups if nodes.head_groups > 1 else 1),

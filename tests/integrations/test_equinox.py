@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 eqx = pytest.importorskip("equinox", reason="equinox is in none of the extras: no other test needs it")
@@ -69,13 +71,27 @@ def test_keys_of_another_sequence() -> None:
     assert layer(inputs(2, 5), inputs(2, LENGTH)).shape == (2, 5, SIZE)
 
 
+@pytest.mark.parametrize(("rows", "keys"), [((0, 5), (0, 5)), ((2, 0), (2, 5)), ((3,), (0,))])
+def test_no_rows_and_no_keys(rows: tuple[int, ...], keys: tuple[int, ...]) -> None:
+    layer = Attention(causal, SIZE, heads=HEADS, kv_heads=2, key=jax.random.key(0))
+    assert jnp.array_equal(layer(inputs(*rows), inputs(*keys)), jnp.zeros((*rows, SIZE)))
+
+
 def test_bad_sizes_are_one_error_each() -> None:
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="kv_heads: expected a number that divides 4 heads, got 3"):
         Attention(causal, SIZE, heads=4, kv_heads=3, key=key)
     with pytest.raises(ValueError, match="head_dim: expected a number, since 5 heads do not divide size 64, got None"):
         Attention(causal, SIZE, heads=5, key=key)
+    for bad in (0, -8, 2.0, "4"):
+        for name in ("heads", "kv_heads", "head_dim"):
+            with pytest.raises(ValueError, match=f"equinox.Attention: {name}: expected an int of at least 1, got"):
+                Attention(causal, SIZE, **{"heads": 4, name: bad}, key=key)  # type: ignore[arg-type]
     layer = Attention(causal, SIZE, heads=4, key=key)
+    options: dict[str, Any] = {"layout": "bhsd", "return_lse": True}
+    for option, value in options.items():
+        with pytest.raises(ValueError, match=f"{option}: expected nothing: the module has one layout"):
+            layer(inputs(LENGTH), **{option: value})
     with pytest.raises(ValueError, match=r"x: expected shape \[B, S, 64\] or \[S, 64\], got \[24, 32\]"):
         layer(jnp.ones((LENGTH, 32)))
     with pytest.raises(ValueError, match=r"context: expected .* as x has, got \[24, 64\]"):

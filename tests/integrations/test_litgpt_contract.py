@@ -137,6 +137,16 @@ def test_a_cache(groups: int, windowed: bool, cap: float | None, sliced: bool) -
     torch.testing.assert_close(torch.cat(got, 1), own(x, None, None), **CLOSE)
 
 
+def test_tokens_whose_keys_overwrite_keys_that_they_see_are_refused() -> None:
+    _, ours = pair(2, True, None)
+    ours.kv_cache = Cache(2, W, True)
+    x, mask = torch.randn(B, W + 1, H * D), torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    with torch.no_grad():
+        ours(x[:, : W - 1], None, None, mask, torch.arange(W - 1))
+        with pytest.raises(ArgumentError, match=r"input_pos: expected one token .* got 2 tokens up to position 6"):
+            ours(x[:, W - 1 :], None, None, mask, torch.arange(W - 1, W + 1))
+
+
 def test_a_mask_of_ones_own() -> None:
     """Adapters call the method with a mask, for a prefix that every query sees."""
     own, ours = pair(2, False, None)

@@ -1,4 +1,4 @@
-"""Transformers' own Trainer and PEFT's adapters on the ops give the losses of eager attention."""
+"""Transformers' Trainer, PEFT's adapters and accelerate's hooks on the ops give the results of eager attention."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
-pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
+accelerate = pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
 
 from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from tests.support.tiny_models import decoder  # noqa: E402
-from tests.support.tiny_runs import TOLERANCE, tokens  # noqa: E402
+from tests.support.tiny_runs import TOLERANCE, assert_close, padding, tokens  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
 
@@ -53,3 +53,26 @@ def test_trainer_has_the_losses_of_eager_attention(adapters: bool, checkpoints: 
     assert len(want) == 3
     assert want[-1] < want[0]
     assert ((got - want).abs() / want).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["Llama", "GptOss"])
+def test_models_that_accelerate_distributes(name: str) -> None:
+    """With `device_map="auto"` on several devices, hooks move the mask to the device of each module."""
+    hf.register()
+    net: Any = decoder(name)
+    real = padding("left")
+    want = net(tokens(), attention_mask=real).logits[real.bool()]
+    net.set_attn_implementation("codegen")
+    places = {child: "cpu" for child, _ in net.named_children()}
+    net = accelerate.dispatch_model(net, places, force_hooks=True)
+    assert_close(net(tokens(), attention_mask=real).logits[real.bool()], want, "logits")
+
+
+def test_a_mask_is_copied_once_to_each_device() -> None:
+    mask = hf.attention_mask(2, 24, 24, attention_mask=padding("left"))
+    assert mask.to("cpu") is mask
+    moved = mask.to("meta", non_blocking=True)
+    assert moved is mask.to(torch.device("meta"))
+    assert moved.padding is not None
+    assert moved.padding.is_meta
+    assert (moved.after, moved.plans) == (0, [])

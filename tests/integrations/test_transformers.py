@@ -194,3 +194,17 @@ def test_drafted_tokens_on_a_sliding_cache_do_not_change_what_is_generated() -> 
     ids = torch.randint(3, 30, (1, 17))
     call = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False}
     assert torch.equal(model.generate(ids, **call, prompt_lookup_num_tokens=3), model.generate(ids, **call))
+
+
+@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
+def test_chunks_on_a_cache_that_has_dropped_a_part_of_one(cache: str) -> None:
+    net = decoder("Llama4").eval()
+    size = {"max_cache_len": LENGTH} if cache == "StaticCache" else {}
+    logits = []
+    with torch.no_grad():
+        want = net(tokens(), use_cache=False).logits
+        net.set_attn_implementation("codegen")
+        keys = getattr(transformers, cache)(config=net.config, **size)
+        for part in tokens().split([13, 7, 1, 3], 1):
+            logits.append(net(part, past_key_values=keys).logits)
+    assert_close(torch.cat(logits, 1), want, "logits")

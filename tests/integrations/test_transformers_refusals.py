@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
 from generated.integrations import transformers_masks  # noqa: E402
 from generated.integrations.variants import NotRenderedError  # noqa: E402
-from tests.support.tiny_models import WINDOW, decoder, model  # noqa: E402
-from tests.support.tiny_others import BERT  # noqa: E402
+from tests.support.tiny_models import DECODERS, SIZE, WINDOW, decoder, model  # noqa: E402
+from tests.support.tiny_others import BERT, VISION  # noqa: E402
 from tests.support.tiny_runs import LENGTH, tokens  # noqa: E402
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="whole models are too slow in Triton's interpreter")
@@ -65,6 +66,23 @@ def test_a_model_with_attention_of_its_own_is_one_error(name: str) -> None:
         net(tokens())
 
 
+READS_THE_MASK = {
+    "DeepseekV32": {**SIZE, **DECODERS["DeepseekV3"]},
+    "Git": {**SIZE, "vision_config": VISION},
+}
+
+
+@pytest.mark.parametrize("name", READS_THE_MASK)
+def test_a_model_that_reads_its_mask_itself_is_one_error(name: str) -> None:
+    sizes = {field: value for field, value in READS_THE_MASK[name].items() if value is not None}
+    net = model(f"{name}ForCausalLM", f"{name}Config", **sizes)
+    message = "codegen attention: attn_implementation: expected a model that only passes its mask on .*: use 'eager'"
+    assert re.search(message, str(hf.explain(net)))
+    net.set_attn_implementation("codegen")
+    with pytest.raises(NotImplementedError, match=message):
+        net(tokens())
+
+
 def test_a_transformers_that_builds_its_masks_otherwise_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(transformers.masking_utils, "chunked_overlay")
     with pytest.raises(ImportError, match=r"transformers \S+ builds its masks in another way .*: pip install 'transf"):
@@ -72,9 +90,13 @@ def test_a_transformers_that_builds_its_masks_otherwise_is_one_error(monkeypatch
 
 
 def test_heads_that_no_kernel_has_are_one_error() -> None:
-    q, k, v = torch.zeros(3, 1, 2, 4, 520)
-    with pytest.raises(ArgumentError, match="head_dim: expected 512 at most: use 'sdpa' for this model, got 520"):
-        hf.attention(torch.nn.Module(), q, k, v, None)
+    for size, bound in ((520, "512 at most"), (4, "8 at least")):
+        q, k, v = torch.zeros(3, 1, 2, 4, size)
+        with pytest.raises(ArgumentError, match=f"head_dim: expected {bound}: use 'sdpa' for this model, got {size}"):
+            hf.attention(torch.nn.Module(), q, k, v, None)
+    explained = hf.explain(decoder("Llama", head_dim=4))
+    assert not explained.is_served
+    assert "head_dim: expected 8 at least" in str(explained)
 
 
 def test_dropout_that_is_not_rendered_names_the_entry() -> None:

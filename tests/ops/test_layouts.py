@@ -317,6 +317,7 @@ def test_many_ranks_are_told_what_nodes_would_gain() -> None:
     both = plan(load_op("causal"), (8, 8), **LONG)
     assert both.predicted < flat.predicted
     assert both.reasons[-1] == "2d: heads inside nodes of 8 ranks, gather over 8 nodes"
+    assert both.reasons[0].startswith("8 nodes as ranks: gather: ")
     windows = plan(load_op("window"), (8, 8), **LONG, size=1024)
     assert windows.reasons[-1] == "2d: heads inside nodes of 8 ranks, exchange over 8 nodes"
     assert not any("2d" in reason for reason in causal(8, strategy="auto").reasons)

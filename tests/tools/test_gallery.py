@@ -116,6 +116,13 @@ def test_the_command_writes_the_files(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "images" / "alibi.pairs.png").is_file()
 
 
+def test_a_file_in_the_place_of_the_folder_is_one_error() -> None:
+    command = [sys.executable, "-m", "docs.gallery", "README.md"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: OUT: expected a folder, got the file README.md\n")
+
+
 @needs_browser
 def test_filters_in_a_browser(folder: Path, tmp_path: Path) -> None:
     assert BROWSER is not None

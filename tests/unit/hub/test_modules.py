@@ -57,3 +57,9 @@ def test_a_decorator_for_type_checkers_is_guarded() -> None:
 def test_names_that_the_hub_does_not_take(name: str) -> None:
     with pytest.raises(CodegenError, match=f"--name: expected lower-case letters, digits and dashes, .*got '{name}'"):
         Kernel(name=name, owner="me", version=0)
+
+
+@pytest.mark.parametrize("owner", ["", "bad name", "me/kernels", "-me"])
+def test_owners_that_the_hub_does_not_take(owner: str) -> None:
+    with pytest.raises(CodegenError, match=f"--owner: expected letters, digits, .* got '{owner}'"):
+        Kernel(name="attention", owner=owner, version=0)
