@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from generated import paging
-from generated.torch import causal
+from generated.torch import causal, natten
 from tests.kernels.test_paged import DTYPE, LEGAL, LENGTHS, SIZES, check, draw_case
 from tests.support.cases import DEVICE, INTERPRET
 from tests.support.scaled_caches import FP8, KINDS, draw_scale, own_scales, quantised_case
@@ -100,6 +100,22 @@ def test_bad_scales(change: dict[str, Any], expected: str) -> None:
     case = quantised_case(case, torch.float8_e4m3fn, 0.01, 0.01)
     with pytest.raises(ValueError, match=expected):
         case.call(**change)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a call does not wait for the values of scales on a GPU")
+def test_negative_scales_of_heads_are_refused() -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    with pytest.raises(ValueError, match=r"v_scale: expected floats of at least 0\.0, got \[1\.0, -1\.0\]"):
+        case.call(v_scale=torch.tensor([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("scale", [0.0, torch.zeros(KV_HEADS, device=DEVICE)], ids=["number", "head"])
+def test_keys_whose_scale_is_zero_are_zero(scale: float | Tensor) -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    check(
+        case.got(k_scale=scale),
+        quantised_case(case, case.k.dtype, torch.zeros(KV_HEADS, device=DEVICE), 1.0).expected(),
+    )
 
 
 def test_scales_without_pages_are_refused() -> None:
@@ -231,6 +247,21 @@ def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPa
     together, _ = case.call()
     assert torch.equal(together[0], alone[0])
     check(case.got(), case.expected())
+
+
+def test_bits_do_not_depend_on_keys_between_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that computes several splits reads the keys between them. Their scales must not count."""
+    monkeypatch.setattr("generated._runtime.torch.paged.multiprocessors", lambda _: 4)
+    tile = {"block_m": 16, "block_n": 16, "num_warps": 4, "num_stages": 2, "keys_per_split": 16}
+    sizes = replace(SIZES, heads=1, kv_heads=1)
+    case = draw_case("natten", 16, (1,) * 3, (200, 2400, 2400), sizes)
+    scale = torch.arange(case.v.shape[0] * 16.0, device=DEVICE).view(-1, 16, 1) + 1.0
+    results = []
+    for rows in (1, 3):
+        call = {name: case.kwargs[name][:rows] for name in ("page_table", "kv_lengths")}
+        o: Any = natten(case.q[:rows], case.k, case.v, v_scale=scale, config={"decode": tile}, **call)
+        results.append(o[0])
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ def check_scale_given(op: str, name: str, scale: object, dtype: str) -> None:
         fail(op, name, f"a number, floats [Hkv] or [pages, page size, Hkv] for a cache of {dtype}", "None")
 
 
+def score_factor(scale: float, of_keys: float) -> float:
+    """The factor of scores, from the scale of the call and that of the keys.
+
+    The keys' scale is 0 if they were all 0 when they were quantised. But 0 times the score -inf of a key that is not
+    kept would be NaN.
+    """
+    return max(scale * of_keys, 1e-30)
+
+
 def check_token_scale(name: str, shape: tuple[int, ...], cache: tuple[int, ...], itemsize: int) -> None:
     """Check the scales of tokens that `append` writes beside a cache of this shape."""
     if shape != cache[:3]:
