@@ -1,10 +1,11 @@
 """Calls on paged caches, as their kernels take them. No framework is imported."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..archs import NARROW_HEAD_DIM
-from .checks import fail
+from .checks import check_float, fail
 from .configs import block_columns, cdiv, next_power_of_2
 from .launches import Backend, Tensor, tile_constants
 from .paged_tiles import PagedConfig
@@ -59,6 +60,14 @@ def check_token_scale(name: str, shape: tuple[int, ...], cache: tuple[int, ...],
         fail("append", name, f"scales {list(cache[:3])} of the tokens of a cache {list(cache)}", list(shape))
     if itemsize != 1:
         fail("append", name, "scales of tokens for a cache of 8-bit floats alone", f"a cache of {8 * itemsize} bits")
+
+
+def check_divisor(name: str, scale: object) -> float:
+    """Check a number by which `append` divides keys or values."""
+    found = check_float("append", name, scale)
+    if not 0 < found < math.inf:
+        fail("append", name, "a finite number above 0", scale)
+    return found
 
 
 class CacheCall(NamedTuple):

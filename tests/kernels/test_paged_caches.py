@@ -227,12 +227,30 @@ def test_append_is_the_same_in_jax(kind: str) -> None:
         (torch.ones(2, 4, 2), torch.float16, "k_scale: expected .* 8-bit floats alone, got a cache of 16 bits"),
         (torch.ones(2, 4, 2).half(), torch.float8_e4m3fn, "k_scale: expected dense float32 .*, got torch.float16"),
         (torch.ones(3), torch.float8_e4m3fn, r"k_scale: expected a number or floats \[2\] .*, got .* \[3\]"),
+        (torch.tensor([1.0, 0.0]), torch.float16, r"k_scale: expected floats above 0, got \[1.0, 0.0\]"),
+        (0.0, torch.float16, "k_scale: expected a finite number above 0, got 0.0"),
+        (float("nan"), torch.float16, "k_scale: expected a finite number above 0, got nan"),
     ],
 )
-def test_append_refuses_scales(scale: Tensor, dtype: torch.dtype, expected: str) -> None:
+def test_append_refuses_scales(scale: Tensor | float, dtype: torch.dtype, expected: str) -> None:
     x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8).to(dtype)
     with pytest.raises(ValueError, match=expected):
         paging.append(x, x, cache, cache, torch.tensor([0]), k_scale=scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.uint64], ids=str)
+def test_integers_of_any_dtype(dtype: torch.dtype) -> None:
+    x, cache = torch.ones(2, 2, 8), torch.zeros(2, 4, 2, 8)
+    paging.append(x, x, cache, cache.clone(), torch.tensor([0, 5]).to(dtype))
+    assert cache.sum((2, 3)).nonzero().tolist() == [[0, 0], [1, 1]]
+    assert paging.slots(torch.tensor([[3]]).to(dtype), torch.tensor([5]).to(dtype), 100).tolist() == [305]
+
+
+def test_slots_without_pages() -> None:
+    positions = torch.tensor([0, 3])
+    assert paging.slots(torch.zeros(2, 0, dtype=torch.int32), positions, 4).tolist() == [-1, -1]
+    with pytest.raises(ValueError, match=r"slots: page_table: expected a dtype of integers, got torch\.float32"):
+        paging.slots(torch.zeros(2, 1), positions, 4)
 
 
 def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
