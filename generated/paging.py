@@ -47,9 +47,9 @@ def append(
         k_cache: `[pages, page size, Hkv, D]`, any strides. If it has another dtype, keys are cast to it.
         v_cache: `[pages, page size, Hkv, Dv]`.
         slots: integers `[tokens]`; -1 is skipped. No two are the same.
-        k_scale: the scale of the keys in the cache, a number or floats `[Hkv]`: keys are divided by it. Or float32
-            `[pages, page size, Hkv]` with a cache of 8-bit floats: each token and head gets a scale that maps its
-            largest value to the largest value of the cache's dtype. The scales are written to this array.
+        k_scale: the scale of the keys in the cache, a number or floats `[Hkv]` above 0: keys are divided by it. Or
+            float32 `[pages, page size, Hkv]` with a cache of 8-bit floats: each token and head gets a scale that maps
+            its largest value to the largest value of the cache's dtype. The scales are written to this array.
         v_scale: the same for values.
         page_layout: `"pshd"` for caches as above, or `"phsd"` for caches `[pages, Hkv, page size, D]`.
 
@@ -137,6 +137,10 @@ def slots(page_table: Any, positions: Any, page_size: int) -> Any:
         ArgumentError: an argument of the wrong shape or value.
     """
     page_size = check_int("slots", "page_size", page_size, 1)
+    given = {"page_table": page_table, "positions": positions}
+    _check_framework("slots", given)
+    for name, x in given.items():
+        _check_integers("slots", name, x)
     if page_table.ndim != 2:
         fail("slots", "page_table", "2 dimensions [B, most pages]", list(page_table.shape))
     if positions.ndim not in (1, 2) or positions.shape[0] != page_table.shape[0]:
@@ -144,6 +148,11 @@ def slots(page_table: Any, positions: Any, page_size: int) -> Any:
             "slots", "positions", f"shape [{page_table.shape[0]}] or [{page_table.shape[0]}, n]", list(positions.shape)
         )
     library = _library(page_table)
+    page_table, positions = (
+        x if str(x.dtype).removeprefix("torch.") == "int64" else _as_int32(x) for x in given.values()
+    )
+    if page_table.shape[1] == 0:
+        return library.full_like(positions, -1)
     where = positions if positions.ndim == 2 else positions[:, None]
     last = page_table.shape[1] - 1
     place = library.clip(where // page_size, 0, last)
@@ -253,9 +262,8 @@ class Pool:
     def page_table(self, sequences: Sequence[Hashable], most_pages: int | None = None) -> list[list[int]]:
         """The pages of some sequences, padded with -1 to the longest of these, or to `most_pages`."""
         rows = [self._pages[name] for name in sequences]
-        width = max(map(len, rows), default=0) if most_pages is None else most_pages
-        if any(len(row) > width for row in rows):
-            fail("Pool.page_table", "most_pages", f"at least {max(map(len, rows))}", most_pages)
+        longest = max(map(len, rows), default=0)
+        width = longest if most_pages is None else check_int("Pool.page_table", "most_pages", most_pages, longest)
         return [row + [-1] * (width - len(row)) for row in rows]
 
     def lengths(self, sequences: Sequence[Hashable]) -> list[int]:
@@ -295,6 +303,10 @@ def _by_row(weight: Any, swapped: bool) -> Any:
 
 def _as_dtype(x: Any, like: Any) -> Any:
     return x.to(like.dtype) if _framework(x) == "torch" else x.astype(like.dtype)
+
+
+def _as_int32(x: Any) -> Any:
+    return x.int() if _framework(x) == "torch" else x.astype("int32")
 
 
 def _check_framework(function: str, arrays: Mapping[str, Any]) -> None:
@@ -340,5 +352,9 @@ def _check_new(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any) -> None:
             f"{k.shape[0]} elements, one for each token of k and v",
             f"{slots.shape[0]} for v {v.shape[0]}",
         )
-    if not str(slots.dtype).split(".")[-1].startswith(("int", "uint")):
-        fail("append", "slots", "a dtype of integers", slots.dtype)
+    _check_integers("append", "slots", slots)
+
+
+def _check_integers(function: str, name: str, x: Any) -> None:
+    if not str(x.dtype).removeprefix("torch.").startswith(("int", "uint")):
+        fail(function, name, "a dtype of integers", x.dtype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 1d14dec0768c4310
+# hash: 5e157bab8347de58
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -481,7 +481,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f9b683588fe4dfb7",
         },
         "paged": {
-            "fwd": "077985cb3e56ac70",
+            "fwd": "9cfb8eb2ec30c0fe",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -519,7 +519,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "d2b90d1e416b6135",
         },
         "paged": {
-            "fwd": "6feb6b138b8bfdeb",
+            "fwd": "e2d754e159b49bf6",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -586,7 +586,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "195621de99138d41",
         },
         "paged": {
-            "fwd": "e6c70161f0ef4dbc",
+            "fwd": "90ceba9fb31a6d07",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -620,7 +620,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "717815c3c5a318ae",
+            "fwd": "c8d249c4e65c49f4",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -654,7 +654,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "b98938b06961e5a2",
+            "fwd": "7d81dc1d09d17ff5",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -688,7 +688,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "e6780180d3afbb8f",
+            "fwd": "8bd9e45955211fd6",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -722,7 +722,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "4292af11ec56bf43",
+            "fwd": "5305200fd996785c",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -756,7 +756,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "a7d9d3e68dccc78c",
+            "fwd": "00de7d97f93e8971",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -794,7 +794,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "b35835f46968cc7f",
         },
         "paged": {
-            "fwd": "1d79fa6436cbc4c5",
+            "fwd": "02ed17468500893f",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -832,7 +832,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c5a1fd73a9c8c674",
         },
         "paged": {
-            "fwd": "f8401057e9a344c8",
+            "fwd": "1b2ffe519a283c5f",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -867,7 +867,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "90be01b03054c300",
+            "fwd": "c2fb2d79fe668644",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -902,7 +902,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "e7b3f02dc9aba903",
+            "fwd": "e5a1e74e953da861",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -936,7 +936,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "dce29c2911a12d69",
+            "fwd": "2a3676152aef7d2f",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -970,7 +970,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "0e2cf6cde52e2eb7",
+            "fwd": "b3f3d3b4ed8eaf91",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -1005,7 +1005,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "c1bcb9189d1e992b",
+            "fwd": "dfecf0770659a27a",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -1039,7 +1039,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "f8fb26ac093d31e1",
+            "fwd": "3e621fd7f75e376a",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1077,7 +1077,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "1176c557c1c93cd0",
         },
         "paged": {
-            "fwd": "a5321a224f2f700e",
+            "fwd": "ba88b06189f0cf10",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1115,7 +1115,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f27b1c6ff2799c6e",
         },
         "paged": {
-            "fwd": "58ecd978ee022d48",
+            "fwd": "338c7edbe69c0519",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1150,7 +1150,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "6509483e60444b2a",
+            "fwd": "241fec5d1ed7fd85",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1184,7 +1184,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "7d4eb6758a6c8c02",
+            "fwd": "a76b901471639865",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1218,7 +1218,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "860c3b2263bb4aa4",
+            "fwd": "8849884756375c00",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1252,7 +1252,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "84915ab929d691c8",
+            "fwd": "7b2dd568c983f0fa",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: 371892d7110e1bdb
+# hash: f2e80ea666251f67
 """`alibi` for JAX. Attention with linear biases; the slopes may be trained (Press et al., 2022, arXiv:2108.12409)."""
 
 from typing import Any
@@ -256,7 +256,7 @@ def alibi(
             row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Sq, Hq, D]`,
             or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
-            Entries and pages that no query can see are never read.
+            Entries and pages that no query can see by its position are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
             chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more

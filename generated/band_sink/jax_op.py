@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 484cd6bda63299ee
+# hash: b7ce0cf5ba981a21
 """`band_sink` for JAX. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any window
 (arXiv:2508.10925)."""
 
@@ -275,7 +275,7 @@ def band_sink(
             row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Sq, Hq, D]`,
             or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
-            Entries and pages that no query can see are never read.
+            Entries and pages that no query can see by its position are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
             chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/torch_op.py.jinja
-# hash: e2e7e948c1c71810
+# hash: 4da284f4439b2d97
 """`streaming_llm` for PyTorch. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al.,
 2024, arXiv:2309.17453)."""
 
@@ -310,8 +310,8 @@ def streaming_llm(
             row b of the table holds the pages of sequence b, of `kv_lengths[b]` keys, in order. q is `[B, Hq, Sq, D]`,
             or with `cu_seqlens_q` `[total_q, Hq, D]`. A tensor with an element for every key lies in pages as well,
             `[pages, page size]` for that dim and without a batch axis; one with an element for every query lies as q.
-            Entries and pages that no query can see are never read. If v is a view of the first columns of k, as
-            `k[..., :512]`, one load serves both products.
+            Entries and pages that no query can see by its position are never read. If v is a view of the first
+            columns of k, as `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
             chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..core.checks import fail
 from ..core.fp8 import FP8, LARGEST, LEAST_SCALE
 
 
@@ -40,11 +41,14 @@ def quotient(x: Array, divisor: Any) -> Array:
 
 
 def hadamard(columns: int, seed: int, like: Array, dtype: Any, device: Any) -> Array:
-    """A Hadamard matrix with random signs. The arguments are checked already."""
+    """A Hadamard matrix with random signs. The other arguments are checked already."""
+    dtype = dtype or like.dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        fail("hadamard", "dtype", "a dtype of floats", jnp.dtype(dtype))
     matrix = np.ones((1, 1))
     while len(matrix) < columns:
         matrix = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), matrix)
     # These are the bits of torch's generator, which is the same Mersenne Twister.
     drawn = np.random.RandomState(seed).randint(0, 2**32, (columns, 1), dtype=np.uint32)
     turn = matrix * np.where(drawn & 1, 1.0, -1.0) / columns**0.5
-    return jnp.asarray(turn, dtype or like.dtype, device=device)
+    return jnp.asarray(turn, dtype, device=device)

@@ -85,7 +85,8 @@ def hadamard(columns: int, *, seed: int = 0, like: Any = None, dtype: Any = None
         dtype, device: of the matrix, instead of those of `like`.
 
     Raises:
-        ArgumentError: columns is not a power of two, seed is out of range, or `like` is no array.
+        ArgumentError: columns is not a power of two, seed is out of range, `like` is no array, or the dtype has no
+            floats.
 
     >>> import torch
     >>> turn = hadamard(64)

@@ -238,18 +238,22 @@ def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("reference", [False, True], ids=["kernels", "reference"])
-def test_pages_behind_a_window_are_never_read(reference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variant", ["window", "chunked"])
+def test_pages_behind_a_window_or_a_chunk_are_never_read(
+    variant: str, reference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if reference:
         monkeypatch.setattr(torch_paged, "runs_reference", lambda _q: True)
-    case = draw_case("window", 16, (1,) * 5)
+    case = draw_case(variant, 16, (1,) * 5)
     want = case.call()
     table, k, v = case.kwargs["page_table"].clone(), case.k.clone(), case.v.clone()
     size = case.own["size"]
     for b, n in enumerate(LENGTHS):
-        for page in range(max(n - size, 0) // 16):
+        first_seen = max(n - size if variant == "window" else (n - 1) // size * size, 0)
+        for page in range(first_seen // 16):
             k[table[b, page]] = v[table[b, page]] = float("nan")
             table[b, page] = -1
-    op: Any = golden.load_op("window")
+    op: Any = golden.load_op(variant)
     got = op(case.q, k, v, return_lse=True, size=size, **case.kwargs | {"page_table": table})
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])

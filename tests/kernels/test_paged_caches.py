@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from generated import paging
-from generated.torch import causal
+from generated.torch import causal, natten
 from tests.kernels.test_paged import DTYPE, LEGAL, LENGTHS, SIZES, check, draw_case
 from tests.support.cases import DEVICE, INTERPRET
 from tests.support.scaled_caches import FP8, KINDS, draw_scale, own_scales, quantised_case
@@ -100,6 +100,22 @@ def test_bad_scales(change: dict[str, Any], expected: str) -> None:
     case = quantised_case(case, torch.float8_e4m3fn, 0.01, 0.01)
     with pytest.raises(ValueError, match=expected):
         case.call(**change)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a call does not wait for the values of scales on a GPU")
+def test_negative_scales_of_heads_are_refused() -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    with pytest.raises(ValueError, match=r"v_scale: expected floats of at least 0\.0, got \[1\.0, -1\.0\]"):
+        case.call(v_scale=torch.tensor([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("scale", [0.0, torch.zeros(KV_HEADS, device=DEVICE)], ids=["number", "head"])
+def test_keys_whose_scale_is_zero_are_zero(scale: float | Tensor) -> None:
+    case = draw_case("causal", 16, (2,) * 5)
+    check(
+        case.got(k_scale=scale),
+        quantised_case(case, case.k.dtype, torch.zeros(KV_HEADS, device=DEVICE), 1.0).expected(),
+    )
 
 
 def test_scales_without_pages_are_refused() -> None:
@@ -211,12 +227,30 @@ def test_append_is_the_same_in_jax(kind: str) -> None:
         (torch.ones(2, 4, 2), torch.float16, "k_scale: expected .* 8-bit floats alone, got a cache of 16 bits"),
         (torch.ones(2, 4, 2).half(), torch.float8_e4m3fn, "k_scale: expected dense float32 .*, got torch.float16"),
         (torch.ones(3), torch.float8_e4m3fn, r"k_scale: expected a number or floats \[2\] .*, got .* \[3\]"),
+        (torch.tensor([1.0, 0.0]), torch.float16, r"k_scale: expected floats above 0, got \[1.0, 0.0\]"),
+        (0.0, torch.float16, "k_scale: expected a finite number above 0, got 0.0"),
+        (float("nan"), torch.float16, "k_scale: expected a finite number above 0, got nan"),
     ],
 )
-def test_append_refuses_scales(scale: Tensor, dtype: torch.dtype, expected: str) -> None:
+def test_append_refuses_scales(scale: Tensor | float, dtype: torch.dtype, expected: str) -> None:
     x, cache = torch.zeros(1, 2, 8), torch.zeros(2, 4, 2, 8).to(dtype)
     with pytest.raises(ValueError, match=expected):
         paging.append(x, x, cache, cache, torch.tensor([0]), k_scale=scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.uint64], ids=str)
+def test_integers_of_any_dtype(dtype: torch.dtype) -> None:
+    x, cache = torch.ones(2, 2, 8), torch.zeros(2, 4, 2, 8)
+    paging.append(x, x, cache, cache.clone(), torch.tensor([0, 5]).to(dtype))
+    assert cache.sum((2, 3)).nonzero().tolist() == [[0, 0], [1, 1]]
+    assert paging.slots(torch.tensor([[3]]).to(dtype), torch.tensor([5]).to(dtype), 100).tolist() == [305]
+
+
+def test_slots_without_pages() -> None:
+    positions = torch.tensor([0, 3])
+    assert paging.slots(torch.zeros(2, 0, dtype=torch.int32), positions, 4).tolist() == [-1, -1]
+    with pytest.raises(ValueError, match=r"slots: page_table: expected a dtype of integers, got torch\.float32"):
+        paging.slots(torch.zeros(2, 1), positions, 4)
 
 
 def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +265,21 @@ def test_bits_do_not_depend_on_who_folds_the_splits(monkeypatch: pytest.MonkeyPa
     together, _ = case.call()
     assert torch.equal(together[0], alone[0])
     check(case.got(), case.expected())
+
+
+def test_bits_do_not_depend_on_keys_between_those_that_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that computes several splits reads the keys between them. Their scales must not count."""
+    monkeypatch.setattr("generated._runtime.torch.paged.multiprocessors", lambda _: 4)
+    tile = {"block_m": 16, "block_n": 16, "num_warps": 4, "num_stages": 2, "keys_per_split": 16}
+    sizes = replace(SIZES, heads=1, kv_heads=1)
+    case = draw_case("natten", 16, (1,) * 3, (200, 2400, 2400), sizes)
+    scale = torch.arange(case.v.shape[0] * 16.0, device=DEVICE).view(-1, 16, 1) + 1.0
+    results = []
+    for rows in (1, 3):
+        call = {name: case.kwargs[name][:rows] for name in ("page_table", "kv_lengths")}
+        o: Any = natten(case.q[:rows], case.k, case.v, v_scale=scale, config={"decode": tile}, **call)
+        results.append(o[0])
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize(

@@ -268,3 +268,14 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ArgumentError, match=message):
             paging.append_decay(*given, **{"page_table": table, "kv_lengths": lengths} | options)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a call does not wait for lengths on a GPU")
+def test_append_refuses_lengths_beyond_the_table() -> None:
+    g, table = torch.zeros(1, 2, HEADS), torch.tensor([[0, 1]])
+    with pytest.raises(
+        ArgumentError, match="append_decay: kv_lengths: expected lengths from 0 to the table's 8 keys, got 9"
+    ):
+        paging.append_decay(
+            g, torch.zeros(2, 4, HEADS), torch.zeros(2, HEADS), page_table=table, kv_lengths=torch.tensor([9])
+        )

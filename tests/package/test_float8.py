@@ -127,6 +127,12 @@ def test_a_rotation_makes_outliers_cost_less() -> None:
             "quantize: layout: expected 'bhsd' or 'bshd', got 'sbhd'",
         ),
         (
+            lambda: quantize(torch.ones(4, 1, 1), cu_seqlens=torch.tensor([0, 3])),
+            "quantize: cu_seqlens: expected",
+        ),
+        (lambda: hadamard(8, like=torch.ones(1, dtype=torch.int64)), "hadamard: dtype: expected a dtype of floats"),
+        (lambda: hadamard(8, like=jnp.ones(1, jnp.int32)), "hadamard: dtype: expected a dtype of floats, got int32"),
+        (
             lambda: quantize(torch.ones(4, 1, 1), cu_seqlens=torch.tensor([0.0, 4.0])),
             "quantize: cu_seqlens: expected int32 or int64 [n + 1] on cpu, got torch.float32 [2] on cpu",
         ),

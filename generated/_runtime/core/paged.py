@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls on paged caches, as their kernels take them. No framework is imported."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..archs import NARROW_HEAD_DIM
-from .checks import fail
+from .checks import check_float, fail
 from .configs import block_columns, cdiv, next_power_of_2
 from .launches import Backend, Tensor, tile_constants
 from .paged_tiles import PagedConfig
@@ -45,12 +46,29 @@ def check_scale_given(op: str, name: str, scale: object, dtype: str) -> None:
         fail(op, name, f"a number, floats [Hkv] or [pages, page size, Hkv] for a cache of {dtype}", "None")
 
 
+def score_factor(scale: float, of_keys: float) -> float:
+    """The factor of scores, from the scale of the call and that of the keys.
+
+    The keys' scale is 0 if they were all 0 when they were quantised. But 0 times the score -inf of a key that is not
+    kept would be NaN.
+    """
+    return max(scale * of_keys, 1e-30)
+
+
 def check_token_scale(name: str, shape: tuple[int, ...], cache: tuple[int, ...], itemsize: int) -> None:
     """Check the scales of tokens that `append` writes beside a cache of this shape."""
     if shape != cache[:3]:
         fail("append", name, f"scales {list(cache[:3])} of the tokens of a cache {list(cache)}", list(shape))
     if itemsize != 1:
         fail("append", name, "scales of tokens for a cache of 8-bit floats alone", f"a cache of {8 * itemsize} bits")
+
+
+def check_divisor(name: str, scale: object) -> float:
+    """Check a number by which `append` divides keys or values."""
+    found = check_float("append", name, scale)
+    if not 0 < found < math.inf:
+        fail("append", name, "a finite number above 0", scale)
+    return found
 
 
 class CacheCall(NamedTuple):

@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching
 from ..core import checks, paged_calls
 from ..core.checks import PACKED, check_layout, fail
 from ..core.configs import INTERPRETER
-from ..core.paged import CacheCall
+from ..core.paged import CacheCall, score_factor
 from ..core.paged_calls import (
     PAGE_LAYOUTS,
     check_cache_shapes,
@@ -171,7 +171,7 @@ class CacheArguments:
             self.op, launches_on(), {name: self.operands[name] for name in "kv" if name in self.operands}
         )
         self.operands = {**self.operands, **{name: x.array for name, x in found.items() if x.array is not None}}
-        factor = self.numbers["scale"] * found["k_scale"].number
+        factor = score_factor(self.numbers["scale"], found["k_scale"].number)
         of_tokens = tuple(name for name, x in found.items() if x.array is not None and x.array.ndim == 3)
         own = {"scale": factor, "v_factor": found["v_scale"].number, "token_scales": of_tokens}
         self.numbers = {**self.numbers, **own}

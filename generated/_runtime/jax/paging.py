@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from ..core.checks import check_float, fail
-from ..core.paged import check_token_scale
+from ..core.checks import fail
+from ..core.paged import check_divisor, check_token_scale
 from ..core.paged_calls import PAGE_LAYOUTS
 from .float8 import quotient
 
@@ -20,6 +20,7 @@ def append(
     """The caches with k and v in their slots, then the token scales, if given. k and v are checked already."""
     axes = PAGE_LAYOUTS[page_layout]
     size = k_cache.shape[axes[1]]
+    slots = slots.astype(jnp.int32)  # smaller integers may not hold the number of pages
     # mode="drop" skips a page number beyond the last page. A negative one would count from the end.
     page, place = jnp.where(slots < 0, k_cache.shape[0], slots // size), slots % size
     found, written = [], []
@@ -29,6 +30,8 @@ def append(
             check_token_scale(
                 name, scale.shape, tuple(cache.shape[axis] for axis in axes), jnp.dtype(cache.dtype).itemsize
             )
+            if scale.dtype != jnp.float32:
+                fail(_OP, name, "float32 beside a cache, as it is written", scale.dtype)
             own = quotient(jnp.abs(x.astype(jnp.float32)).max(-1), float(jnp.finfo(cache.dtype).max))
             own = jnp.where(own == 0.0, 1.0, own)
             written.append(scale.at[page, place].set(own.astype(scale.dtype), mode="drop"))
@@ -46,7 +49,7 @@ def append(
 def _by_head(name: str, scale: Any, heads: int) -> Any:
     """The scale of a cache: a number, or an array that broadcasts to its tokens."""
     if not isinstance(scale, Array):
-        return check_float(_OP, name, scale)
+        return check_divisor(name, scale)
     if scale.shape not in ((), (heads,)) or not jnp.issubdtype(scale.dtype, jnp.floating):
         fail(_OP, name, f"a number or floats [{heads}]", f"{scale.dtype} {list(scale.shape)}")
     return jnp.broadcast_to(scale, (1, heads))[..., None]

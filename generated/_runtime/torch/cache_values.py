@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_float, fail, host_number
-from ..core.paged import FP8, CacheCall, check_scale_given
+from ..core.paged import FP8, CacheCall, check_scale_given, score_factor
 from ..core.paged_calls import check_converts, check_scale_array
+from .sequences import values_are_checked
 
 FP8_DTYPES = tuple(getattr(torch, name) for name in FP8)
 
@@ -28,7 +29,7 @@ def with_scales(op: str, call: CacheCall, k_scale: Any, v_scale: Any) -> CacheCa
     (k_number, k_scale), (v_number, v_scale) = (
         _scale(op, name, scale, x) for name, scale, x in (("k_scale", k_scale, call.k), ("v_scale", v_scale, call.v))
     )
-    return call._replace(scale=call.scale * k_number, k_scale=k_scale, v_scale=v_scale, v_factor=v_number)
+    return call._replace(scale=score_factor(call.scale, k_number), k_scale=k_scale, v_scale=v_scale, v_factor=v_number)
 
 
 def _scale(op: str, name: str, scale: Any, x: Tensor) -> tuple[float, Tensor | None]:
@@ -46,6 +47,8 @@ def _scale(op: str, name: str, scale: Any, x: Tensor) -> tuple[float, Tensor | N
     check_scale_array(op, name, scale.shape, x.shape, fits=fits, where=f" on {x.device}", got=got)
     if torch.is_grad_enabled() and scale.requires_grad:
         fail(op, name, "a tensor without gradient", "one that requires grad")
+    if scale.dim() == 1 and values_are_checked(scale) and bool((scale < 0).any()):
+        fail(op, name, "floats of at least 0.0", scale.tolist())
     return 1.0, scale.contiguous()
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.checks import fail
 from ..core.fp8 import LARGEST, LEAST_SCALE
 from .dtypes import FP8_DTYPE
+from .sequences import begins_of
 
 
 def quantize(x: Tensor, cu_seqlens: Tensor | None, layout: str) -> tuple[Tensor, Tensor]:
@@ -20,7 +22,7 @@ def quantize(x: Tensor, cu_seqlens: Tensor | None, layout: str) -> tuple[Tensor,
             largest = torch.nn.functional.pad(rows.float().abs().amax(3), (0, 1)).amax(2)
             scale = _scale_of(largest)
             return _divided(rows, scale[:, :, None, None]).transpose(1, axis), scale
-        lengths = cu_seqlens.diff()
+        lengths = begins_of("quantize", "cu_seqlens", cu_seqlens, "x", x).diff()
         largest = torch.segment_reduce(x.float().abs().amax(2), "max", lengths=lengths.long(), initial=0.0, unsafe=True)
         scale = _scale_of(largest)
         each = scale.repeat_interleave(lengths, 0, output_size=x.shape[0])
@@ -36,12 +38,15 @@ def _divided(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def hadamard(columns: int, seed: int, like: Tensor | None, dtype: Any, device: Any) -> Tensor:
-    """A Hadamard matrix with random signs, whose arguments are checked."""
+    """A Hadamard matrix with random signs, whose other arguments are checked."""
+    if like is not None:
+        dtype, device = dtype or like.dtype, like.device if device is None else device
+    dtype = dtype or torch.float32
+    if not dtype.is_floating_point:
+        fail("hadamard", "dtype", "a dtype of floats", dtype)
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < columns:
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
     signs = torch.randint(0, 2, (columns, 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    if like is not None:
-        dtype, device = dtype or like.dtype, like.device if device is None else device
-    turn: Tensor = (matrix * signs / columns**0.5).to(device=device, dtype=dtype or torch.float32)
+    turn: Tensor = (matrix * signs / columns**0.5).to(device=device, dtype=dtype)
     return turn

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.checks import fail
 from ..core.paged import CacheCall
+from ..core.paged_calls import check_lengths, most_keys
 from ..core.paged_decay import (
     APPEND,
     BASE,
@@ -28,7 +29,7 @@ from ..core.settings import INTERPRET, require_triton
 from . import backend
 from .dtypes import as_integers, is_integer
 from .paged import Gathered
-from .sequences import begins_of
+from .sequences import begins_of, values_are_checked
 
 
 def check_decay_caches(op: str, call: CacheCall, g: Any, g_base: Any) -> None:
@@ -88,6 +89,9 @@ def append_decay(
         page_starts = _int32(page_starts, "page_starts", 1, device)
     starts, begins = (None if x is None else x.shape for x in (page_starts, cu_seqlens))
     check_first_sizes(num_seqs, g.shape, page_table.shape, starts, begins)
+    if values_are_checked(kv_lengths):
+        most = most_keys(APPEND, num_seqs, g_cache.shape[1], page_table.shape, starts)
+        check_lengths(APPEND, kv_lengths.clamp(min=0).tolist(), most)
     if cu_seqlens is not None:
         cu_seqlens = begins_of(APPEND, "cu_seqlens", cu_seqlens, "g", g)
     if g.numel() == 0:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_float, fail
+from ..core.checks import fail
 from ..core.configs import next_power_of_2
-from ..core.paged import check_token_scale
+from ..core.paged import check_divisor, check_token_scale
 from .dispatch import runs_reference
+from .dtypes import as_integers
 from .launching import launch
 from .sequences import values_are_checked
 
@@ -29,6 +30,7 @@ def append(
     given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
     scales = [_scale(name, scale, cache) for name, scale, cache in given]
     written = [scale for scale in scales if scale is not None and scale.dim() == 3]
+    slots = as_integers(_OP, "slots", slots)
     _check_slots(slots, k_cache)
     if slots.numel() == 0:
         return k_cache, v_cache, *written
@@ -60,9 +62,11 @@ def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
         if scale.dtype != torch.float32 or scale.device != device or not scale.is_contiguous():
             got = f"{scale.dtype}, strides {list(scale.stride())} on {scale.device}"
             fail(_OP, name, f"dense float32 on {device} beside a cache, as it is written", got)
+        if scale.requires_grad:
+            fail(_OP, name, "a tensor without gradient: it is changed in place", "one that requires grad")
         return scale
     if not isinstance(scale, Tensor):
-        return torch.full((heads,), check_float(_OP, name, scale), dtype=torch.float32, device=device)
+        return torch.full((heads,), check_divisor(name, scale), dtype=torch.float32, device=device)
     if scale.shape not in ((), (heads,)) or not scale.dtype.is_floating_point or scale.device != device:
         fail(
             _OP,
@@ -70,6 +74,8 @@ def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
             f"a number or floats [{heads}] on {device}",
             f"{scale.dtype} {list(scale.shape)} on {scale.device}",
         )
+    if values_are_checked(scale) and bool((scale <= 0).any()):
+        fail(_OP, name, "floats above 0", scale.tolist())
     return scale.float().expand(heads).contiguous()
 
 

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: paged/portable.py.jinja
-# hash: 721e900e903293a0
+# hash: 39114a4823afee5d
 """`band_softcap` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -153,7 +153,8 @@ def band_softcap_paged_fwd(
             # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
             q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
-        scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
+        # A scale of 0 times the score -inf of a key that is not kept would be NaN.
+        scale = tl.maximum(softmax_scale * head_scale(k_scale, hkv, K_SCALE), 1e-30)
         # The unit of acc: the sum of values is acc times it.
         v_unit = value_unit(v_scale, hkv, V_SCALE)
         q_idx = rows + q_shift

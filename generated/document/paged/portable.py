@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: paged/portable.py.jinja
-# hash: 262b4f6516dca672
+# hash: c05a5f3dab5027f1
 """`document` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -150,7 +150,8 @@ def document_paged_fwd(
             # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
             q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
-        scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
+        # A scale of 0 times the score -inf of a key that is not kept would be NaN.
+        scale = tl.maximum(softmax_scale * head_scale(k_scale, hkv, K_SCALE), 1e-30)
         # The unit of acc: the sum of values is acc times it.
         v_unit = value_unit(v_scale, hkv, V_SCALE)
         qk_scale = scale * LOG2E

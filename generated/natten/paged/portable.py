@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: paged/portable.py.jinja
-# hash: d8576118c761b2bd
+# hash: 9a224f515cfb7b4f
 """`natten` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -143,7 +143,8 @@ def natten_paged_fwd(
             # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
             q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
-        scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
+        # A scale of 0 times the score -inf of a key that is not kept would be NaN.
+        scale = tl.maximum(softmax_scale * head_scale(k_scale, hkv, K_SCALE), 1e-30)
         # The unit of acc: the sum of values is acc times it.
         v_unit = value_unit(v_scale, hkv, V_SCALE)
         qk_scale = scale * LOG2E
@@ -152,8 +153,8 @@ def natten_paged_fwd(
         row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         row_sum = tl.zeros([BLOCK_M], tl.float32)
         acc = zero_sums(BLOCK_M, HEAD_DIM_V, BLOCK_DV, PAIRS)
-        # No bounds follow from the mask. So it is evaluated for all positions of the split first, and blocks before the
-        # first and after the last key that some row may see are not read.
+        # No bounds follow from the mask. So it is evaluated for all positions of the split first, and keys before the
+        # first and after the last that some row may see are not read.
         first_seen, last_seen = last_step, first_step
         SCANNED: tl.constexpr = 8192 // BLOCK_M
         for start_n in range(first_step, last_step, SCANNED):
@@ -195,7 +196,7 @@ def natten_paged_fwd(
             next_page = load_pages(pages, next_n, kv_len, PAGE_SIZE, BLOCK_N)
             kv_idx = start_n + tl.arange(0, BLOCK_N)
             # Nothing is read of keys that no row may see: their pages may be gone.
-            seen = kv_idx < kv_len
+            seen = (kv_idx >= first_seen) & (kv_idx < last_step)
             k_tile = load_cache(
                 k_base,
                 page,
@@ -233,6 +234,8 @@ def natten_paged_fwd(
             if V_SCALE == "token":
                 # In units of the largest scale so far: a weight times a small scale does not fit into 16 bits.
                 scales = token_scales(v_scale, hkv, num_kv_heads, page, start_n, seen, PAGE_SIZE, BLOCK_N)
+                # Which other keys this program reads depends on which splits it takes: the unit must not.
+                scales = tl.where(tl.max(keep.to(tl.int32), 0) > 0, scales, 0.0)
                 unit_new = tl.maximum(v_unit, tl.max(scales, 0))
                 p *= (scales / unit_new)[None, :]
                 alpha *= v_unit / unit_new

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: paged/portable.py.jinja
-# hash: 7a049e077da596ec
+# hash: eb05e157857a7139
 """`relative_bias` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx
@@ -151,7 +151,8 @@ def relative_bias_paged_fwd(
             # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
             q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
-        scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
+        # A scale of 0 times the score -inf of a key that is not kept would be NaN.
+        scale = tl.maximum(softmax_scale * head_scale(k_scale, hkv, K_SCALE), 1e-30)
         # The unit of acc: the sum of values is acc times it.
         v_unit = value_unit(v_scale, hkv, V_SCALE)
         q_idx = rows + q_shift

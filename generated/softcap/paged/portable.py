@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: paged/portable.py.jinja
-# hash: 2bcf91d3337dc7f0
+# hash: 6a79c37f4bfaf6e8
 """`softcap` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx
@@ -145,7 +145,8 @@ def softcap_paged_fwd(
             # Two columns of an 8-bit cache are read at a time: products are of even and of odd columns, in float16.
             q_tile, q_unit = split_columns(q_tile)
         k_base, v_base = k_ptr + hkv * stride_kh, v_ptr + hkv * stride_vh
-        scale = softmax_scale * head_scale(k_scale, hkv, K_SCALE)
+        # A scale of 0 times the score -inf of a key that is not kept would be NaN.
+        scale = tl.maximum(softmax_scale * head_scale(k_scale, hkv, K_SCALE), 1e-30)
         # The unit of acc: the sum of values is acc times it.
         v_unit = value_unit(v_scale, hkv, V_SCALE)
         q_idx = rows + q_shift
