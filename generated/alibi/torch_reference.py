@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: b8bba683c3fad456
+# hash: 35cc55a0c9d762f1
 """`alibi` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -65,7 +65,7 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-        # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
         score = torch.where(keep, score, 0.0)
         score = score + torch.where(keep, slope[h], 0.0) * (kv_idx.to(score.dtype) - q_idx.to(score.dtype))
         score = torch.where(keep, score, float("-inf"))

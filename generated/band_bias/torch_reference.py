@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: edf5602265a05e85
+# hash: 5f31100ddfcdffed
 """`band_bias` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -68,7 +68,7 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-        # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
         score = torch.where(keep, score, 0.0)
         score = score + torch.where(
             keep,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/torch_reference.py.jinja
-# hash: d0de584ff4f136cc
+# hash: 85156f312c46c30d
 """`band_softcap` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -66,7 +66,7 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-        # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
         score = torch.where(keep, score, 0.0)
         score = cap * torch.tanh(score / cap)
         score = torch.where(keep, score, float("-inf"))

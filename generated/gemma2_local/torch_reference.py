@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_reference.py.jinja
-# hash: f4ed34c66c5ceb41
+# hash: f94fbe0962087963
 """`gemma2_local` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -62,7 +62,7 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-        # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
         score = torch.where(keep, score, 0.0)
         score = 50.0 * torch.tanh(0.02 * score)
         score = torch.where(keep, score, float("-inf"))

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: bdfbd7ab5c450d6f
+# hash: 28250d5e941c24db
 """`relative_bias` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -66,7 +66,7 @@ def reference(
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
             keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
-        # The score of a pair that is not kept, and its derivative, may be NaN: so it is computed from a product of zero.
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
         score = torch.where(keep, score, 0.0)
         score = score + torch.where(keep, bias[h, (q_idx - kv_idx).clamp(0, bias.shape[1] - 1)], 0.0)
         score = torch.where(keep, score, float("-inf"))

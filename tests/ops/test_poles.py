@@ -19,9 +19,14 @@ LENGTH, HEADS, DIM = 12, 2, 8
 
 SPEC = """
 variants:
-  masked_log: {mask: causal, score: "score * log(1.0 + q_idx - kv_idx) + w[h] * sqrt(q_idx - kv_idx)", tensors: &w {w: {dims: [h], grad: true}}}
+  masked_log:
+    mask: causal
+    score: score * log(1.0 + q_idx - kv_idx) + w[h] * sqrt(q_idx - kv_idx)
+    tensors: &w {w: {dims: [h], grad: true}}
   left_out: {score: "where(q_idx > kv_idx, score + w[h] / (q_idx - kv_idx), -inf)", tensors: *w}
-  choice_of_scores: {score: "score * w[h] if score <= 0 else (sqrt(score) if score > 0.1 else w[h] * log(score))", tensors: *w}
+  choice_of_scores:
+    score: "score * w[h] if score <= 0 else (sqrt(score) if score > 0.1 else w[h] * log(score))"
+    tensors: *w
   choice_of_distances: {score: "score + where(kv_idx != q_idx, w[h] / abs(kv_idx - q_idx), w[h])", tensors: *w}
 """
 

@@ -126,8 +126,8 @@ class ArrayPrinter(Printer):
             self.chosen = outer
 
     def _arm(self, e: Expr, condition: Expr) -> str:
-        """An arm of a choice. Where its derivative may be infinite or NaN, what it reads gets no gradient from pairs that
-        take the other arm."""
+        """An arm of a choice. Where its derivative may be infinite or NaN, what it reads gets no gradient from pairs
+        that take the other arm."""
         outer = self.chosen
         if any(self._is_steep(node) for node in walk(e)):
             self.chosen = (*outer, self._condition(condition))
