@@ -109,9 +109,9 @@ PRECEDENCE = (
 """Operators from the tightest to the loosest, as in Python. `&`, `|` and `^` bind tighter than comparisons."""
 
 LIMITS = {
-    "integers": "32 bits. A literal outside them is an error. A sum, product or shift that leaves them in a call has no "
-    "defined value: kernels, skipped blocks and the reference on the CPU may each take another. Nor has `//` or `%` "
-    "by zero.",
+    "integers": "32 bits. A literal outside them is an error. A sum, product or shift that leaves them in a call has "
+    "no defined value: kernels, skipped blocks and the reference on the CPU may each take another. Nor has `//` or "
+    "`%` by zero.",
     "floats": "float32. A literal that is no finite float32 is an error.",
     "size": f"At most {MOST_NODES} operations and operands, with named masks and scores written out.",
     "lists": f"At most {MOST_MEMBERS} elements in the dim of a tensor on the right of `in`.",
