@@ -36,7 +36,38 @@ def to_integer(e: Expr) -> Expr:
         return const(int(e.value))
     if isinstance(e, Op) and e.op == "float":
         return e.args[0]
-    return Op(Type.INT, "int", (e,))
+    quotient = whole_quotient(e)
+    if quotient is None:
+        return Op(Type.INT, "int", (e,))
+    a, n = quotient
+    return where(Op(Type.BOOL, "ge", (a, const(0))), floordiv(a, n), neg(floordiv(neg(a), n)))
+
+
+def whole_quotient(e: Expr) -> tuple[Expr, Const] | None:
+    """`(a, n)` if `e` is an integer `a` divided by a literal `n` from 2 on, else None.
+
+    In float32 41 times the reciprocal of 41 is less than 1: roundings of such a quotient divide the integer instead.
+    """
+    if not (isinstance(e, Op) and e.op == "mul" and isinstance(e.args[0], Const) and e.args[0].value):
+        return None
+    factor, a = float(e.args[0].value), _integer_of(e.args[1])
+    n = round(1.0 / abs(factor))
+    if a is None or not 2 <= n < 2**31 or 1.0 / n != abs(factor):
+        return None
+    return (a if factor > 0 else neg(a)), const(n)
+
+
+def _integer_of(e: Expr) -> Expr | None:
+    """The integer expression of which `to_float` made `e`, else None."""
+    if isinstance(e, Const):
+        return const(int(e.value)) if float(e.value).is_integer() else None
+    if isinstance(e, Op) and e.op == "float":
+        return e.args[0]
+    if isinstance(e, Op) and e.op in _OF_FLOATS_TOO:
+        parts = [_integer_of(a) for a in e.args]
+        known = [part for part in parts if part is not None]
+        return _OF_FLOATS_TOO[e.op](*known) if len(known) == len(parts) else None
+    return None
 
 
 def unify(a: Expr, b: Expr) -> tuple[Expr, Expr]:

@@ -29,6 +29,7 @@ from codegen.ir.arithmetic import (
     to_integer,
     unify,
     where,
+    whole_quotient,
 )
 from codegen.ir.nodes import FALSE, TRUE, Const, Expr, Load, Op, Var, const
 from codegen.ir.types import Type
@@ -66,6 +67,10 @@ def rounded(name: str, a: Expr) -> Expr:
     """
     if a.type is Type.INT or (isinstance(a, Op) and (a.op in ROUNDINGS or a.op == "float")):
         return a
+    quotient = whole_quotient(a)
+    if quotient is not None and name != "round":
+        x, n = quotient
+        return to_float(floordiv(x, n) if name == "floor" else neg(floordiv(neg(x), n)))
     return const(float(_ROUNDED[name](a.value))) if isinstance(a, Const) else Op(Type.FLOAT, name, (a,))
 
 

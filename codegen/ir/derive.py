@@ -35,9 +35,23 @@ def derivative(e: Expr, target: Var | Load) -> Expr:
 _D = Callable[[Expr], Expr]
 
 
+def _times(factor: Expr, d: Expr) -> Expr:
+    """The product with a derivative. Where a choice makes that zero, the product is zero as in torch, not NaN from an
+    infinite factor: `sqrt(max(score, 0))`."""
+    if isinstance(d, Op) and d.op == "where" and ZERO in _arms(d):
+        condition, a, b = d.args
+        return expr.where(condition, _times(factor, a), _times(factor, b))
+    return expr.mul(factor, d)
+
+
+def _arms(e: Expr) -> list[Expr]:
+    """What nested choices choose from."""
+    return [arm for part in e.args[1:] for arm in _arms(part)] if isinstance(e, Op) and e.op == "where" else [e]
+
+
 def _product(e: Op, d: _D) -> Expr:
     a, b = e.args
-    return expr.add(expr.mul(d(a), b), expr.mul(a, d(b)))
+    return expr.add(_times(b, d(a)), _times(a, d(b)))
 
 
 def _quotient(e: Op, d: _D) -> Expr:
@@ -61,7 +75,7 @@ def _clamp(e: Op, d: _D) -> Expr:
 
 
 def _chain(outer: Callable[[Op], Expr]) -> Callable[[Op, _D], Expr]:
-    return lambda e, d: expr.mul(outer(e), d(e.args[0]))
+    return lambda e, d: _times(outer(e), d(e.args[0]))
 
 
 def _sign(e: Op) -> Expr:

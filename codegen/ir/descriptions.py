@@ -60,7 +60,10 @@ OPERATORS = {
     "+": ("numbers", "Sum. An integer beside a float is converted, exactly up to 2**24."),
     "-": ("numbers", "Difference; with one operand the negative."),
     "*": ("numbers", "Product."),
-    "/": ("numbers", "Quotient, always a float."),
+    "/": (
+        "numbers",
+        "Quotient, always a float. `int`, `floor` and `ceil` of an integer divided by a whole literal are exact.",
+    ),
     "//": ("integers", "Quotient, rounded down."),
     "%": ("integers", "Remainder, with the sign of the divisor."),
     "**": ("numbers", "Power. The exponent is a literal from -32 to 32."),
@@ -106,10 +109,12 @@ PRECEDENCE = (
 """Operators from the tightest to the loosest, as in Python. `&`, `|` and `^` bind tighter than comparisons."""
 
 LIMITS = {
-    "integers": "32 bits, in two's complement. A literal outside them is an error.",
+    "integers": "32 bits. A literal outside them is an error. A sum, product or shift that leaves them in a call has "
+    "no defined value: kernels, skipped blocks and the reference on the CPU may each take another. Nor has `//` or "
+    "`%` by zero.",
     "floats": "float32. A literal that is no finite float32 is an error.",
     "size": f"At most {MOST_NODES} operations and operands, with named masks and scores written out.",
-    "lists": f"At most {MOST_MEMBERS} elements on the right of `in`.",
+    "lists": f"At most {MOST_MEMBERS} elements in the dim of a tensor on the right of `in`.",
     "constants": "Literals are computed when the spec is read: a division by zero or a `log(0)` is an error there. So "
     "is a mask that provably keeps no pair.",
 }

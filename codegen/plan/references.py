@@ -58,9 +58,9 @@ def _printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter
         found = places.get(str(variant.tensors[tensor].dims[axis]))
         return ("packed_row", *found) if found else ()
 
-    if framework is Framework.TORCH:
-        return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row)
     trained = frozenset(name for name, spec in variant.tensors.items() if spec.grad)
+    if framework is Framework.TORCH:
+        return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row, kept=trained)
     if mode is Mode.PACKED:
         return jnp_printer(exact, placed=of_tokens, kept=trained)
     return jnp_printer(exact, row_dims=by_row, kept=trained)

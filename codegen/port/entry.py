@@ -146,7 +146,31 @@ def _text(node: ast.expr) -> str:
         return f"not ({_text(operand)})" if isinstance(operand, ast.BoolOp | ast.Compare) else f"not {_text(operand)}"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return f"{node.func.id}({', '.join(map(_text, node.args))})"
-    return ast.unparse(ast.fix_missing_locations(node))
+    operands = _BitsInComparisons()
+    text = ast.unparse(operands.visit(_copy(node)))
+    for name, in_parentheses in operands.texts.items():
+        text = text.replace(name, in_parentheses)
+    return text
+
+
+class _BitsInComparisons(ast.NodeTransformer):
+    """Exchanges `a & b` in `(a & b) == c` for a name. The language asks for the parentheses that `ast.unparse` leaves
+    out."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def visit_Compare(self, node: ast.Compare) -> ast.Compare:
+        node.left, *node.comparators = map(self._operand, (node.left, *node.comparators))
+        return node
+
+    def _operand(self, node: ast.expr) -> ast.expr:
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor)):
+            found: ast.expr = self.visit(node)
+            return found
+        name = f"__operand_{len(self.texts)}__"
+        self.texts[name] = f"({_text(node)})"
+        return ast.Name(name)
 
 
 def _copy(node: ast.expr) -> ast.expr:

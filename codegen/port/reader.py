@@ -162,6 +162,10 @@ class ExpressionReader(Functions):
                     raise TranslationError(
                         node, f"'{owner.name}' is annotated as {owner.annotation}, and indexed as a tensor"
                     )
+                if any(isinstance(x, Constant) and isinstance(x.value, int) and x.value < 0 for x in values):
+                    raise TranslationError(
+                        node, "an index below 0 counts from the end in torch; here it would read the first element"
+                    )
                 found = tuple(self.integer(value, node, "an index").node for value in values)
                 return replace(owner, indices=(*owner.indices, *found))
         raise TranslationError(node, "only tensors of the caller are indexed; compute this one before the call")

@@ -236,8 +236,10 @@ class FileReader(ExpressionReader):
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._function(statement, scope)
             case ast.Assign(targets=targets, value=value):
+                # The value is read before any name changes.
+                reads = scope if len(targets) == 1 else Scope(scope.outer, dict(scope.names))
                 for target in targets:
-                    self._assign(target, value, scope, statement)
+                    self._assign(target, value, scope, statement, reads)
             case ast.AnnAssign(target=target, value=value):
                 if value is not None:
                     self._assign(target, value, scope, statement)
@@ -309,16 +311,20 @@ class FileReader(ExpressionReader):
         elif self.registers:
             self._unexplored.append(closure)
 
-    def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, statement: ast.stmt) -> None:
+    def _assign(
+        self, target: ast.expr, value: ast.expr, scope: Scope, statement: ast.stmt, reads: Scope | None = None
+    ) -> None:
+        """Give a name of `scope` a value, which is read in `reads`, normally the same."""
+        reads = reads or scope
         if isinstance(target, ast.Tuple | ast.List):
-            self._unpack(target, value, scope, statement)
+            self._unpack(target, value, scope, statement, reads)
             return
         if not isinstance(target, ast.Name):
             if self.strict:
                 self.report(TranslationError(statement, EFFECT))
             return
         try:
-            found = self.read(value, scope)
+            found = self.read(value, reads)
             if isinstance(found, Symbol) and is_too_long(found.node):
                 raise TranslationError(value, "the value takes more operations than an expression may have")
         except TranslationError as error:
@@ -333,17 +339,19 @@ class FileReader(ExpressionReader):
                 self._register(target.id, found, statement.lineno)
         scope.names[target.id] = found
 
-    def _unpack(self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, statement: ast.stmt) -> None:
+    def _unpack(
+        self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, statement: ast.stmt, reads: Scope
+    ) -> None:
         elements = value.elts if isinstance(value, ast.Tuple | ast.List) else None
         if elements is not None and len(elements) == len(target.elts):
             fresh = Scope(scope)  # all of the right side is read before any name changes
             for one, element in zip(target.elts, elements, strict=True):
-                self._assign(one, element, fresh, statement)
+                self._assign(one, element, fresh, statement, reads)
             scope.names |= fresh.names
             return
         items: Sequence[Value] = ()
         try:
-            found = self.read(value, scope)
+            found = self.read(value, reads)
             if not isinstance(found, Several) or len(found.items) != len(target.elts):
                 raise TranslationError(statement, "this takes apart what is not known to be several values")
             items = found.items

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 5e157bab8347de58
+# hash: 0cd813ab8e2d0333
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -481,7 +481,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f9b683588fe4dfb7",
         },
         "paged": {
-            "fwd": "9cfb8eb2ec30c0fe",
+            "fwd": "8cabbdaeedc75a94",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -519,7 +519,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "d2b90d1e416b6135",
         },
         "paged": {
-            "fwd": "e2d754e159b49bf6",
+            "fwd": "9187089a42ac13d7",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -586,7 +586,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "195621de99138d41",
         },
         "paged": {
-            "fwd": "90ceba9fb31a6d07",
+            "fwd": "74563aac3b991f20",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -620,7 +620,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "c8d249c4e65c49f4",
+            "fwd": "e691db150cc6bd94",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -654,7 +654,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "7d81dc1d09d17ff5",
+            "fwd": "b1e3c1f017fb559d",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -688,7 +688,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "8bd9e45955211fd6",
+            "fwd": "05a21d8bb2455cfb",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -722,7 +722,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "5305200fd996785c",
+            "fwd": "7476e2bb3bfffdd2",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -756,7 +756,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "00de7d97f93e8971",
+            "fwd": "2abcf6f3a26b8306",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -794,7 +794,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "b35835f46968cc7f",
         },
         "paged": {
-            "fwd": "02ed17468500893f",
+            "fwd": "ce0659ace467f735",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -832,7 +832,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c5a1fd73a9c8c674",
         },
         "paged": {
-            "fwd": "1b2ffe519a283c5f",
+            "fwd": "8b867129c58a4b87",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -867,7 +867,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "c2fb2d79fe668644",
+            "fwd": "a2789662fc30bef4",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -902,7 +902,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "e5a1e74e953da861",
+            "fwd": "7376304c99f33280",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -936,7 +936,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "2a3676152aef7d2f",
+            "fwd": "e1afade4fd89722c",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -970,7 +970,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "b3f3d3b4ed8eaf91",
+            "fwd": "61e223088f4f7603",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -1005,7 +1005,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "dfecf0770659a27a",
+            "fwd": "ba23240db3fc221f",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -1039,7 +1039,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "3e621fd7f75e376a",
+            "fwd": "d0ce9572be955604",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1077,7 +1077,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "1176c557c1c93cd0",
         },
         "paged": {
-            "fwd": "ba88b06189f0cf10",
+            "fwd": "e95f638df36eae17",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1115,7 +1115,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f27b1c6ff2799c6e",
         },
         "paged": {
-            "fwd": "338c7edbe69c0519",
+            "fwd": "cb135e94c05459a5",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1150,7 +1150,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "241fec5d1ed7fd85",
+            "fwd": "f7ff99ae4e451454",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1184,7 +1184,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "a76b901471639865",
+            "fwd": "e870e74c1f789fd1",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1218,7 +1218,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "8849884756375c00",
+            "fwd": "a3c78a796c4a1457",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1252,7 +1252,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "7b2dd568c983f0fa",
+            "fwd": "54d6562fa908562e",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

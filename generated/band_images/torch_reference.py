@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_reference.py.jinja
-# hash: b680c39296d9e0ba
+# hash: d06f1ecc16a900d6
 """`band_images` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -65,11 +65,11 @@ def reference(
             image[b.clamp(0, image.shape[0] - 1), q_row.clamp(0, image.shape[1] - 1)]
             == image[b.clamp(0, image.shape[0] - 1), kv_row.clamp(0, image.shape[1] - 1)]
         ) & (image[b.clamp(0, image.shape[0] - 1), q_row.clamp(0, image.shape[1] - 1)] >= 0)
-        score = torch.where(keep, score, float("-inf"))
         if q_segment_ids is not None:
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+        score = torch.where(keep, score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/torch_reference.py.jinja
-# hash: c9eff2295909c490
+# hash: 85156f312c46c30d
 """`band_softcap` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -61,13 +61,15 @@ def reference(
         keys = k.to(dtype).repeat_interleave(group_size, 1)
         values = v.to(dtype).repeat_interleave(group_size, 1)
         score = torch.einsum("bhqd,bhkd->bhqk", q.to(dtype), keys) * scale
-        score = cap * torch.tanh(score / cap)
         keep = (q_idx - kv_idx <= before) & (kv_idx - q_idx <= after)
-        score = torch.where(keep, score, float("-inf"))
         if q_segment_ids is not None:
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
+        score = torch.where(keep, score, 0.0)
+        score = cap * torch.tanh(score / cap)
+        score = torch.where(keep, score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

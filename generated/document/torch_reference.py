@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_reference.py.jinja
-# hash: e6042cd0fce85c34
+# hash: 1bf70d5cd6edd36f
 """`document` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -62,11 +62,11 @@ def reference(
             doc[b.clamp(0, doc.shape[0] - 1), q_row.clamp(0, doc.shape[1] - 1)]
             == doc[b.clamp(0, doc.shape[0] - 1), kv_row.clamp(0, doc.shape[1] - 1)]
         )
-        score = torch.where(keep, score, float("-inf"))
         if q_segment_ids is not None:
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+        score = torch.where(keep, score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

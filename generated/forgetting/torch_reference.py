@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/torch_reference.py.jinja
-# hash: f37981a493b91aff
+# hash: 63457865cc42a427
 """`forgetting` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -59,16 +59,16 @@ def reference(
         keys = k.to(dtype).repeat_interleave(group_size, 1)
         values = v.to(dtype).repeat_interleave(group_size, 1)
         score = torch.einsum("bhqd,bhkd->bhqk", q.to(dtype), keys) * scale
+        keep = q_idx >= kv_idx
+        if q_segment_ids is not None:
+            q_ids = q_segment_ids[:, None, :, None]
+            kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
         total = g.cumsum(1)
         last = g.shape[1] - 1
         batch = b.clamp(0, g.shape[0] - 1)
         score = score + (total[batch, q_row.clamp(0, last), h] - total[batch, kv_row, h])
-        keep = q_idx >= kv_idx
         score = torch.where(keep, score, float("-inf"))
-        if q_segment_ids is not None:
-            q_ids = q_segment_ids[:, None, :, None]
-            kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_reference.py.jinja
-# hash: 30dafabb4af4761e
+# hash: f94fbe0962087963
 """`gemma2_local` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -57,13 +57,15 @@ def reference(
         keys = k.to(dtype).repeat_interleave(group_size, 1)
         values = v.to(dtype).repeat_interleave(group_size, 1)
         score = torch.einsum("bhqd,bhkd->bhqk", q.to(dtype), keys) * scale
-        score = 50.0 * torch.tanh(0.02 * score)
         keep = (q_idx >= kv_idx) & (q_idx - kv_idx < 4096)
-        score = torch.where(keep, score, float("-inf"))
         if q_segment_ids is not None:
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
+        score = torch.where(keep, score, 0.0)
+        score = 50.0 * torch.tanh(0.02 * score)
+        score = torch.where(keep, score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/torch_reference.py.jinja
-# hash: bb1b794710149c14
+# hash: 5cb232e6cdf17839
 """`natten` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -60,11 +60,11 @@ def reference(
         keep = (torch.abs((q_idx % 128).clamp(min=6).clamp(max=121) - kv_idx % 128) <= 6) & (
             torch.abs((q_idx // 128).clamp(min=6).clamp(max=121) - kv_idx // 128) <= 6
         )
-        score = torch.where(keep, score, float("-inf"))
         if q_segment_ids is not None:
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+        score = torch.where(keep, score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

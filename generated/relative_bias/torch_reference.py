@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/torch_reference.py.jinja
-# hash: b3c506697c4e5b32
+# hash: 28250d5e941c24db
 """`relative_bias` as plain mathematics.
 
 The kernels are tested against this reference, and the op computes it on the CPU.
@@ -61,13 +61,15 @@ def reference(
         keys = k.to(dtype).repeat_interleave(group_size, 1)
         values = v.to(dtype).repeat_interleave(group_size, 1)
         score = torch.einsum("bhqd,bhkd->bhqk", q.to(dtype), keys) * scale
-        score = score + bias[h, (q_idx - kv_idx).clamp(0, bias.shape[1] - 1)]
         keep = q_idx >= kv_idx
-        score = torch.where(keep, score, float("-inf"))
         if q_segment_ids is not None:
             q_ids = q_segment_ids[:, None, :, None]
             kv_ids = (q_segment_ids if kv_segment_ids is None else kv_segment_ids)[:, None, None, :]
-            score = torch.where((q_ids == kv_ids) & (q_ids != padding_id), score, float("-inf"))
+            keep = keep & (q_ids == kv_ids) & (q_ids != padding_id)
+        # The score of a pair that is not kept, and its derivative, may be NaN: it is computed from a product of zero.
+        score = torch.where(keep, score, 0.0)
+        score = score + torch.where(keep, bias[h, (q_idx - kv_idx).clamp(0, bias.shape[1] - 1)], 0.0)
+        score = torch.where(keep, score, float("-inf"))
         # The sum of a row without any key, and its gradient, would be NaN: neither is ever computed.
         keyless = (score == float("-inf")).all(-1)
         lse = torch.logsumexp(torch.where(keyless[..., None], 0.0, score), -1)

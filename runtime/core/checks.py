@@ -14,6 +14,7 @@ PACKED = "packed"
 _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
+LARGEST_FLOAT = 3.4028234663852886e38
 SEED_END = 2**63
 
 DROPOUT_ROWS, DROPOUT_KEYS = 16, 32
@@ -181,11 +182,13 @@ def check_int(op: str, argument: str, value: Any, minimum: int | None = None, ma
 def check_float(
     op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None
 ) -> float:
-    """A floating-point argument of the kernels, checked."""
+    """A floating-point argument of the kernels, checked, as a Python float: Triton takes an int for an integer."""
     value = host_number(op, argument, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
         fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
-    return value
+    if LARGEST_FLOAT < abs(value) < float("inf"):
+        fail(op, argument, "a number that float32 holds", value if isinstance(value, float) else "a larger int")
+    return float(value)
 
 
 def check_padding_id(op: str, padding_id: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -298,6 +299,8 @@ def test_own_arguments(variant: str, name: str, value: Callable[[], Any], text: 
         (check_float, 2.5, {"minimum": -1.0, "maximum": 1.5}, "a number from -1.0 to 1.5, got 2.5"),
         (check_float, float("nan"), {"maximum": 1.5}, "a number of at most 1.5, got nan"),
         (check_float, None, {}, "a number, got None"),
+        (check_float, -1e300, {}, "a number that float32 holds, got -1e+300"),
+        (check_float, 10**400, {}, "a number that float32 holds, got a larger int"),
     ],
 )
 def test_ranges_of_scalars(check: Callable[..., Any], value: object, limits: dict[str, Any], text: str) -> None:
@@ -305,6 +308,11 @@ def test_ranges_of_scalars(check: Callable[..., Any], value: object, limits: dic
         check("op", "x", value, **limits)
     assert str(caught.value) == f"op: x: expected {text}"
     assert check("op", "x", 1, **limits) == 1
+
+
+@pytest.mark.parametrize("value", [2, 2.0, np.int64(2), np.float64(2.0), torch.tensor(2), float("inf")])
+def test_a_scalar_of_floats_is_a_python_float(value: object) -> None:
+    assert type(check_float("op", "x", value)) is float  # an int's logarithm does not compile
 
 
 def test_a_decay_reaches_as_far_as_the_offset_takes_the_queries() -> None:

@@ -6,12 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Expr, Load, Op, Type, Var, compare, loads, logical_or, names
+from codegen.ir.expr import (
+    FLOAT_FUNCTIONS,
+    ROUNDINGS,
+    SCORE,
+    Expr,
+    Load,
+    Op,
+    Type,
+    Var,
+    compare,
+    loads,
+    logical_not,
+    logical_or,
+    names,
+    walk,
+)
 from codegen.ir.printers.base import ATOM, INFIX, PRODUCT, PYTHON_INTEGER, Printer
 from codegen.ir.printers.formula import NumberPrinter
 
 ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
 """Position of a query or key -> its row. Where the call gives no positions, row plus offset is the position."""
+
+_STEEP = frozenset(("div", "exp", "exp2", "log", "log1p", "log2", "mul", "sqrt", "tan"))
+"""Operations whose derivative may be infinite or NaN: 0 times it is no zero gradient."""
 
 _MODULE_FUNCTIONS = (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"sigmoid", "erf"}), "abs", "minimum", "maximum", "where")
 
@@ -24,8 +42,9 @@ class ArrayPrinter(Printer):
     always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
     `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
     the index, or (). `like`: a tensor of the call's device, and `float_dtype`: the dtype of floats. `kept`: tensors
-    that get no gradient from masked pairs, not even a NaN. `reads`: the variables, tensors and functions that the
-    printed source reads.
+    that get no gradient from masked pairs, not even a NaN. `chosen`: the conditions of the choices around the text,
+    outside of which these tensors and the score get none either. `reads`: the variables, tensors and functions that
+    the printed source reads.
     """
 
     module: str = "torch"
@@ -37,6 +56,7 @@ class ArrayPrinter(Printer):
     row_dims: Callable[[str, int], bool] = lambda tensor, axis: False
     placed: Callable[[str, int], Sequence[str]] = lambda tensor, axis: ()
     kept: frozenset[str] = frozenset()
+    chosen: tuple[str, ...] = ()
     by_row: bool = False
     like: str = "score"
     float_dtype: str = "score.dtype"
@@ -62,7 +82,7 @@ class ArrayPrinter(Printer):
     def variable(self, e: Var) -> str:
         name = ROWS.get(e.name, e.name) if self.by_row else e.name
         self.reads.add(name)
-        return name
+        return self._only_if(self.chosen, name) if name == SCORE else name
 
     def operation(self, e: Op) -> tuple[str, int]:
         if not self.is_number(e):
@@ -83,18 +103,50 @@ class ArrayPrinter(Printer):
         if e.op == "abs" and e.type is Type.FLOAT and self.module == "jnp":
             # The derivative of jnp.abs at 0 is 1.
             return f"({self.operand(e.args[0], PRODUCT)} * jnp.sign({self.text(e.args[0])}))"
-        if e.op == "where" and self.module == "torch":
-            return self._torch_where(e)
-        return super().call(e)
+        return self._where(e) if e.op == "where" else super().call(e)
 
-    def _torch_where(self, e: Op) -> str:
-        """A choice. At least one arm is printed as a tensor: torch's functions take no Python numbers, and
+    def _where(self, e: Op) -> str:
+        """A choice. At least one arm of torch's is printed as a tensor: its functions take no Python numbers, and
         `torch.where` of two Python floats is float32, whatever the dtype of the score."""
         condition, a, b = e.args
-        if self.is_number(condition):
+        if self.module == "torch" and self.is_number(condition):
             return f"({self._array(a)} if {self.text(condition)} else {self._array(b)})"
-        other = self._array(b) if self.is_number(a) else self.text(b)
-        return f"torch.where({self.text(condition)}, {self.text(a)}, {other})"
+        test = self._condition(condition)
+        first, second = self._arm(a, condition), self._arm(b, logical_not(condition))
+        if self.module == "torch" and self.is_number(a) and self.is_number(b):
+            second = self._array(b)
+        return f"{self.module}.where({test}, {first}, {second})"
+
+    def _condition(self, e: Expr) -> str:
+        """A condition, through which no gradient flows."""
+        outer, self.chosen = self.chosen, ()
+        try:
+            return self.text(e)
+        finally:
+            self.chosen = outer
+
+    def _arm(self, e: Expr, condition: Expr) -> str:
+        """An arm of a choice. Where its derivative may be infinite or NaN, what it reads gets no gradient from pairs
+        that take the other arm."""
+        outer = self.chosen
+        if any(self._is_steep(node) for node in walk(e)):
+            self.chosen = (*outer, self._condition(condition))
+        try:
+            return self.text(e)
+        finally:
+            self.chosen = outer
+
+    def _is_steep(self, e: Expr) -> bool:
+        if not isinstance(e, Op) or e.op not in _STEEP or e.type is not Type.FLOAT:
+            return False
+        factors = e.args if e.op == "mul" else e.args[1:] if e.op == "div" else ()
+        return not any(map(self.is_number, factors))
+
+    def _only_if(self, conditions: Sequence[str], text: str) -> str:
+        for condition in conditions:
+            self.reads.add(self.module)
+            text = f"{self.module}.where({condition}, {text}, 0.0)"
+        return text
 
     def _extreme(self, e: Op) -> str:
         """`min` or `max`. jnp.minimum takes Python numbers, torch.minimum does not. Tensor.clamp does, but for floats
@@ -131,7 +183,7 @@ class ArrayPrinter(Printer):
     def load(self, e: Load) -> str:
         self.reads.add(e.tensor)
         element = f"{e.tensor}[{', '.join(self.indices(e))}]" if e.indices else e.tensor
-        return f"{self.module}.where(keep, {element}, 0.0)" if e.tensor in self.kept else element
+        return self._only_if(("keep", *self.chosen), element) if e.tensor in self.kept else element
 
     def indices(self, e: Load) -> list[str]:
         """The indices of a load, each clamped to its axis."""

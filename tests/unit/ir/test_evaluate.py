@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from codegen.ir.evaluate import Array, evaluate
-from codegen.ir.expr import Expr, Load, Op, Type, add, const, float_var, floordiv, int_var, mod, mul
-from codegen.ir.parse import parse
+from codegen.ir.expr import Expr, Load, Op, Type, add, const, float_var, floordiv, int_var, mod, mul, walk
+from codegen.ir.parse import Scope, parse
 from codegen.ir.printers import torch_printer
 from codegen.util.errors import ExprError
 from tests.support.expressions import SCOPE, contents, texts
@@ -118,3 +120,21 @@ def test_a_shared_subexpression_is_computed_once() -> None:
     values = Counting(x=1)
     assert evaluate(e, values, {}) == 3263442
     assert values.reads == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("int((q_idx - kv_idx) / 41) + 0.0", lambda x: math.trunc(x / 41)),
+        ("int((kv_idx - q_idx) / -41) + 0.0", lambda x: math.trunc(x / 41)),
+        ("floor((q_idx - kv_idx) / 41)", lambda x: math.floor(x / 41)),
+        ("ceil((2 + q_idx - kv_idx - 2) / 41.0)", lambda x: math.ceil(x / 41)),
+    ],
+)
+def test_roundings_of_a_whole_quotient_divide_integers(text: str, wanted: Callable[[int], int]) -> None:
+    """In float32 41 times the reciprocal of 41 is below 1."""
+    e = parse(text, Scope(), Type.FLOAT)
+    assert not any(isinstance(node, Op) and node.op in ("int", "floor", "ceil", "mul") for node in walk(e))
+    positions = np.arange(500)
+    found = evaluate(e, {"q_idx": positions, "kv_idx": 250}, {})
+    np.testing.assert_array_equal(found, [wanted(x) for x in range(-250, 250)])

@@ -183,6 +183,12 @@ def make_seen(seen, tree):
     return mask_mod
 
 
+def swapped_bits(b, h, q_idx, kv_idx):
+    q_idx, kv_idx = kv_idx, q_idx
+    q_idx = later = q_idx + 5
+    return ((q_idx & 12) == (kv_idx | 4)) | (later <= kv_idx)
+
+
 def forward(q, k, v):
     block_mask = create_block_mask(causal_mask, None, None, 64, 64)
     return flex_attention(q, k, v, score_mod=capped, block_mask=block_mask)

@@ -83,6 +83,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dropped_heads": ("dropped_heads", {}, {}),
     "partial_window": ("partial_window", {}, {}),
     "odd_functions": ("odd_functions", {}, {}),
+    "swapped_bits": ("swapped_bits", {}, {}),
     "seen": (
         "make_seen",
         {"seen": integers(2, BATCH, LENGTH, LENGTH).bool(), "tree": integers(2, LENGTH).bool()},
@@ -190,6 +191,7 @@ BAD = {
     "the exponent or a positive base": "return score ** table[h]",
     "'exp' with out= is not": "return score.exp(out=score)",
     "an index must be an integer": "return score + table[score]",
+    "counts from the end in torch": "return score + table[h, -1]",
     "these constants have no finite value": "return score + 1 / 0",
     "the entry would not load": "return score * 1e60",
 }
