@@ -236,21 +236,20 @@ class FileReader(ExpressionReader):
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._function(statement, scope)
             case ast.Assign(targets=targets, value=value):
-                # The value is read before any name changes.
-                reads = scope if len(targets) == 1 else Scope(scope.outer, dict(scope.names))
+                fresh = Scope(scope)  # the value is read before any name changes
                 for target in targets:
-                    self._assign(target, value, scope, statement, reads)
+                    self._assign(target, value, fresh, scope, statement)
+                scope.names |= fresh.names
             case ast.AnnAssign(target=target, value=value):
                 if value is not None:
-                    self._assign(target, value, scope, statement)
+                    self._assign(target, value, scope, scope, statement)
             case ast.AugAssign(target=target, op=op, value=value):
                 if isinstance(target, ast.Name):
                     together = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
-                    self._assign(
-                        target, ast.copy_location(ast.fix_missing_locations(together), statement), scope, statement
-                    )
+                    value = ast.copy_location(ast.fix_missing_locations(together), statement)
+                    self._assign(target, value, scope, scope, statement)
                 else:
-                    self._assign(target, value, scope, statement)
+                    self._assign(target, value, scope, scope, statement)
             case ast.Assert() if self.strict:
                 self.assertions[ast.unparse(statement)] = None
             case _ if self.strict:
@@ -311,13 +310,10 @@ class FileReader(ExpressionReader):
         elif self.registers:
             self._unexplored.append(closure)
 
-    def _assign(
-        self, target: ast.expr, value: ast.expr, scope: Scope, statement: ast.stmt, reads: Scope | None = None
-    ) -> None:
-        """Give a name of `scope` a value, which is read in `reads`, normally the same."""
-        reads = reads or scope
+    def _assign(self, target: ast.expr, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt) -> None:
+        """Give a name of `scope` a value, which is read in `reads`."""
         if isinstance(target, ast.Tuple | ast.List):
-            self._unpack(target, value, scope, statement, reads)
+            self._unpack(target, value, scope, reads, statement)
             return
         if not isinstance(target, ast.Name):
             if self.strict:
@@ -340,14 +336,12 @@ class FileReader(ExpressionReader):
         scope.names[target.id] = found
 
     def _unpack(
-        self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, statement: ast.stmt, reads: Scope
+        self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt
     ) -> None:
         elements = value.elts if isinstance(value, ast.Tuple | ast.List) else None
         if elements is not None and len(elements) == len(target.elts):
-            fresh = Scope(scope)  # all of the right side is read before any name changes
             for one, element in zip(target.elts, elements, strict=True):
-                self._assign(one, element, fresh, statement, reads)
-            scope.names |= fresh.names
+                self._assign(one, element, scope, reads, statement)
             return
         items: Sequence[Value] = ()
         try:
