@@ -113,7 +113,8 @@ LIMITS = {
     "no defined value: kernels, skipped blocks and the reference on the CPU may each take another. Nor has `//` or "
     "`%` by zero.",
     "floats": "float32. A literal that is no finite float32 is an error.",
-    "size": f"At most {MOST_NODES} operations and operands, with named masks and scores written out.",
+    "size": f"At most {MOST_NODES} operations and operands, with named masks and scores written out. A sum nests "
+    "once for each term: some hundred terms may be refused as nested too deeply.",
     "lists": f"At most {MOST_MEMBERS} elements in the dim of a tensor on the right of `in`.",
     "constants": "Literals are computed when the spec is read: a division by zero or a `log(0)` is an error there. So "
     "is a mask that provably keeps no pair.",
