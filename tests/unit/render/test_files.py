@@ -164,7 +164,7 @@ def test_the_first_write_into_a_new_folder_holds_its_lock(tmp_path: Path, monkey
     fcntl = pytest.importorskip("fcntl")
     out = tmp_path / "vendored" / "ops"
 
-    def staging(**kwargs: Any) -> str:
+    def staging(**kwargs: Any) -> Any:
         around = os.open(out.parent, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(around, fcntl.LOCK_EX | fcntl.LOCK_NB)
