@@ -182,8 +182,13 @@ def _known(kind: type[Any], entries: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def load(path: Path) -> Results:
-    """Read a stored run, also one from before suites and costs were stored."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    """Read a stored run, also one from before suites and costs were stored. ValueError if the file is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or "machine" not in document:
+        raise ValueError(f"{path}: not a run that bench stored as JSON")
     own = {each.name for each in fields(Results)} - {"others"}
     return Results(
         machine=document.get("machine", {}),

@@ -178,12 +178,20 @@ def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tup
         the variant has a sink, only one part may include it.
 
     Raises:
-        ArgumentError: there is no part, or shapes differ.
+        ArgumentError: there is no part, a part is no pair of arrays of floats, or shapes differ.
     """
     found = list(parts)
     if not found:
         fail("merge", "parts", "at least one pair (o, lse)", "none")
+    for part in found:
+        if not isinstance(part, (tuple, list)) or len(part) != 2:
+            fail("merge", "parts", "pairs (o, lse)", type(part).__name__)
     first_o, first_lse = found[0]
+    for o, lse in found:
+        _check_framework("merge", {"parts": first_o, "o": o, "lse": lse})
+        for name, x in (("o", o), ("lse", lse)):
+            if "float" not in str(x.dtype):
+                fail("merge", name, "a dtype of floats", x.dtype)
     layout = ("bhsd" if _framework(first_lse) == "torch" else "bshd") if layout is None else layout
     check_layout("merge", layout)
     for o, lse in found:

@@ -37,8 +37,9 @@ import transformers
 from torch import Tensor, nn
 
 from .._runtime.core.checks import check_int, fail
+from .._runtime.core.row_classes import check_splits
 from .entries import Attention
-from .transformers_steps import Own, Tokens, parameters, step_of
+from .transformers_steps import GIVEN, Own, Tokens, parameters, step_of
 from .variants import find
 
 __all__ = ["TESTED", "manager", "register"]
@@ -96,7 +97,7 @@ def register(
     for keyword in ignore:
         if keyword not in OWN_KEYWORDS:
             fail("register", "ignore", f"some of {', '.join(OWN_KEYWORDS)}", repr(keyword))
-    served = _Served(PREFIX + name, op, dict(arguments), frozenset(ignore), splits)
+    served = _Served(PREFIX + name, op, dict(arguments), frozenset(ignore), check_splits("register", splits))
     transformers.AttentionInterface.register(served.name, served)
     _NAMES.add(served.name)
     return served.name
@@ -135,6 +136,8 @@ def manager(
         )
         fail("manager", "model", expected, name)
     config = transformers.ContinuousBatchingConfig() if config is None else config
+    if most_tokens is not None:
+        most_tokens = check_int("manager", "most_tokens", most_tokens, 1)
     has_table = most_tokens is not None and not _slides(model.config.get_text_config())
     if model.device.type == "cuda":
         if config.use_cuda_graph is None:
@@ -145,8 +148,7 @@ def manager(
     found = model.init_continuous_batching(
         generation_config=generation_config, continuous_batching_config=config, workload_hints=workload_hints
     )
-    if has_table:
-        most_tokens = check_int("manager", "most_tokens", most_tokens, 1)
+    if most_tokens is not None and has_table:
         # The manager reads this when it makes the cache, at the start or in the warm-up.
         found.continuous_batching_config.max_blocks_per_request = -(-most_tokens // config.block_size)
     return found
@@ -176,6 +178,8 @@ def _check_op(op: Any, arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         if name not in parameters(op):
             fail("register", name, f"an argument of {op.__name__}", "one that it does not have")
+        if name in GIVEN:
+            fail("register", name, f"a tensor or scalar of {op.__name__}'s own", "an argument that each step gives")
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -221,6 +225,8 @@ class _Served:
         window = (
             keywords.get("sliding_window") or getattr(layer, "sliding_window", None) or (ring if ring > 1 else None)
         )
+        if window == 1:
+            fail(self.name, "sliding_window", "2 or more: to transformers' paged cache, 1 means no window", 1)
         own = self._own(module, keywords | {"sliding_window": window})
         if isinstance(cu_seq_lens_k, dict):
             cu_seq_lens_k = cu_seq_lens_k["full_attention" if ring == 1 else "sliding_attention"]

@@ -14,6 +14,11 @@ from torch import Tensor, nn
 
 from .. import paging
 
+_PAGES = ("page_table", "page_starts", "kv_lengths")
+_SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "q_offset")
+GIVEN = ("q", "k", "v", "scale", "schedule", "splits", *_PAGES, *_SEQUENCES)
+"""Arguments of an op that the calls of `Tokens` give."""
+
 
 @dataclass(eq=False)
 class Step:

@@ -194,18 +194,24 @@ def write(out: Path, fresh: Mapping[str, str], force: bool = False) -> Summary:
 def _one_at_a_time(out: Path) -> Iterator[None]:
     """Hold the lock of a package's folder.
 
-    The lock is on the folder around it, which exists before the first render. The system frees it when the process
-    ends. Where the system or the file system has no such locks, there is none.
+    The lock is on the folder around it, which is made before the first render, so that a second process finds the same
+    one. If the render fails, what was made is removed. The system frees the lock when the process ends. Where the
+    system or the file system has no such locks, there is none.
     """
-    around = next(folder for folder in out.absolute().parents if folder.is_dir())
+    around = out.absolute().parent
+    made = [folder for folder in (around, *around.parents) if not folder.exists()]
     descriptor: int | None = None
-    with suppress(ImportError, OSError):
-        import fcntl
-
-        descriptor = os.open(around, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
+        around.mkdir(parents=True, exist_ok=True)
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            descriptor = os.open(around, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    except BaseException:
+        _remove_empty(made)
+        raise
     finally:
         if descriptor is not None:
             os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -13,7 +13,14 @@ from codegen.inspect.portrait import View
 LONGEST_ENTRY = 20_000
 """Most characters of an entry as YAML."""
 
-FLAGS = ("sink", "decay", "dropout")
+FLAGS = ("sink", "decay", "dropout", "prune")
+
+HELD = {
+    "variant": {"doc", "mask", "score", *FLAGS, "scalars", "tensors"},
+    "scalar": {"type", "min", "max", "example"},
+    "tensor": {"dims", "dtype", "grad", "example"},
+}
+"""The keys of an entry and of its scalars and tensors that the form has fields for."""
 
 LIMITS = {
     "q_len": (1, 4096),
@@ -36,6 +43,9 @@ _OPENING = (
     yaml.BlockSequenceStartToken,
 )
 _CLOSING = (yaml.FlowMappingEndToken, yaml.FlowSequenceEndToken, yaml.BlockEndToken)
+
+_COMMA = r",(?![^(]*\))"
+"""A comma between dims, not one between the arguments of a function."""
 
 MOST_BLOCKS = 128
 """Most blocks along a side of the picture."""
@@ -119,12 +129,13 @@ def yaml_of(form: object) -> str:
         raise RequestError("'form' must be an object", "form")
     entry: dict[str, Any] = {key: _text(form, key) for key in ("doc", "mask", "score") if _text(form, key)}
     entry |= {flag: True for flag in FLAGS if form.get(flag) is True}
-    scalars = {_text(row, "name"): _scalar(row) for row in _rows(form, "scalars")}
-    tensors = {_text(row, "name"): _tensor(row) for row in _rows(form, "tensors")}
+    scalars = _by_name("scalars", ((_text(row, "name"), _scalar(row)) for row in _rows(form, "scalars")))
+    tensors = _by_name("tensors", ((_text(row, "name"), _tensor(row)) for row in _rows(form, "tensors")))
     entry |= {key: value for key, value in (("scalars", scalars), ("tensors", tensors)) if value}
     spec: dict[str, Any] = {}
     for kind in ("masks", "scores"):
-        named = {_text(row, "header"): _text(row, "body") for row in _rows(form, "named") if row.get("kind") == kind}
+        rows = [row for row in _rows(form, "named") if row.get("kind") == kind]
+        named = _by_name(kind, ((_text(row, "header"), _text(row, "body")) for row in rows))
         spec |= {kind: named} if named else {}
     spec["variants"] = {_text(form, "name"): entry}
     return yaml.dump(spec, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
@@ -136,7 +147,7 @@ def form_of(text: str) -> Json | None:
         spec = yaml.safe_load(text)
         name, entry = next(iter(spec["variants"].items()))
         entry = entry or {}
-        if set(spec) - {"variants", "masks", "scores"} or len(spec["variants"]) > 1 or "archs" in entry:
+        if set(spec) - {"variants", "masks", "scores"} or len(spec["variants"]) > 1 or not _is_held(entry):
             return None
         return {
             "name": str(name),
@@ -163,6 +174,15 @@ def form_of(text: str) -> Json | None:
         return None
 
 
+def _is_held(entry: Json) -> bool:
+    """Whether the form has a field for each key of an entry: it would drop the others, and what is wrong with them."""
+    scalars = [value for value in (entry.get("scalars") or {}).values() if isinstance(value, dict)]
+    tensors = (entry.get("tensors") or {}).values()
+    keys = [("variant", entry), *(("scalar", each) for each in scalars), *(("tensor", each) for each in tensors)]
+    flags = [entry.get(flag, False) for flag in FLAGS] + [each.get("grad", False) for each in tensors]
+    return all(set(each) <= HELD[kind] for kind, each in keys) and all(isinstance(flag, bool) for flag in flags)
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes no aliases: equal lists of dims are written twice."""
 
@@ -177,6 +197,16 @@ def _rows(form: Json, key: str) -> list[Json]:
     return rows
 
 
+def _by_name(kind: str, rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The rows as a mapping. Two of one name are refused: the second would take the place of the first."""
+    found: dict[str, Any] = {}
+    for name, value in rows:
+        if name in found:
+            raise RequestError(f"two rows have the name {name!r}", f"{kind}.{name}")
+        found[name] = value
+    return found
+
+
 def _text(row: Json, key: str) -> str:
     value = row.get(key)
     return " ".join(value.split()) if isinstance(value, str) else ""
@@ -188,7 +218,7 @@ def _scalar(row: Json) -> Any:
 
 
 def _tensor(row: Json) -> Json:
-    dims = [_number(dim) for dim in re.split(r"[,\s]+(?![^(]*\))", _text(row, "dims").strip("[]")) if dim]
+    dims = [_number(dim.strip()) for dim in re.split(_COMMA, _text(row, "dims").strip("[]")) if dim.strip()]
     tensor: dict[str, Any] = {"dims": dims}
     if _text(row, "dtype") not in ("", "float32"):
         tensor["dtype"] = _text(row, "dtype")

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .calls import Call
@@ -53,19 +53,32 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: 0)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first variant (default: 0)")
-    parser.add_argument("--variants", type=int, default=100, metavar="N", help="number of variants (default: 100)")
     parser.add_argument(
-        "--calls", type=int, metavar="N", help="calls of a variant in each mode and family; 0: one call in total"
+        "--first", type=_at_least(0), default=0, metavar="N", help="number of the first variant (default: 0)"
+    )
+    parser.add_argument(
+        "--variants", type=_at_least(1), default=100, metavar="N", help="number of variants (default: 100)"
+    )
+    parser.add_argument(
+        "--calls",
+        type=_at_least(0),
+        metavar="N",
+        help="calls of a variant in each mode and family; 0: one call in total",
     )
     parser.add_argument(
         "--what", default="", help=f"modes and families to run, some of {', '.join((*MODES, *FAMILIES))}"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where kernels run (default: cpu)")
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1); 0: run in this process"
+        "--jobs",
+        type=_at_least(0),
+        default=1,
+        metavar="N",
+        help="worker processes (default: 1); 0: run in this process",
     )
-    parser.add_argument("--chunk", type=int, default=10, metavar="N", help="variants rendered together (default: 10)")
+    parser.add_argument(
+        "--chunk", type=_at_least(1), default=10, metavar="N", help="variants rendered together (default: 10)"
+    )
     parser.add_argument("--entry", metavar="JSON", help="run only this variant")
     parser.add_argument("--call", metavar="JSON", help="run only this call of the variant of --entry")
     parser.add_argument(
@@ -77,6 +90,15 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--out", metavar="DIR", help="folder to write failures.json to")
     return parser.parse_args()
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
+        return int(text)
+
+    return read
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -332,6 +332,7 @@ def test_a_second_pass_with_the_same_tensors_makes_its_own_plan() -> None:
         ({"dropout": 0.1}, "dropout: expected 0 in serving"),
         ({"output_attentions": True}, "output_attentions: expected False"),
         ({"is_causal": False}, "is_causal: expected a causal model"),
+        ({"sliding_window": 1}, "sliding_window: expected 2 or more"),
         ({"position_bias": torch.zeros(1)}, "position_bias: expected None, or a registered op"),
     ],
 )
@@ -359,7 +360,9 @@ def test_bad_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
         (("a|b",), {}, "register: name: expected a name without"),
         (("x", torch.softmax), {}, "register: op: expected a torch op"),
         (("x", causal), {"slope": 1}, "register: slope: expected an argument of causal"),
+        (("x", causal), {"scale": 1.0}, "register: scale: expected a tensor or scalar of causal's own"),
         (("x",), {"slope": 1}, "register: slope: expected an op beside"),
+        (("x",), {"splits": "even"}, "register: splits: expected None, 'balanced'"),
         (("x", causal), {"ignore": ("scale",)}, "register: ignore: expected some of softcap"),
     ):
         with pytest.raises(ValueError, match=error):

@@ -28,7 +28,8 @@ HALF = (
 QUERIES = (70, 0, 1, 50, 17) if INTERPRET else (150, 0, 1, 300, 17)
 LENGTHS = (200, 60, 70, 30, 64) if INTERPRET else (400, 60, 133, 200, 64)
 """The sequences: a chunk of a prompt, no query, a decoding row, a prompt whose first rows see no key, a few rows."""
-FAMILIES = ["portable", *([HOPPER] if DEVICE != "cpu" and torch.cuda.get_device_capability()[0] == 9 else [])]
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+FAMILIES = ["portable", *([HOPPER] if IS_HOPPER and not INTERPRET else [])]
 READS_PAGES = [name for name in LEGAL if TRAITS[name].hopper_reads_pages]
 
 

@@ -2,7 +2,6 @@
 "use strict";
 
 const get = (id) => document.getElementById(id);
-const FLAGS = ["sink", "decay", "dropout"];
 const DTYPES = ["float32", "float16", "bfloat16", "int32", "int64", "bool"];
 const VIEW = { q_len: 1024, kv_len: 1024, block_m: 64, block_n: 64, q_offset: 0, batch: 0, head: 0 };
 const LABELS = { q_len: "queries", kv_len: "keys", block_m: "block, queries", block_n: "block, keys",

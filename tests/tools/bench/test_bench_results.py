@@ -48,6 +48,13 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     assert record.load(tmp_path / "r.json") == results
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
+def test_a_file_that_is_no_run_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"r\.json: not a run that bench stored"):
+        record.load(tmp_path / "r.json")
+
+
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_stored_runs_stay_readable(path: Path) -> None:
     results = record.load(path)

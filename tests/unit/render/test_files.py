@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,24 @@ def test_a_write_waits_for_another_one_into_the_same_folder(out: Path) -> None:
             assert writing.result(timeout=60).written
     finally:
         os.close(around)
+
+
+def test_the_first_write_into_a_new_folder_holds_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process that comes while the folder is being made waits for the same lock."""
+    fcntl = pytest.importorskip("fcntl")
+    out = tmp_path / "vendored" / "ops"
+
+    def staging(**kwargs: Any) -> Any:
+        around = os.open(out.parent, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(around, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(around)
+        return mkdtemp(**kwargs)
+
+    mkdtemp = tempfile.mkdtemp
+    monkeypatch.setattr(tempfile, "mkdtemp", staging)
+    files.write(out, NEW)
+    assert not files.compare(out, NEW)
 
 
 def test_a_second_write_touches_nothing(out: Path) -> None:

@@ -31,13 +31,33 @@ def test_a_form_holds_every_variant(name: str) -> None:
     form = form_of(entry_text(path.read_text(encoding="utf-8"), variant, with_macros=path == LIBRARY))
     assert form is not None
     read = load_text(yaml_of(form), "entry").variants[name]
-    for field in ("mask", "score", "tensors", "scalars", "sink", "decay", "dropout"):
+    for field in ("mask", "score", "tensors", "scalars", "sink", "decay", "dropout", "pruned"):
         assert getattr(read, field) == getattr(variant, field)
     assert read.doc.split() == variant.doc.split()
 
 
+def test_a_form_holds_computed_dims() -> None:
+    text = "variants: {a: {score: 't[h, q_idx] * r', scalars: {r: int}, tensors: {t: {dims: [h, 2 * r + 1]}}}}"
+    form = form_of(text)
+    assert form is not None
+    assert load_text(yaml_of(form), "entry").variants["a"].tensors == load_text(text, "entry").variants["a"].tensors
+
+
 @pytest.mark.parametrize(
-    "text", ["", "a: [", "variants: 3", "variants: {}", "variants: {a: {}, b: {}}", "x: 1", "\x00"]
+    "text",
+    [
+        "",
+        "a: [",
+        "variants: 3",
+        "variants: {}",
+        "variants: {a: {}, b: {}}",
+        "x: 1",
+        "\x00",
+        "variants: {a: {maks: causal}}",
+        "variants: {a: {sink: 1}}",
+        "variants: {a: {scalars: {n: {type: int, most: 3}}}}",
+        "variants: {a: {tensors: {t: {dims: [h], sorted: true}}}}",
+    ],
 )
 def test_a_form_does_not_hold_other_texts(text: str) -> None:
     assert form_of(text) is None
@@ -66,6 +86,8 @@ def problems(request: dict[str, Any]) -> list[tuple[str, str]]:
         ({"tensors": [{"name": "slope", "dims": "qidx", "grad": True}]}, "tensors.slope.dims", "unknown dim 'qidx'"),
         ({"tensors": [{"name": "slope", "dims": "h", "dtype": "int9"}]}, "tensors.slope.dtype", "must be one of"),
         ({"tensors": 3}, "tensors", "must be a list"),
+        ({"scalars": FORM["scalars"] * 2}, "scalars.size", "two rows have the name 'size'"),
+        ({"named": [{"kind": "masks", "header": "far", "body": "b"}] * 2}, "masks.far", "two rows have the name 'far'"),
         ({"named": [{"kind": "masks", "header": "far(n", "body": "q_idx > n"}]}, "masks.far(n", ""),
     ],
 )
