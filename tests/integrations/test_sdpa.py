@@ -251,6 +251,9 @@ def test_errors_name_the_argument() -> None:
     ):
         with pytest.raises(ArgumentError, match=match):
             call()
+    used = torch.tensor([10, 0, 0], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="kv_lengths: expected lengths from 0 to its pages' 9 keys, got 10 at 0"):
+        varlen.varlen_attn(*(x.detach() for x in rows()), *begins(), 7, 9, enable_gqa=True, seqused_k=used)
     with pytest.raises(NotRenderedError, match="full_dropout"):
         aten._scaled_dot_product_flash_attention(q, k, v, 0.1)
     with pytest.raises(
