@@ -92,7 +92,9 @@ def _by_name(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to get an operator's arguments by name. An argument that it does not have must be None."""
     title = f"aten.{operator._schema.name.removeprefix('aten::')}"
     names = [argument.name for argument in operator._schema.arguments]
-    known = frozenset(inspect.signature(function).parameters)
+    known = set(inspect.signature(function).parameters)
+    if function is forward_into:  # It passes all arguments but `out` on.
+        known |= inspect.signature(forward).parameters.keys()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -134,11 +134,17 @@ def most_keys(op: str, num_seqs: int, page_size: int, table: Sequence[int], star
     return table[0] * page_size
 
 
-def check_lengths(op: str, lengths: Sequence[int], most: int) -> None:
-    """Check lengths against the most keys that a sequence may have."""
+def check_lengths(
+    op: str, lengths: Sequence[int], most: int, starts: Sequence[int] | None = None, page_size: int = 1
+) -> None:
+    """Check lengths against the most keys that a sequence may have: with `page_starts`, those of its own pages."""
     for number, length in enumerate(lengths):
-        if not 0 <= length <= most:
-            fail(op, "kv_lengths", f"lengths from 0 to the table's {most} keys", f"{length} at {number}")
+        own, holder = most, "the table's"
+        if starts is not None:
+            begin, end = (page_size * start for start in starts[number : number + 2])
+            own, holder = max(min(end, most) - begin, 0), "its pages'"
+        if not 0 <= length <= own:
+            fail(op, "kv_lengths", f"lengths from 0 to {holder} {own} keys", f"{length} at {number}")
 
 
 def check_longest(op: str, longest: int, queries: int) -> None:

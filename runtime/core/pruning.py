@@ -12,8 +12,21 @@ A binary search finds the largest such n, for any signs of g. U is `scale |q_i| 
 No framework is imported: `torch/pruning.py` and `jax/pruning.py` compute it.
 """
 
+from typing import Any
+
 GROUP = 128
 """Rows that share their first key, which is a multiple of the same number: tiles of keys then need no mask there."""
 
 PRODUCT_ERROR = 2.0**-7
 """More than the rounding error of a sum of products of 16-bit numbers, relative to the product of both norms."""
+
+
+def follow_rows(ids: Any, positions: Any, rows: Any, padding_id: int) -> Any:
+    """Booleans `[B]`: whether a key's row is before a first key's row wherever its position is before its position.
+
+    The arguments are those of the keys, `[B, Skv]`, sorted by id and then by row. Positions rise by 1 from row to row
+    of a segment. Where the rows of one segment are not contiguous, positions must rise on, by no more than the rows do.
+    """
+    same = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] != padding_id)
+    rise = positions[:, 1:] - positions[:, :-1]
+    return (~same | ((rise > 0) & (rise <= rows[:, 1:] - rows[:, :-1]))).all(1)

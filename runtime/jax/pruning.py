@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..core.checks import FLOAT_DTYPES, at_least, check_prune
 from ..core.fp8 import check_unpruned
 from ..core.options import checked_options
-from ..core.pruning import GROUP, PRODUCT_ERROR
+from ..core.pruning import GROUP, PRODUCT_ERROR, follow_rows
 from .call import Arguments
 from .sequences import SequenceArguments
 from .support import check_tensor
@@ -86,7 +86,11 @@ def _dense(call: Arguments, q: jax.Array, k: jax.Array, g: jax.Array, log_share:
     if call.tokens is not None and call.tokens.kv_positions is not None:
         # Positions rise by 1 from row to row of a segment.
         positions = jnp.broadcast_to(call.tokens.kv_positions, (q.shape[0], kv_len))
-        found = found + (jnp.take_along_axis(positions, at, 1) - at)[:, None]
+        order = jnp.argsort(kv_ids, 1, stable=True)
+        ids, by_id = (jnp.take_along_axis(x, order, 1) for x in (kv_ids, positions))
+        follows = follow_rows(ids, by_id, order, call.padding_id)[:, None, None]
+        by_position = found + (jnp.take_along_axis(positions, at, 1) - at)[:, None]
+        found = jnp.where(follows, by_position, positions.min(1)[:, None, None])
     elif not aligned:
         # By position: row `p - offset`, or the nearest.
         rows = (jnp.arange(g.shape[1])[None] - shift).clip(0, q_len - 1)
@@ -97,7 +101,7 @@ def _dense(call: Arguments, q: jax.Array, k: jax.Array, g: jax.Array, log_share:
 def _packed(call: Arguments, q: jax.Array, k: jax.Array, g: jax.Array, log_share: float) -> jax.Array:
     total_q, total_k, heads = q.shape[0], k.shape[0], q.shape[1]
     if q.size == 0 or k.size == 0:
-        return jnp.zeros((heads, max(total_q, 1)), jnp.int32)
+        return jnp.zeros((heads, total_q), jnp.int32)
     begins, kv_begins = call.cu_seqlens_q, call.cu_seqlens_k
     rows = jnp.arange(total_q, dtype=jnp.int32)
     # An empty sequence has no row. Rows after the last sequence belong to none, and are counted to the last.

@@ -85,7 +85,8 @@ def check_caches(
         check_longest(op, longest, _most_queries(most, cu_seqlens_q))
         most = min(most, longest) if packed else most
     if values_are_checked(kv_lengths):
-        check_lengths(op, kv_lengths.tolist(), capacity)
+        starts = None if page_starts is None else page_starts.tolist()
+        check_lengths(op, kv_lengths.tolist(), capacity, starts, k.shape[1])
     row_offset, row_offsets = _offset(op, q_offset, q, num_seqs)
     q, factor = positive_scale(q, scale)  # type: ignore[arg-type]
     if INTERPRET and q.dtype == torch.bfloat16:

@@ -105,6 +105,19 @@ def test_varlen_attn(window: tuple[int, int]) -> None:
 
 
 @pytest.mark.usefixtures("overridden")
+def test_varlen_attn_out() -> None:
+    if not hasattr(varlen, "varlen_attn_out"):
+        pytest.skip("torch has no varlen_attn_out before 2.12")
+    q, k, v = (x.detach() for x in rows())
+    out = torch.full_like(q, torch.nan)
+    call: dict[str, Any] = {"window_size": (4, 0), "enable_gqa": True, "return_aux": varlen.AuxRequest(lse=True)}
+    _, lse = varlen.varlen_attn_out(out, q, k, v, *begins(), 7, 9, **call)
+    want, want_lse = varlen.varlen_attn(q, k, v, *begins(), 7, 9, **call)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+
+
+@pytest.mark.usefixtures("overridden")
 def test_varlen_attn_of_used_keys_and_of_pages() -> None:
     q, k, v = (x.detach() for x in rows())
     used = torch.tensor([4, 0, 3], dtype=torch.int32)
@@ -238,6 +251,9 @@ def test_errors_name_the_argument() -> None:
     ):
         with pytest.raises(ArgumentError, match=match):
             call()
+    used = torch.tensor([10, 0, 0], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="kv_lengths: expected lengths from 0 to its pages' 9 keys, got 10 at 0"):
+        varlen.varlen_attn(*(x.detach() for x in rows()), *begins(), 7, 9, enable_gqa=True, seqused_k=used)
     with pytest.raises(NotRenderedError, match="full_dropout"):
         aten._scaled_dot_product_flash_attention(q, k, v, 0.1)
     with pytest.raises(

@@ -182,6 +182,41 @@ def test_segments_and_positions(framework: str) -> None:
     assert (lengths[..., 640:] == 0).all(), "rows without their own key leave nothing out"
 
 
+@with_frameworks
+@pytest.mark.parametrize("restarts", [False, True], ids=["go on", "restart"])
+def test_positions_of_an_interrupted_segment(framework: str, restarts: bool) -> None:
+    """If they restart, a query sees keys of later rows, before the first key of its own: nothing is left out."""
+    q, k, g = drawn(17)
+    ids = torch.tensor([0] * 400 + [1] * 300 + [0] * 400, dtype=torch.int32)[None]
+    positions = torch.cat([torch.arange(n) for n in (400, 300, 400)])[None].to(torch.int32)
+    if not restarts:
+        positions[:, 700:] += 400
+    first = found(framework, q, k, g, 0.01, q_segment_ids=ids, q_positions=positions, kv_positions=positions)
+    left_out = (ids[..., None] == ids[:, None]) & (positions[:, None] < first[..., None])
+    assert left_out[0, 0].any() != restarts
+    total = g.double().cumsum(1).mT
+    logits = DIM**-0.5 * q.double() @ k.repeat_interleave(2, 1).double().mT + total[..., None] - total[..., None, :]
+    kept = (ids[..., None] == ids[:, None]) & (positions[..., None] >= positions[:, None])
+    share = logits.masked_fill(~kept, -math.inf).softmax(-1).masked_fill(~left_out, 0.0).sum(-1)
+    assert share.max() <= 0.01
+
+
+@with_frameworks
+def test_packed_calls_without_queries(framework: str) -> None:
+    q, k, g = drawn(18)
+    begins = torch.tensor([0, 0]), torch.tensor([0, LENGTH])
+    first = found(
+        framework,
+        q[0].transpose(0, 1)[:0],
+        k[0].transpose(0, 1),
+        g[0],
+        0.01,
+        cu_seqlens_q=begins[0],
+        cu_seqlens_k=begins[1],
+    )
+    assert first.shape == (HEADS, 0)
+
+
 def test_results_and_gradients_stay_in_their_bounds() -> None:
     """The bounds of docs/how-to/pruning.md, with a share so large that rounding errors are negligible."""
     prune = 0.3

@@ -209,8 +209,9 @@ def _tables(op: str, pages: PageArguments, kv_lengths: jax.Array, page_size: int
         }
     starts = found["page_starts"].shape if "page_starts" in found else None
     most = most_keys(op, kv_lengths.shape[0], page_size, found["page_table"].shape, starts)
-    if values_are_checked(kv_lengths):
-        check_lengths(op, kv_lengths.tolist(), most)
+    begins = found.get("page_starts")
+    if values_are_checked(kv_lengths) and (begins is None or values_are_checked(begins)):
+        check_lengths(op, kv_lengths.tolist(), most, None if begins is None else begins.tolist(), page_size)
     return found
 
 

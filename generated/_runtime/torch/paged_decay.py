@@ -91,7 +91,8 @@ def append_decay(
     check_first_sizes(num_seqs, g.shape, page_table.shape, starts, begins)
     if values_are_checked(kv_lengths):
         most = most_keys(APPEND, num_seqs, g_cache.shape[1], page_table.shape, starts)
-        check_lengths(APPEND, kv_lengths.clamp(min=0).tolist(), most)
+        first = None if page_starts is None else page_starts.tolist()
+        check_lengths(APPEND, kv_lengths.clamp(min=0).tolist(), most, first, g_cache.shape[1])
     if cu_seqlens is not None:
         cu_seqlens = begins_of(APPEND, "cu_seqlens", cu_seqlens, "g", g)
     if g.numel() == 0:

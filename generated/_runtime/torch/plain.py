@@ -50,7 +50,10 @@ def plain_backward(
         else:
             do, dlse = of_part(do, dlse, whole, o.detach(), lse.detach())
         outputs, gradients = ([o], [do]) if dlse is None else ([o, lse], [do, dlse])
-        found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
+        # A packed call without any sequence computes nothing from its tensors.
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if o.requires_grad:
+            found = torch.autograd.grad(outputs, list(leaves.values()), gradients, allow_unused=True)
     filled = [result for result, place in zip(results, trained, strict=True) if place is not None]
     for result, x in zip(filled, found, strict=True):
         if x is None:

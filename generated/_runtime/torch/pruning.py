@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.checks import FLOAT_DTYPES, at_least, check_prune
 from ..core.fp8 import check_unpruned
-from ..core.pruning import GROUP, PRODUCT_ERROR
+from ..core.pruning import GROUP, PRODUCT_ERROR, follow_rows
 from ..core.sequences import check_alone
 from .dtypes import autocast_inputs
 from .inputs import check_inputs, check_tensor, query_offset
@@ -99,7 +99,10 @@ def _dense(
     if tokens is not None and tokens.kv_positions is not None:
         # Positions rise by 1 from row to row of a segment.
         positions = torch.take_along_dim(tokens.kv_positions, at, 1)
-        found = found + (positions - at)[:, None]
+        order = tokens.kv_segment_ids.argsort(dim=1, stable=True)
+        ids, by_id = (torch.take_along_dim(x, order, 1) for x in (tokens.kv_segment_ids, tokens.kv_positions))
+        follows = follow_rows(ids, by_id, order, padding_id)[:, None, None]
+        found = torch.where(follows, found + (positions - at)[:, None], tokens.kv_positions.amin(1)[:, None, None])
     elif row_offsets is not None or row_offset != 0:
         # The result is indexed by position: at `p` is row `p - offset`, or the nearest row.
         by_position = torch.arange(g.shape[1], device=q.device)[None]
@@ -120,7 +123,7 @@ def _packed(
 ) -> Tensor:
     total_q, total_k = q.shape[0], k.shape[0]
     if q.numel() == 0 or k.numel() == 0:
-        return torch.zeros((q.shape[1], max(total_q, 1)), dtype=torch.int32, device=q.device)
+        return torch.zeros((q.shape[1], total_q), dtype=torch.int32, device=q.device)
     rows = torch.arange(total_q, dtype=torch.int32, device=q.device)
     # An empty sequence has no rows. Rows after the last sequence belong to none.
     sequence = (torch.searchsorted(begins, rows, right=True) - 1).clamp(0, max(begins.shape[0] - 2, 0))

@@ -151,6 +151,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "table rows": ({"page_table": jnp.ones((3, 3), int)}, "page_table: expected 2 rows, one for each of kv_lengths"),
     "no lengths": ({"kv_lengths": None}, r"kv_lengths: expected an integer array \[B\], got NoneType"),
     "lengths": ({"kv_lengths": jnp.ones(3, int)}, "kv_lengths: expected 2 elements, one for each batch row of q"),
+    "too long for its pages": (
+        {"page_table": jnp.ones(6, int), "page_starts": jnp.asarray([0, 1, 6]), "kv_lengths": jnp.asarray([5, 20])},
+        "kv_lengths: expected lengths from 0 to its pages' 4 keys, got 5 at 0",
+    ),
     "too long": ({"kv_lengths": jnp.asarray([7, 13])}, "kv_lengths: expected lengths from 0 to the table's 12 keys"),
     "starts": (
         {"page_table": jnp.ones(6, int), "page_starts": jnp.ones(2, int)},

@@ -79,6 +79,8 @@ def test_packed_calls_of_nothing(variant: str, lengths: tuple[Sequence[int], Seq
     assert not o.any()
     sink = packed.tensors["sink"][:, None] if MANIFEST[variant]["sink"] else torch.tensor(float("-inf"))
     assert torch.equal(lse, sink.expand(HEADS, rows))
+    for name, grad in packed.call(load_op(variant)).items():
+        assert name in ("lse", "dsink") or not grad.any(), name
 
 
 def test_a_packed_call_reads_any_strides_and_keeps_the_dtype() -> None:
