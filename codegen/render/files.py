@@ -8,12 +8,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from codegen.render.lock import one_at_a_time, remove_empty
 from codegen.util.errors import CodegenError
 
 MANIFEST = "MANIFEST.json"
@@ -186,35 +187,8 @@ def write(out: Path, fresh: Mapping[str, str], force: bool = False) -> Summary:
     Raises CodegenError when the folder was not made by this generator, or, unless `force` is given, when a file that
     no earlier render left there would be lost.
     """
-    with _one_at_a_time(out):
+    with one_at_a_time(out):
         return _write(out, fresh, force)
-
-
-@contextmanager
-def _one_at_a_time(out: Path) -> Iterator[None]:
-    """Hold the lock of a package's folder.
-
-    The lock is on the folder around it, which is made before the first render, so that a second process finds the same
-    one. If the render fails, what was made is removed. The system frees the lock when the process ends. Where the
-    system or the file system has no such locks, there is none.
-    """
-    around = out.absolute().parent
-    made = [folder for folder in (around, *around.parents) if not folder.exists()]
-    descriptor: int | None = None
-    try:
-        around.mkdir(parents=True, exist_ok=True)
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            descriptor = os.open(around, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    except BaseException:
-        _remove_empty(made)
-        raise
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _write(out: Path, fresh: Mapping[str, str], force: bool) -> Summary:
@@ -347,7 +321,7 @@ def _restore(out: Path, stage: Path, before: Iterable[str], added: Iterable[str]
     for path in added:
         if (out / path).is_file():
             (out / path).unlink()
-    _remove_empty(absent)
+    remove_empty(absent)
     for path in before:
         if (stage / "old" / path).is_file():
             os.replace(stage / "old" / path, _with_parent(out / path))
@@ -357,7 +331,7 @@ def _discard(stage: Path | None, absent: Iterable[Path]) -> None:
     """Remove what a failed render made: the staging folder, then the folders that were not there before."""
     if stage is not None:
         shutil.rmtree(stage)
-    _remove_empty(absent)
+    remove_empty(absent)
 
 
 def _absent_folders(out: Path, texts: Iterable[str]) -> list[Path]:
@@ -365,12 +339,6 @@ def _absent_folders(out: Path, texts: Iterable[str]) -> list[Path]:
     targets = [out / MANIFEST, *(out / path for path in texts)]
     folders = {folder for target in targets for folder in target.parents if not folder.is_dir()}
     return sorted(folders, key=lambda folder: len(folder.parts), reverse=True)
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):  # never made, or in use by someone else by now
-            folder.rmdir()
 
 
 def _prune(out: Path, removed: Iterable[str]) -> None:
