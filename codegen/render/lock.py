@@ -20,7 +20,8 @@ def one_at_a_time(out: Path) -> Iterator[None]:
     made = [folder for folder in (around, *around.parents) if not folder.exists()]
     descriptor: int | None = None
     try:
-        around.mkdir(parents=True, exist_ok=True)
+        if made:
+            around.mkdir(parents=True, exist_ok=True)
         with suppress(ImportError, OSError):
             import fcntl
 
