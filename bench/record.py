@@ -191,7 +191,7 @@ def load(path: Path) -> Results:
         raise ValueError(f"{path}: not a run that bench stored as JSON")
     own = {each.name for each in fields(Results)} - {"others"}
     return Results(
-        machine=document.get("machine", {}),
+        machine=document["machine"],
         settings=document.get("settings", {}),
         suites=document.get("suites", {}),
         measurements=_known(Measurement, document.get("measurements", [])),

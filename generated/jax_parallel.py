@@ -230,11 +230,12 @@ class _Axes:
         if any(types.get(name, AxisType.Explicit) == AxisType.Explicit for name in names):
             expected = f"a mesh with the axes {', '.join(map(repr, names))}, of the type Auto"
             fail("context_parallel", "mesh", expected, ", ".join(f"{name!r} ({each})" for name, each in types.items()))
+        # A log-decay is `[B, S, Hq]` in either layout, packed `[S, Hq]`.
+        axes = {**dict.fromkeys(("q", "k", "v"), row_axis(self.form)), **dict.fromkeys(TOKENS, 1)}
+        axes["g"] = 0 if self.form == PACKED else 1
         for name, x in arrays.items():
-            # A log-decay is `[B, S, Hq]` in either layout, packed `[S, Hq]`.
-            rows = row_axis(self.form) if name in ("q", "k", "v") else 1 if name in TOKENS else x.ndim - 2
-            is_cut = name in ("q", "k", "v", "g", *TOKENS)
-            if is_cut and 0 <= rows < x.ndim and x.shape[rows] % layout.ranks:
+            rows = axes.get(name)
+            if rows is not None and rows < x.ndim and x.shape[rows] % layout.ranks:
                 fail(op, name, f"{layout.padded} rows, in the order of layout.shard", f"{x.shape[rows]} in {x.shape}")
 
     def cuts(self, mesh: Any, dim: str) -> bool:

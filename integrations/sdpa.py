@@ -91,9 +91,7 @@ def _by_name(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function to get an operator's arguments by name. An argument that it does not have must be None."""
     title = f"aten.{operator._schema.name.removeprefix('aten::')}"
     names = [argument.name for argument in operator._schema.arguments]
-    known = set(inspect.signature(function).parameters)
-    if function is forward_into:  # It passes all arguments but `out` on.
-        known |= inspect.signature(forward).parameters.keys()
+    known = frozenset(inspect.signature(function).parameters)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -197,6 +195,11 @@ def forward_into(out: Tensor, **given: Any) -> Tensor:
     o, lse, *_ = forward(**given, title="aten._flash_attention_forward_no_dropout_inplace")
     out.copy_(o)
     return lse
+
+
+forward_into.__dict__["__signature__"] = inspect.Signature(
+    [*list(inspect.signature(forward_into).parameters.values())[:1], *inspect.signature(forward).parameters.values()]
+)
 
 
 def _chosen(

@@ -54,13 +54,13 @@ def name_argument(parser: argparse.ArgumentParser) -> None:
 def call_options(parser: argparse.ArgumentParser) -> None:
     """The lengths and arguments of a call, and the batch row and head to look at."""
     add = parser.add_argument
-    add("--q-len", type=_at_least(1), metavar="N", help="number of queries (default: 1024)")
-    add("--kv-len", type=_at_least(1), metavar="N", help="number of keys (default: same as queries)")
+    add("--q-len", type=at_least(1), metavar="N", help="number of queries (default: 1024)")
+    add("--kv-len", type=at_least(1), metavar="N", help="number of keys (default: same as queries)")
     what = "position of the first query; end: such that the last query is at the last key (default: 0)"
     add("--q-offset", type=_offset, default=0, metavar="N|end", help=what)
-    add("--batch", type=_at_least(0), metavar="B", help="batch index to show (default: 0)")
+    add("--batch", type=at_least(0), metavar="B", help="batch index to show (default: 0)")
     add("--segments", type=_lengths, metavar="N,N,...", help="show a packed call with sequences of these lengths")
-    add("--head", type=_at_least(0), default=0, metavar="H", help="query head to show (default: 0)")
+    add("--head", type=at_least(0), default=0, metavar="H", help="query head to show (default: 0)")
     add("--set", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help="value of a scalar argument")
     what = "value of a tensor argument"
     add("--tensor", type=_assignment, action="append", default=[], metavar="NAME=FILE.npy", help=what)
@@ -70,7 +70,7 @@ def picture_options(parser: argparse.ArgumentParser) -> None:
     size = "queries by keys per block (default: the smallest size, from 64 on, or 1 if packed, that fits the picture)"
     parser.add_argument("--block", type=_block, metavar="M[xN]", help=size)
     what = "show a call on a paged cache with pages of N tokens: which pages are read, and how keys are split"
-    parser.add_argument("--pages", type=_at_least(1), metavar="N", help=what)
+    parser.add_argument("--pages", type=at_least(1), metavar="N", help=what)
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw an image; needs matplotlib")
 
 
@@ -79,10 +79,10 @@ def split_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("a call over several GPUs, as planned by the package").add_argument
     what = "draw which GPU computes which blocks, on N GPUs or N nodes of M GPUs, with predicted times"
     add("--ranks", type=_ranks, metavar="N[xM]", help=what)
-    add("--seq", type=_at_least(1), metavar="N", help="number of queries and of keys (default: 131072)")
+    add("--seq", type=at_least(1), metavar="N", help="number of queries and of keys (default: 131072)")
     what = "number of query heads and key heads (default: 32/8)"
     add("--heads", type=_heads, default=(32, 8), metavar="N/N", help=what)
-    add("--head-dim", type=_at_least(8), default=128, metavar="N", help="head dimension (default: 128)")
+    add("--head-dim", type=at_least(8), default=128, metavar="N", help="head dimension (default: 128)")
     add("--strategy", default="auto", metavar="NAME", help="how GPUs share the work (default: auto, the fastest)")
 
 
@@ -104,7 +104,7 @@ def tune_options(parser: argparse.ArgumentParser) -> None:
     add("--modes", type=_words, default=[], metavar="LIST", help="some of dense,packed,segmented (default: dense)")
     what = "limit of the total time; fewer tiles are tried (default: none)"
     add("--budget", type=_minutes, default=0.0, metavar="MINUTES", help=what)
-    add("--jobs", type=_at_least(1), metavar="N", help="compiler processes (default: one less than there are cores)")
+    add("--jobs", type=at_least(1), metavar="N", help="compiler processes (default: one less than there are cores)")
     add("--families", action="store_true", help="compare kernel families only, with the tiles tuned so far")
     add("--again", action="store_true", help="tune kernels again that are already tuned")
 
@@ -116,12 +116,12 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     what = "a GPU such as h100, or an architecture such as sm_90 (default: this machine's GPU)"
     add("--gpu", metavar="NAME", help=what)
     add("--dtype", default="bf16", metavar="NAME", help="dtype of q, k and v (default: bf16)")
-    add("--head-dim", type=_at_least(16), default=128, metavar="N", help="head dimension (default: 128)")
-    add("--seq", type=_at_least(1), default=4096, metavar="N", help="sequence length (default: 4096)")
-    add("--group", type=_at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
+    add("--head-dim", type=at_least(16), default=128, metavar="N", help="head dimension (default: 128)")
+    add("--seq", type=at_least(1), default=4096, metavar="N", help="sequence length (default: 4096)")
+    add("--group", type=at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
     add("--mode", default="dense", metavar="NAME", help="dense, packed or segmented (default: dense)")
     what = "key heads, for decoding on a paged cache (default: 8)"
-    add("--kv-heads", type=_at_least(1), default=8, metavar="N", help=what)
+    add("--kv-heads", type=at_least(1), default=8, metavar="N", help=what)
 
 
 def warm_options(parser: argparse.ArgumentParser) -> None:
@@ -142,14 +142,14 @@ def warm_options(parser: argparse.ArgumentParser) -> None:
     what = "sequence lengths; include one that is a multiple of the tiles and one that is not"
     add("--seqs", type=_numbers, default=[4096, 4095], metavar="LIST", help=f"{what} (default: 4096,4095)")
     what = "batch size; affects only calls on paged caches (default: 1)"
-    add("--batch", type=_at_least(1), default=1, metavar="N", help=what)
+    add("--batch", type=at_least(1), default=1, metavar="N", help=what)
     what = "order of q, k and v in memory: bhsd or bshd (default: bhsd; with --model bshd)"
     add("--layout", metavar="NAME", help=what)
     what = "tokens per page of paged caches (default: 64)"
     add("--page-sizes", type=_numbers, default=[64], metavar="LIST", help=what)
     add("--frozen", action="store_true", help="leave out gradients of a variant's own tensors, such as slopes")
     what = "compiler processes (default: one per core)"
-    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)
+    add("--jobs", type=at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)
 
 
 def _words(text: str) -> list[str]:
@@ -157,7 +157,7 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    return [_at_least(1)(word) for word in text.split(",")]
+    return [at_least(1)(word) for word in text.split(",")]
 
 
 def _minutes(text: str) -> float:
@@ -196,7 +196,7 @@ def hub_options(parser: argparse.ArgumentParser) -> None:
     what = "owner of the Hub repository, for its card (default: your-name)"
     add("--owner", default="your-name", metavar="NAME", help=what)
     what = "version of the kernel's interface (default: 0, a beta)"
-    add("--version", type=_at_least(0), default=0, metavar="N", help=what)
+    add("--version", type=at_least(0), default=0, metavar="N", help=what)
     what = "load the result with the `kernels` library on the CPU, and compare its ops and layers with the package's"
     add("--check", action="store_true", help=what)
 
@@ -215,7 +215,7 @@ def lint_options(parser: argparse.ArgumentParser) -> None:
     add("--fast", action="store_true", help=what)
     add("--tuned", action="store_true", help="compile with tuned tiles too, for the GPUs that they were tuned on")
     what = "compiler processes (default: one per core)"
-    add("--jobs", type=_at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)
+    add("--jobs", type=at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)
     add("--json", type=Path, metavar="FILE", help="also write all results as JSON")
 
 
@@ -234,7 +234,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
     what = "compare the tuned kernels; where equal, mark the tuned files of NEW as valid for its kernels"
     add("--rekey", action="store_true", help=what)
     what = "compiler processes (default: one per core, at least 2)"
-    add("--jobs", type=_at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help=what)
+    add("--jobs", type=at_least(2), default=max(2, os.cpu_count() or 2), metavar="N", help=what)
 
 
 def _heads(text: str) -> tuple[int, int]:
@@ -244,7 +244,9 @@ def _heads(text: str) -> tuple[int, int]:
     return int(counts[0]), int(counts[-1])
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is an integer of at least this size."""
+
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")

@@ -49,15 +49,13 @@ def _taken(x: jax.Array, numbers: jax.Array, axis: int) -> jax.Array:
     return jnp.take(x, numbers, axis, mode="fill", fill_value=0)
 
 
-def _inverse(numbers: jax.Array, size: int, first: int = 0, known: jax.Array | None = None) -> jax.Array:
-    """The index of each number below `size` among distinct `numbers`, counted from `first`, `[size]`.
+def _inverse(numbers: jax.Array, size: int) -> jax.Array:
+    """Where each number from 0 to `size` - 1 is among `numbers`, int32 `[size]`; the largest integer if it is not.
 
-    A number that is not among them has the index in `known`, or one behind the last row of any array.
-
-    XLA takes longer to scatter rows than to scatter such indices and then to gather rows by them.
+    No number below `size` may occur twice. Larger ones are ignored.
     """
-    known = jnp.full((size,), np.iinfo(np.int32).max, jnp.int32) if known is None else known
-    return known.at[numbers].set(first + jnp.arange(numbers.size, dtype=jnp.int32), mode="drop")
+    nowhere = jnp.full((size,), np.iinfo(np.int32).max, jnp.int32)
+    return nowhere.at[numbers].set(jnp.arange(numbers.size, dtype=jnp.int32), mode="drop")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4, 5))
@@ -70,12 +68,12 @@ def needed_rows(
     float32 and sent back.
     """
     x = x.astype(wire)
-    at, first, parts = jax.lax.axis_index(name), layout.local, [x]
-    sources = _inverse(_own(layout, name), layout.seq)
+    at, parts, numbers = jax.lax.axis_index(name), [x], [_own(layout, name)]
     for pairs, send, receive in _shifts(layout, needs):
         parts.append(jax.lax.ppermute(_taken(x, jnp.asarray(send)[at], axis), name, pairs))
-        sources = _inverse(jnp.asarray(receive)[at], layout.seq, first, sources)
-        first += send.shape[1]
+        numbers.append(jnp.asarray(receive)[at])
+    # XLA takes longer to scatter rows than to scatter their indices and then to gather the rows.
+    sources = _inverse(jnp.concatenate(numbers), layout.seq)
     return (widened(_taken(jnp.concatenate(parts, axis), sources, axis)),) * uses
 
 

@@ -81,7 +81,7 @@ class Documents:
 
         self.cu_seqlens, self.q_offset = _numbers(call.begins, device), _numbers(call.offsets, device)
         self.length, self.span, self._sequence_span = len(call.rows), call.span, call.sequence_span
-        # Contiguous rows need no table.
+        # Contiguous rows need no table: `take` returns a view of them.
         self._rows = None if call.span is not None else there(call.rows[call.own])
         self._own = None if len(call.own) == self.length else there(call.own)
         self._sequence_rows = None if call.sequence_span is not None else there(call.sequence_rows)
@@ -104,11 +104,6 @@ class Documents:
             whole.narrow(0, *self.span).copy_(part)
         else:
             whole.index_copy_(0, self._rows, self.own(part).to(whole.dtype))
-
-    @property
-    def is_span(self) -> bool:
-        """True if the rows are adjacent, so that `take` returns a view."""
-        return self._rows is None
 
     def add(self, whole: Tensor, part: Tensor) -> None:
         """Add the rows of a result to these rows of `[local, ...]`."""

@@ -16,8 +16,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from codegen.cli.options import at_least
 
 from .calls import Call
 from .draw_calls import MODES
@@ -54,14 +56,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: 0)")
     parser.add_argument(
-        "--first", type=_at_least(0), default=0, metavar="N", help="number of the first variant (default: 0)"
+        "--first", type=at_least(0), default=0, metavar="N", help="number of the first variant (default: 0)"
     )
     parser.add_argument(
-        "--variants", type=_at_least(1), default=100, metavar="N", help="number of variants (default: 100)"
+        "--variants", type=at_least(1), default=100, metavar="N", help="number of variants (default: 100)"
     )
     parser.add_argument(
         "--calls",
-        type=_at_least(0),
+        type=at_least(0),
         metavar="N",
         help="calls of a variant in each mode and family; 0: one call in total",
     )
@@ -71,13 +73,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where kernels run (default: cpu)")
     parser.add_argument(
         "--jobs",
-        type=_at_least(0),
+        type=at_least(0),
         default=1,
         metavar="N",
         help="worker processes (default: 1); 0: run in this process",
     )
     parser.add_argument(
-        "--chunk", type=_at_least(1), default=10, metavar="N", help="variants rendered together (default: 10)"
+        "--chunk", type=at_least(1), default=10, metavar="N", help="variants rendered together (default: 10)"
     )
     parser.add_argument("--entry", metavar="JSON", help="run only this variant")
     parser.add_argument("--call", metavar="JSON", help="run only this call of the variant of --entry")
@@ -90,15 +92,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--out", metavar="DIR", help="folder to write failures.json to")
     return parser.parse_args()
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
-        return int(text)
-
-    return read
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -23,10 +23,13 @@ PRODUCT_ERROR = 2.0**-7
 
 
 def follow_rows(ids: Any, positions: Any, rows: Any, padding_id: int) -> Any:
-    """Booleans `[B]`: whether a key's row is before a first key's row wherever its position is before its position.
+    """Whether positions and rows have the same order inside each segment of a batch row, bool `[B]`.
 
-    The arguments are those of the keys, `[B, Skv]`, sorted by id and then by row. Positions rise by 1 from row to row
-    of a segment. Where the rows of one segment are not contiguous, positions must rise on, by no more than the rows do.
+    If so, the keys at positions before that of a row's first key are in rows before it, and may be left out.
+
+    The ids, positions and rows of the keys are `[B, Skv]`, sorted by id and then by row. A call's positions rise by 1
+    from one row to the next. Where other tokens interrupt a segment, they must go on to rise, by at most as many as
+    the rows do.
     """
     same = (ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] != padding_id)
     rise = positions[:, 1:] - positions[:, :-1]

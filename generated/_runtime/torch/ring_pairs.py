@@ -79,7 +79,7 @@ class PackedPair:
         return self.queries.take(x, value)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
-        if not self.queries.is_span:
+        if self.queries.span is None:
             self.queries.put(whole, part)
 
     def of_keys(self, x: Tensor) -> Tensor:
