@@ -18,6 +18,7 @@ from generated._runtime.core.checks import ArgumentError
 from generated._runtime.torch import few_queries
 from generated._runtime.torch.paged_kernels import PagedKernels
 from tests.support.cases import DEVICE, INTERPRET, MANIFEST, Shape, draw, tiles
+from tests.support.replaying import never_replaying
 
 pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float32", framework="torch")
 LEGAL = [name for name, entry in MANIFEST.items() if not entry["dropout"] and not entry["decay"]]
@@ -50,7 +51,8 @@ def counting() -> Iterator[Splits]:
         splits.count += 1
         return forward(kernels, *args)
 
-    with mock.patch.object(PagedKernels, "forward", counted):
+    # A replayed call launches its kernels without `forward`.
+    with mock.patch.object(PagedKernels, "forward", counted), never_replaying():
         yield splits
 
 
