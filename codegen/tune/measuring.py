@@ -18,7 +18,7 @@ from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.testing.calls import BOUND, SEGMENTS, Inputs, draw_call, load_op, load_reference, relative_errors
 from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
 from codegen.tune.record import Comparison, Group, Workload, config_of
-from codegen.tune.timing import in_turn
+from codegen.tune.timing import clock, in_turn
 
 TOKENS = 16_384
 """Tokens of a timed call, all its sequences together."""
@@ -215,7 +215,7 @@ class FamilyBench:
             return _reason(error)
 
     def race(self, contenders: Sequence[Contender], workload: Workload) -> tuple[dict[str, float], dict[str, str]]:
-        """Milliseconds of a whole forward or backward for each contender, in interleaved rounds.
+        """Milliseconds that the GPU takes for a whole forward or backward of each contender, in interleaved rounds.
 
         Also returns the reasons why other contenders could not be timed.
         """
@@ -243,7 +243,7 @@ class FamilyBench:
                 calls[contender.name] = (forward if self._is_forward else backward)(contender.options)
             except Exception as error:
                 failed[contender.name] = _reason(error)
-        times, errors = in_turn(calls, TIMED_MS)
+        times, errors = in_turn(calls, TIMED_MS, clock().queued)
         failed |= {name: _reason(error) for name, error in errors.items()}
         return {name: timing.ms for name, timing in times.items()}, failed
 

@@ -6,7 +6,9 @@ The tuner uses it for kernel families, the benchmark for peers.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,11 @@ import torch
 ROUNDS = 5
 MOST_CALLS = 100
 """Most calls in one round."""
+
+CLEARING_S = 5e-5
+"""The least time in which a GPU clears its L2 cache as `on_gpu` does: 256 MiB, at 5 TB/s."""
+
+MOST_CLEARINGS = 50
 
 LONG_MS = 1000.0
 """A call that takes at least this long is not warmed up and hardly repeated."""
@@ -39,17 +46,29 @@ def _l2_filler() -> torch.Tensor:
     return torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
 
 
-def on_gpu(call: Callable[[], Any], count: int) -> list[float]:
+def on_gpu(call: Callable[[], Any], count: int, clearings: int = 1) -> list[float]:
     """One sample as in `triton.testing.do_bench`: between two events on the stream, with a cleared L2 cache."""
     cache = _l2_filler()
     pairs = [(_event(), _event()) for _ in range(count)]
     for start, end in pairs:
-        cache.zero_()
+        for _ in range(clearings):
+            cache.zero_()
         start.record()
         call()
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
+
+
+def queued_on_gpu(call: Callable[[], Any], count: int) -> list[float]:
+    """As `on_gpu`, without the time in which the GPU waits for the CPU: it clears its cache until all kernels of a call
+    are in its queue. A CPU that compiles at the same time takes several times as long to launch kernels."""
+    call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    launching = time.perf_counter() - begin
+    return on_gpu(call, count, clearings=min(1 + math.ceil(2 * launching / CLEARING_S), MOST_CLEARINGS))
 
 
 def _event() -> torch.cuda.Event:
@@ -58,9 +77,14 @@ def _event() -> torch.cuda.Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """How calls are timed: `sample` times single calls, `wait` returns when everything that was enqueued is done."""
+    """How calls are timed.
+
+    `sample` times single calls; `queued` leaves out the time in which the GPU waits for the CPU. `wait` returns when
+    everything that was enqueued is done.
+    """
 
     sample: Sample = on_gpu
+    queued: Sample = queued_on_gpu
     wait: Callable[[], Any] = torch.cuda.synchronize
 
 

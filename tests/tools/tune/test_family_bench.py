@@ -94,7 +94,7 @@ def test_race_times_whole_calls() -> None:
     ]
     workload = Workload(seq=32, group=1)
     for pass_, ms in (("fwd", 10.0), ("bwd", 4.0)):  # o; the gradients of q, k, v and slope
-        with timing.using(timing.Clock(sample=sample)):
+        with timing.using(timing.Clock(queued=sample)):
             found, failed = FamilyBench(PACKAGE, comparison(pass_, "alibi", 16)).race(contenders, workload)
         assert found == {"portable": ms, "hopper": ms}
         assert "family: expected None or one of" in failed["hopper_dkdv"]
