@@ -9,7 +9,6 @@ from codegen.analysis.affine import linear
 from codegen.analysis.band_widths import band_width
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.mask_ranges import ONE
-from codegen.analysis.pruning import FIRST_KEY
 from codegen.analysis.schedule import Schedule
 from codegen.arch.hopper import FAMILY, WIDE_BAND
 from codegen.arch.tile_rules import TileConfig
@@ -35,12 +34,9 @@ class VariantTraits:
     keys_start_at_zero: bool
     rows_are_alike: bool
     keys_are_runs: bool
-    segmented_keys_are_runs: bool
-    runs_are_packed: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
     band_keys: int | None
-    keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
@@ -58,12 +54,9 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_start_at_zero=keys_start_at_zero(dense),
         rows_are_alike=rows_are_alike(dense),
         keys_are_runs=_keys_are_runs(dense),
-        segmented_keys_are_runs=_keys_are_runs(plans[Mode.SEGMENTED]),
-        runs_are_packed=plans[Mode.SEGMENTED].dq.leaves_runs,
         keys_are_wide_bands=_keys_are_wide_bands(dense),
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),
-        keys_are_pruned=variant.decay and FIRST_KEY in variant.tensors,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
         hopper_reads_pages=has_hopper_forward(variant),

@@ -131,15 +131,12 @@ class VariantTraits:
         keys_start_at_zero: every query attends to one contiguous key range that starts at key 0.
         rows_are_alike: all rows attend to the same keys, so the mask cuts no tile.
         keys_are_runs: a row attends to contiguous key ranges, which no list of blocks describes.
-        segmented_keys_are_runs: the same in a segmented call.
-        runs_are_packed: packed kernels compute the backward of a segmented call whose segments are runs of tokens.
         keys_are_wide_bands: a row attends to a key range from a table, or to keys up to a distance that is not known to
             be short.
         bands_are_bits: a row's keys are a wide band that follows from distances alone, which Hopper's forward masks by
             the bits of a word.
         band_keys: keys of the band that a row sees, with the examples of scalars that it depends on; None if no number
             of keys limits what a row sees.
-        keys_are_pruned: a row attends to all keys before it but those that its log-decay has faded.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
@@ -153,12 +150,9 @@ class VariantTraits:
     keys_start_at_zero: bool
     rows_are_alike: bool
     keys_are_runs: bool
-    segmented_keys_are_runs: bool
-    runs_are_packed: bool
     keys_are_wide_bands: bool
     bands_are_bits: bool
     band_keys: int | None
-    keys_are_pruned: bool
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool

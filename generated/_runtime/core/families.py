@@ -96,57 +96,45 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if measurements show that Hopper's forward is faster as a rule.
 
-    It is faster with long key ranges and wide bands, and in dense calls of 128 columns and more with short key ranges
-    too. At 64 columns the score costs as much as the products, so the score must be cheap, or it must be overlapped
-    and the key range longer. Segmented calls have short key ranges of mixed lengths.
+    It is where rows attend to key ranges; in packed calls, from an average length on. In dense calls of 64 columns, the
+    score costs as much as the products. There the ranges must be long or wide bands, and the score must be cheap, or it
+    must be overlapped and the key range longer.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
-    is_narrow = _widest(head_dims) == 64
-    if mode == "segmented":
-        is_simple = traits.score_is_scaled_product and traits.keys_start_at_zero
-        return traits.segmented_keys_are_runs and (not is_narrow or is_simple)
-    if mode == "dense" and not is_narrow:
+    columns = _widest(head_dims)
+    if mode == "packed":
+        return traits.keys_are_runs and length >= family.packed_forward_from[columns]
+    if mode == "segmented" or columns > 64:
         return traits.keys_are_runs
     narrow_from = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
-    has_wide_bands = mode == "dense" and traits.bands_are_bits
-    is_long = mode != "packed" or length >= family.packed_forward_from[_widest(head_dims)]
-    has_ranges = has_wide_bands or (_has_long_ranges(op) and is_long)
     suits_narrow = (traits.score_is_cheap and length >= narrow_from) or (
         traits.score_is_overlapped and length >= family.narrow_forward_from_if_overlapped
     )
-    return has_ranges and (not is_narrow or suits_narrow)
+    return (traits.bands_are_bits or traits.keys_start_at_zero) and suits_narrow
 
 
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    They are faster with long key ranges, however short the sequences, and in dense and segmented calls with wide bands
-    too. In dense calls of 128 columns they are faster also if lists describe the blocks.
+    They are where rows attend to key ranges, however short the sequences; in dense calls, if these ranges are long or
+    wide bands. In dense calls of 128 columns they are faster also if lists describe the blocks.
     """
     traits, (slow_from, slow_to) = TRAITS[op], HOPPER_FAMILY.slow_backward_head_dims
-    has_ranges = _has_long_ranges(op) or (mode != "packed" and traits.keys_are_wide_bands)
-    if mode == "segmented":
-        has_ranges = has_ranges and traits.segmented_keys_are_runs
-    if mode == "dense" and _widest(head_dims) == 128:
-        has_ranges = has_ranges or not traits.keys_are_runs
+    has_ranges = traits.keys_are_runs
+    if mode == "dense":
+        has_lists = _widest(head_dims) == 128 and not traits.keys_are_runs
+        has_ranges = traits.keys_start_at_zero or traits.keys_are_wide_bands or has_lists
     return has_ranges and not slow_from <= max(head_dims) <= slow_to
 
 
-def _has_long_ranges(op: str) -> bool:
-    return TRAITS[op].keys_start_at_zero or TRAITS[op].keys_are_pruned
-
-
-def fusing_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
+def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if one kernel for dq, dk and dv is as a rule faster than a portable dq beside Hopper's dk and dv.
 
-    The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones. In a
-    segmented call whose runs no packed kernel computes, the fused kernel is faster from half the length on, because
-    the portable dq visits blocks that the border of two segments cuts.
+    The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones.
     """
-    family, columns = HOPPER_FAMILY, _widest(head_dims)
-    if mode == "packed" or (mode == "segmented" and TRAITS[op].runs_are_packed):
-        return length >= family.packed_fused_backward_from[columns]
-    return (2 * length if mode == "segmented" else length) >= family.fused_backward_from[columns]
+    family = HOPPER_FAMILY
+    least = family.fused_backward_from if mode == "dense" else family.packed_fused_backward_from
+    return length >= least[_widest(head_dims)]
 
 
 def as_a_rule(
@@ -156,16 +144,15 @@ def as_a_rule(
 
     `band_keys`: keys of the band that a row sees, if the call gives the band's width; None for the width of the
     variant's examples. A row of a causal sequence sees half of the keys on average, so a band counts as a sequence of
-    twice its keys.
+    twice its keys. Packed forwards are no slower for a narrow band than for a wide one.
     """
     band_keys = TRAITS[op].band_keys if band_keys is None else band_keys
-    if mode == "dense" and band_keys is not None:
-        length = min(length, 2 * band_keys)
+    seen = length if band_keys is None else min(length, 2 * band_keys)
     if pass_name == "fwd":
-        return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
+        return HOPPER if is_faster(op, mode, head_dims, seen if mode == "dense" else length) else PORTABLE
     if not backward_is_faster(op, mode, head_dims):
         return PORTABLE
-    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(op, mode, head_dims, length) else HOPPER_DKDV
+    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, seen) else HOPPER_DKDV
 
 
 def fastest(times: Mapping[str, float], ruled: str) -> str:

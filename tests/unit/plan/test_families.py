@@ -107,8 +107,11 @@ def test_backward_of_long_key_ranges_is_one_kernel() -> None:
 def test_backwards_of_bands_and_ranges_run_on_hopper() -> None:
     for variant in ("window", "streaming_llm", "gemma2_local", "document"):
         for head_dims in ((64, 64), (128, 128), (256, 256)):
-            assert families(variant, head_dims=head_dims, band_keys=4096) == ["hopper", "hopper"], variant
-        assert families(variant, mode="packed") == ["portable", "portable"]
+            for mode in MODES:
+                found = families(variant, mode=mode, head_dims=head_dims, band_keys=4096)
+                assert found == ["hopper", "hopper"], (variant, mode)
+    for variant, mode in itertools.product(("window", "streaming_llm", "gpt_oss"), ("packed", "segmented")):
+        assert families(variant, mode=mode, band_keys=128) == ["hopper", "portable"], (variant, mode)
 
 
 def test_keys_of_a_band_count_as_a_causal_sequence_of_twice_the_length() -> None:
@@ -140,11 +143,8 @@ def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -
 @with_modes
 @pytest.mark.parametrize("variant", ["causal", "alibi"])
 def test_dq_of_short_sequences_has_a_kernel_of_its_own(variant: str, mode: str) -> None:
-    """Without packed kernels for runs, segments count twice: the portable dq visits blocks that borders cut."""
-    is_packed = mode == "packed" or (mode == "segmented" and variant == "causal")
-    from_length = FAMILY.packed_fused_backward_from if is_packed else FAMILY.fused_backward_from
-    for columns, of_table in from_length.items():
-        length = of_table // 2 if mode == "segmented" and not is_packed else of_table
+    from_length = FAMILY.fused_backward_from if mode == "dense" else FAMILY.packed_fused_backward_from
+    for columns, length in from_length.items():
         asked = partial(families, variant, mode=mode, head_dims=square(columns))
         assert asked(length=length) == ["hopper", "hopper"]
         for short in (1, length - 1):
@@ -182,7 +182,6 @@ def test_narrow_forwards_run_on_hopper_where_the_score_is_cheap_or_overlapped() 
 def test_narrow_forwards_of_wide_bands_run_on_hopper() -> None:
     for variant in ("window", "streaming_llm", "gemma2_local", "band"):
         assert forward(variant, head_dims=(64, 64), band_keys=1024) == FAMILY.forward_tiles[64], variant
-        assert forward(variant, "packed", head_dims=(64, 64)).family == "portable"
     # gpt_oss sees 128 keys, band_mask reads a tensor for each pair, and the ranges of document come from a table.
     for variant in ("gpt_oss", "band_mask", "document"):
         assert not TRAITS[variant].bands_are_bits
@@ -205,9 +204,18 @@ def test_packed_calls_run_on_hopper() -> None:
     assert forward(mode="packed", length=shortest) == FAMILY.forward_tiles[128]
     assert forward(mode="packed", length=shortest - 1).family == "portable"
     assert forward(mode="packed", length=shortest - 1, family="hopper") == FAMILY.forward_tiles[128]
-    assert forward("window", "packed", family="hopper").family == "hopper"
     assert families(mode="packed", family="hopper") == ["hopper", "hopper"]
     assert families(mode="packed", family="hopper", deterministic=True) == ["hopper", "portable"]
+
+
+@with_variants
+def test_packed_forwards_of_key_ranges_run_on_hopper(variant: str) -> None:
+    """Whatever their score and however narrow their bands, if the sequences are not short."""
+    for columns, shortest in FAMILY.packed_forward_from.items():
+        for length, family in ((shortest, "hopper"), (shortest - 1, "portable")):
+            expected = family if TRAITS[variant].keys_are_runs else "portable"
+            found = forward(variant, "packed", head_dims=square(columns), length=length, band_keys=1)
+            assert found.family == expected
 
 
 def test_packed_calls_of_wide_columns_run_on_hopper_where_they_ask() -> None:
@@ -216,23 +224,17 @@ def test_packed_calls_of_wide_columns_run_on_hopper_where_they_ask() -> None:
         assert families(mode="packed", head_dims=head_dims, family="hopper") == ["hopper", "hopper"]
 
 
-def test_segmented_calls_run_on_hopper() -> None:
-    """As documents do: forwards at more than 64 columns, and at 64 if scores are products; backwards at any number."""
-    for variant in ("full", "causal", "window", "document", "alibi", "forgetting"):
-        for head_dims in ((128, 128), (256, 256)):
-            assert forward(variant, "segmented", head_dims=head_dims).family == "hopper", variant
-            assert families(variant, "segmented", head_dims) == ["hopper", "hopper"], variant
-        assert families(variant, "segmented", (64, 64)) == ["hopper", "hopper"], variant
-    for variant, family in (("causal", "hopper"), ("full", "hopper"), ("window", "portable"), ("alibi", "portable")):
-        assert forward(variant, "segmented", head_dims=(64, 64)).family == family, variant
-    assert families("relative_bias", "segmented") == ["hopper", "portable"]
-    # gpt_oss sees 128 keys; the other two visit the blocks of a list.
-    assert families("gpt_oss", "segmented") == ["portable", "portable"]
-    for variant in ("streaming_llm", "natten"):
-        assert forward(variant, "segmented").family == "portable"
-        assert forward(variant, "segmented", family="hopper").family == "hopper"
-        assert families(variant, "segmented") == ["portable", "portable"]
-        assert families(variant, "segmented", family="hopper") == ["hopper", "hopper"]
+@with_variants
+def test_segmented_calls_of_key_ranges_run_on_hopper(variant: str) -> None:
+    """Whatever describes the blocks of a segmented call: those of `streaming_llm` are listed."""
+    traits = TRAITS[variant]
+    family = "hopper" if traits.keys_are_runs else "portable"
+    for columns in WIDTHS:
+        assert forward(variant, "segmented", head_dims=square(columns)).family == family
+        assert families(variant, "segmented", square(columns))[0] == family
+        assert forward(variant, "segmented", head_dims=square(columns), family="hopper").family == "hopper"
+        fused = "hopper" if "segmented" in traits.fused_modes else "portable"
+        assert families(variant, "segmented", square(columns), family="hopper") == ["hopper", fused]
 
 
 @pytest.mark.parametrize(
@@ -242,8 +244,7 @@ def test_segmented_calls_run_on_hopper() -> None:
         {"config": {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}},
         {"arch": "sm_80"},
         {"dtype": "float32"},
-        {"mode": "segmented", "head_dims": (64, 64), "variant": "alibi"},
-        {"mode": "segmented", "variant": "streaming_llm"},
+        {"mode": "segmented", "variant": "natten"},
         {"head_dims": (80, 80)},
         {"length": 0},
         {"variant": "natten"},
@@ -255,7 +256,7 @@ def test_portable_family_runs_the_rest(call: dict[str, object]) -> None:
     assert forward(**call).family == "portable"  # type: ignore[arg-type]
 
 
-def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
+def test_short_key_ranges_of_dense_calls_run_on_hopper_at_more_columns_or_in_wide_bands() -> None:
     for variant, traits in TRAITS.items():
         if traits.keys_start_at_zero:
             continue
@@ -263,7 +264,5 @@ def test_short_key_ranges_run_on_hopper_in_wide_dense_calls_alone() -> None:
             suits_narrow = traits.bands_are_bits and (traits.score_is_cheap or traits.score_is_overlapped)
             expected = traits.keys_are_runs if columns > min(WIDTHS) else suits_narrow
             assert is_faster(variant, "dense", square(columns), LENGTH) == expected, variant
-        # With pruned rows some heads still have long ranges, for which Hopper's kernels were faster.
-        assert is_faster(variant, "packed", (128, 128), LENGTH) == traits.keys_are_pruned, variant
         # A call that asks for Hopper's family runs on it in any case.
         assert isinstance(hopper_tile(variant, "dense", "sm_90", "bfloat16", (128, 128), LENGTH), HopperTile)
