@@ -69,7 +69,7 @@ def test_an_example_runs_on_the_cpu(example: str) -> None:
         ("image_tiles", ["--head-dim", "0"], "argument --head-dim: expected an integer of at least 8, got '0'"),
         ("minivllm", ["--source", "nowhere"], "error: --source: expected a folder with src/myvllm, got nowhere"),
         ("serve", ["--page-size", "0"], "argument --page-size: expected an integer of at least 1, got '0'"),
-        ("sft_trl", ["--steps", "0"], "argument --steps: expected an integer of at least 1, got '0'"),
+        ("sft_trl", ["--steps", "1"], "argument --steps: expected an integer of at least 2, got '1'"),
         ("train_parallel", ["--ranks", "0"], "argument --ranks: expected an integer of at least 1, got '0'"),
         ("trainer_fsdp2", ["--ranks", "-1"], "argument --ranks: expected an integer of at least 1, got '-1'"),
     ],
