@@ -24,6 +24,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from codegen.cli.options import at_least
 from codegen.tune.timing import in_turn
 from examples.rendering import render
 
@@ -125,7 +126,7 @@ def main() -> int:
     """Compare; returns 0 if all results are right."""
     parser = argparse.ArgumentParser(prog="python -m examples.image_tiles", description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="use the image of `natten`, and measure times on a GPU")
-    parser.add_argument("--head-dim", type=int, default=64, help="columns of a head (default: 64)")
+    parser.add_argument("--head-dim", type=at_least(8), default=64, help="columns of a head (default: 64)")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

@@ -119,6 +119,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.minivllm", description=__doc__.splitlines()[0])
     parser.add_argument("--source", type=Path, help="folder of a clone of MinivLLM; also compare its own functions")
     source: Path | None = parser.parse_args().source
+    if source is not None and not (source / "src" / "myvllm").is_dir():
+        parser.error(f"--source: expected a folder with src/myvllm, got {source}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device == "cuda"
     dtype = torch.float16 if on_gpu else torch.float32

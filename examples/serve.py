@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from codegen.cli.options import at_least
 from examples.serving_model import OWN, Model, Size
 from generated import paging
 
@@ -304,12 +305,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.serve", description=__doc__.splitlines()[0])
     parser.add_argument("--variant", choices=sorted(OWN), default="causal", help="attention (default: causal)")
     parser.add_argument("--full", action="store_true", help="serve a model of the size of Llama 3 8B, for a GPU")
-    parser.add_argument("--requests", type=int, help="number of requests; default 12, with --full 64")
-    parser.add_argument("--prompt", type=int, help="length of the longest prompt; default 100, with --full 2048")
-    parser.add_argument("--new", type=int, help="tokens to generate per request; default 12, with --full 256")
-    parser.add_argument("--page-size", type=int, help="tokens per cache page; default 16, with --full 64")
-    parser.add_argument("--batch-tokens", type=int, help="most tokens per step; default 64, with --full 4096")
-    parser.add_argument("--running", type=int, help="most sequences that run at once; default 8, with --full 64")
+    parser.add_argument("--requests", type=at_least(1), help="number of requests; default 12, with --full 64")
+    parser.add_argument(
+        "--prompt", type=at_least(1), help="length of the longest prompt; default 100, with --full 2048"
+    )
+    parser.add_argument("--new", type=at_least(1), help="tokens to generate per request; default 12, with --full 256")
+    parser.add_argument("--page-size", type=at_least(1), help="tokens per cache page; default 16, with --full 64")
+    parser.add_argument("--batch-tokens", type=at_least(1), help="most tokens per step; default 64, with --full 4096")
+    parser.add_argument(
+        "--running", type=at_least(1), help="most sequences that run at once; default 8, with --full 64"
+    )
     parser.add_argument(
         "--no-graphs", action="store_true", help="launch the kernels of every step instead of replaying CUDA graphs"
     )
@@ -320,8 +325,6 @@ def main() -> int:
         default if value is None else value for value, default in zip(chosen, defaults, strict=True)
     )
     size = LLAMA_8B if args.full else TINY
-    if min(count, prompt, new_tokens, page_size, batch_tokens, running) < 1:
-        parser.error("expected numbers from 1 on")
     if prompt + new_tokens > size.longest:
         parser.error(f"--prompt and --new: expected {size.longest} tokens at most, got {prompt} + {new_tokens}")
     device = "cuda" if torch.cuda.is_available() else "cpu"

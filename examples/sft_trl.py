@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from codegen.cli.options import at_least
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen3": {},
@@ -159,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--architecture", choices=sorted(ARCHITECTURES), default="Gemma2", help="model (default: Gemma2)"
     )
-    parser.add_argument("--steps", type=int, default=20, help="training steps (default: 20)")
+    parser.add_argument("--steps", type=at_least(2), default=20, help="training steps (default: 20)")
     args = parser.parse_args(arguments)
     try:
         import trl  # noqa: F401

@@ -20,6 +20,7 @@ from torch import Tensor, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
+from codegen.cli.options import at_least
 from examples.train import Attend, Size, Transformer, load_text
 
 SMALL = Size(layers=2, heads=4, kv_heads=2, head_dim=16, seq=250, batch=2, steps=12, learning_rate=3e-3)
@@ -109,7 +110,7 @@ def one_process(rank: int, ranks: int, device: str, args: argparse.Namespace, fo
 def main(arguments: list[str] | None = None) -> int:
     """Train with several processes and with one; 1 if their losses differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--ranks", type=at_least(1), default=2, help="number of processes (default: 2)")
     parser.add_argument("--variant", choices=sorted(VARIANTS), default="causal", help="attention (default: causal)")
     strategies = ["auto", "heads", "gather", "exchange", "ring", "2d"]
     parser.add_argument(

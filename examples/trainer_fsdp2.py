@@ -22,6 +22,7 @@ from torch import Tensor, multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from codegen.cli.options import at_least
 from examples.train import BYTES, load_text
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -144,7 +145,7 @@ def one_process(rank: int, ranks: int, device: str, architecture: str, folder: s
 def main(arguments: list[str] | None = None) -> int:
     """Train with several processes and with one; 1 if their losses differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--ranks", type=at_least(1), default=2, help="number of processes (default: 2)")
     parser.add_argument(
         "--architecture", choices=sorted(ARCHITECTURES), default="Gemma2", help="model (default: Gemma2)"
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: a3b804196db7aad6
+# hash: b4772ddeef5fb668
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -412,7 +412,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f9b683588fe4dfb7",
         },
         "paged": {
-            "fwd": "8cabbdaeedc75a94",
+            "fwd": "6c8cc692483a9ee0",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -450,7 +450,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "d2b90d1e416b6135",
         },
         "paged": {
-            "fwd": "9187089a42ac13d7",
+            "fwd": "fb7c5d7ac81a6d73",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -517,7 +517,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "195621de99138d41",
         },
         "paged": {
-            "fwd": "74563aac3b991f20",
+            "fwd": "ebcdd350e3e2fd93",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -551,7 +551,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "e691db150cc6bd94",
+            "fwd": "7e76aa60eae9f881",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -585,7 +585,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "b1e3c1f017fb559d",
+            "fwd": "8fe614ea7f75cb2e",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -619,7 +619,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "05a21d8bb2455cfb",
+            "fwd": "c914106412233425",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -653,7 +653,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "7476e2bb3bfffdd2",
+            "fwd": "b9c379305fc60853",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -687,7 +687,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "2abcf6f3a26b8306",
+            "fwd": "8045d634178e35d6",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -725,7 +725,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "b35835f46968cc7f",
         },
         "paged": {
-            "fwd": "ce0659ace467f735",
+            "fwd": "06bb13208e078e1b",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -763,7 +763,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c5a1fd73a9c8c674",
         },
         "paged": {
-            "fwd": "8b867129c58a4b87",
+            "fwd": "2a4f9bc8d4736c31",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -798,7 +798,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "a2789662fc30bef4",
+            "fwd": "d583e165b051875a",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -833,7 +833,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "7376304c99f33280",
+            "fwd": "191241b77b49ec99",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -867,7 +867,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "e1afade4fd89722c",
+            "fwd": "f18a4a2dc70c4afc",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -901,7 +901,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "61e223088f4f7603",
+            "fwd": "1c521f4b45a42cee",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -936,7 +936,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "ba23240db3fc221f",
+            "fwd": "c8ca04ea554c15b0",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -970,7 +970,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "d0ce9572be955604",
+            "fwd": "fc3eab007d481c1a",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -1008,7 +1008,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "1176c557c1c93cd0",
         },
         "paged": {
-            "fwd": "e95f638df36eae17",
+            "fwd": "5866be5c6487f9dc",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1046,7 +1046,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f27b1c6ff2799c6e",
         },
         "paged": {
-            "fwd": "cb135e94c05459a5",
+            "fwd": "ada1e01f3713c60b",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1081,7 +1081,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "f7ff99ae4e451454",
+            "fwd": "ce50c85a312a871b",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1115,7 +1115,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "e870e74c1f789fd1",
+            "fwd": "0ad7b4397951fdbb",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1149,7 +1149,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "a3c78a796c4a1457",
+            "fwd": "daa5bbaca3d88beb",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1183,7 +1183,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "54d6562fa908562e",
+            "fwd": "333c23423f1d4cd5",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -23,6 +23,7 @@ from ..core.paged_calls import (
     columns_of_values,
     is_empty,
     most_keys,
+    most_queries,
     own_shape,
     paged_schedule,
     plan_tables,
@@ -132,7 +133,7 @@ class CacheArguments:
         given |= _tables(op, pages, kv_lengths, k_shape[1])
         if pages.max_seqlen_q is not None:
             longest = checks.check_int(op, "max_seqlen_q", host_number(op, "max_seqlen_q", pages.max_seqlen_q), 1)
-            check_longest(op, longest, 0 if packed else most)
+            check_longest(op, longest, _known_longest(given["cu_seqlens_q"]) if packed else most)
             most = min(most, longest) if packed else most
         row_offset, row_offsets = _offset(op, pages.q_offset, kv_lengths.shape[0])
         if row_offsets is not None:
@@ -212,6 +213,11 @@ def _tables(op: str, pages: PageArguments, kv_lengths: jax.Array, page_size: int
     if values_are_checked(kv_lengths) and (begins is None or values_are_checked(begins)):
         check_lengths(op, kv_lengths.tolist(), most, None if begins is None else begins.tolist(), page_size)
     return found
+
+
+def _known_longest(cu_seqlens_q: jax.Array) -> int:
+    """The queries of the longest packed sequence; 0 if its values are traced or on a device."""
+    return most_queries(cu_seqlens_q.tolist()) if values_are_checked(cu_seqlens_q) else 0
 
 
 def _integers(op: str, name: str, x: Any, rank: int, shape: str) -> jax.Array:

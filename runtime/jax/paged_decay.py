@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from ..core.checks import PACKED, fail
+from ..core.paged_calls import check_lengths, most_keys
 from ..core.paged_decay import (
     APPEND,
     BASE,
@@ -30,7 +31,7 @@ from .paged import CacheArguments, refuse_derivative, refuse_map
 from .passes import Call, Forward, Kernels
 from .primitive import attention_primitive, varying_alike
 from .sequences import begins_of
-from .support import as_integers, canonical, is_array, is_integer
+from .support import as_integers, canonical, is_array, is_integer, values_are_checked
 from .tensor import FP32, Tensor
 
 
@@ -83,6 +84,7 @@ def append_decay(
         operands["cu_seqlens"] = begins_of(APPEND, "cu_seqlens", canonical(cu_seqlens), "g", g)
     starts, begins = (operands[n].shape if n in operands else None for n in ("page_starts", "cu_seqlens"))
     check_first_sizes(kv_lengths.shape[0], g.shape, page_table.shape, starts, begins)
+    _check_room(operands, g_cache.shape[1])
     if g.size == 0:
         return g_cache, g_base
     new_rows = 0 if cu_seqlens is not None else g.shape[1]
@@ -90,6 +92,16 @@ def append_decay(
     call = Call(operands=tuple(operands), layout=PACKED, numbers=(("new_rows", new_rows),))
     new_cache, new_base = _primitive().bind(*varying_alike(list(operands.values())), call=call)
     return new_cache, new_base
+
+
+def _check_room(operands: Mapping[str, jax.Array], page_size: int) -> None:
+    """Check that the pages of each sequence hold its keys, if values are checked."""
+    lengths, starts = operands["kv_lengths"], operands.get("page_starts")
+    if values_are_checked(lengths) and (starts is None or values_are_checked(starts)):
+        shape = None if starts is None else starts.shape
+        most = most_keys(APPEND, lengths.shape[0], page_size, operands["page_table"].shape, shape)
+        first = None if starts is None else starts.tolist()
+        check_lengths(APPEND, jnp.maximum(lengths, 0).tolist(), most, first, page_size)
 
 
 def _integers(name: str, x: Any, rank: int) -> jax.Array:
@@ -163,7 +175,6 @@ def _continued(call: Call, given: Mapping[str, jax.Array]) -> tuple[jax.Array, j
     sequence = sequence_of_rows(begins, total)
     own = jnp.clip(sequence, 0, num_seqs - 1)
     position = start[own] + jnp.arange(total, dtype=jnp.int32) - begins[own]
-    is_new = (sequence < num_seqs) & (position >= 0)
 
     def page_of(seqs: jax.Array, positions: jax.Array) -> jax.Array:
         table, place = given["page_table"], jnp.maximum(positions, 0) // size
@@ -177,11 +188,12 @@ def _continued(call: Call, given: Mapping[str, jax.Array]) -> tuple[jax.Array, j
     before = g_base[page].astype(jnp.float64) + g_cache[page, last % size].astype(jnp.float64)
     before = jnp.where(((start > 0) & (page >= 0))[:, None], before, 0.0)
 
+    page = page_of(own, position)
+    is_new = (sequence < num_seqs) & (position >= 0) & (page >= 0)
     added = jnp.where(is_new[:, None], g.astype(jnp.float64), 0.0)
     sums = before[own] + running_sums(added, own)
-    page = page_of(own, position)
     # mode="drop" skips a page number beyond the last page. A negative one would count from the end.
-    page = jnp.where(is_new & (page >= 0), page, num_pages)
+    page = jnp.where(is_new, page, num_pages)
     slot = position % size
     bases = (sums - added).astype(FP32)
     g_base = g_base.at[jnp.where(slot == 0, page, num_pages)].set(bases, mode="drop")

@@ -1,7 +1,6 @@
 """Calls on paged caches: their checks, what their kernels take, and the reference."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from ..core.paged_calls import (
     is_empty,
     lies_in_pages,
     most_keys,
+    most_queries,
     own_shape,
 )
 from ..core.paged_calls import check_without_pages as check_without_pages
@@ -138,8 +138,7 @@ def _most_queries(most: int, cu_seqlens_q: Tensor | None) -> int:
     """The queries of the longest sequence; 0 if only the device knows them."""
     if cu_seqlens_q is None:
         return most
-    known = values_are_checked(cu_seqlens_q)
-    return max((end - begin for begin, end in pairwise(cu_seqlens_q.tolist())), default=0) if known else 0
+    return most_queries(cu_seqlens_q.tolist()) if values_are_checked(cu_seqlens_q) else 0
 
 
 def _check_pages(

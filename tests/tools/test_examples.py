@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -60,6 +61,30 @@ def test_an_example_runs_on_the_cpu(example: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All is well" in done.stdout
     assert [line for line in EXAMPLES[example] if line not in done.stdout] == []
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "message"),
+    [
+        ("image_tiles", ["--head-dim", "0"], "argument --head-dim: expected an integer of at least 8, got '0'"),
+        ("minivllm", ["--source", "nowhere"], "error: --source: expected a folder with src/myvllm, got nowhere"),
+        ("serve", ["--page-size", "0"], "argument --page-size: expected an integer of at least 1, got '0'"),
+        ("sft_trl", ["--steps", "1"], "argument --steps: expected an integer of at least 2, got '1'"),
+        ("train_parallel", ["--ranks", "0"], "argument --ranks: expected an integer of at least 1, got '0'"),
+        ("trainer_fsdp2", ["--ranks", "-1"], "argument --ranks: expected an integer of at least 1, got '-1'"),
+    ],
+)
+def test_a_bad_option_is_one_error(
+    example: str,
+    options: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", [example, *options])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(f"examples.{example}").main()
+    assert capsys.readouterr().err.rstrip().endswith(message)
 
 
 @pytest.mark.parametrize("variant", sorted(OWN))

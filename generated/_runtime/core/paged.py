@@ -2,7 +2,7 @@
 """Calls on paged caches, as their kernels take them. No framework is imported."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..archs import NARROW_HEAD_DIM
@@ -61,6 +61,18 @@ def check_token_scale(name: str, shape: tuple[int, ...], cache: tuple[int, ...],
         fail("append", name, f"scales {list(cache[:3])} of the tokens of a cache {list(cache)}", list(shape))
     if itemsize != 1:
         fail("append", name, "scales of tokens for a cache of 8-bit floats alone", f"a cache of {8 * itemsize} bits")
+
+
+def check_last_slot(last: int, pages: int, page_size: int) -> None:
+    """Check the largest slot that `append` writes to: what lies behind the cache is other memory."""
+    if last >= pages * page_size:
+        fail("append", "slots", f"slots below {pages * page_size}, the pages of k_cache times the page size", last)
+
+
+def check_divisors(name: str, scales: Sequence[float]) -> None:
+    """Check the numbers, one for each key head, by which `append` divides keys or values."""
+    if any(scale <= 0 for scale in scales):
+        fail("append", name, "floats above 0", list(scales))
 
 
 def check_divisor(name: str, scale: object) -> float:

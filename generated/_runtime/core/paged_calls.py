@@ -2,6 +2,7 @@
 """Calls on paged caches: what every framework checks of their arguments. No framework is imported."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from ..archs import MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
@@ -143,9 +144,18 @@ def check_lengths(
         own, holder = most, "the table's"
         if starts is not None:
             begin, end = (page_size * start for start in starts[number : number + 2])
-            own, holder = max(min(end, most) - begin, 0), "its pages'"
+            own, holder = max(min(end, most) - begin, 0) if begin >= 0 else 0, "its pages'"
         if not 0 <= length <= own:
             fail(op, "kv_lengths", f"lengths from 0 to {holder} {own} keys", f"{length} at {number}")
+
+
+def most_queries(begins: Sequence[int]) -> int:
+    """The queries of the longest packed sequence.
+
+    >>> most_queries([0, 2, 7]), most_queries([0])
+    (5, 0)
+    """
+    return max((end - begin for begin, end in pairwise(begins)), default=0)
 
 
 def check_longest(op: str, longest: int, queries: int) -> None:

@@ -138,13 +138,16 @@ def _assign(
         total = torch.zeros_like(g_base[0], dtype=torch.float64)
         if start > 0:
             page, slot = int(pages[(start - 1) // size]), (start - 1) % size
-            total = g_base[page].double() + g_cache[page, slot].double()
+            # A negative page would count from the end. The kernel reads and writes nothing there.
+            if page >= 0:
+                total = g_base[page].double() + g_cache[page, slot].double()
         while len(own) > 0:
             page, slot = int(pages[start // size]), start % size
-            if slot == 0:
-                g_base[page] = total.float()
             new = min(size - slot, len(own))
-            sums = total + own[:new].cumsum(0)
-            g_cache[page, slot : slot + new] = (sums - g_base[page].double()).float()
-            total = sums[-1]
+            if page >= 0:
+                if slot == 0:
+                    g_base[page] = total.float()
+                sums = total + own[:new].cumsum(0)
+                g_cache[page, slot : slot + new] = (sums - g_base[page].double()).float()
+                total = sums[-1]
             own, start = own[new:], start + new

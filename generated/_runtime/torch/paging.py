@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
-from ..core.paged import check_divisor, check_token_scale
+from ..core.paged import check_divisor, check_divisors, check_last_slot, check_token_scale
 from .dispatch import runs_reference
 from .dtypes import as_integers
 from .launching import launch
@@ -44,12 +44,9 @@ def append(
 
 
 def _check_slots(slots: Tensor, cache: Tensor) -> None:
-    """Refuse slots behind the last, if values are checked: they are other memory."""
-    if slots.numel() == 0 or not values_are_checked(slots):
-        return
-    number, last = cache.shape[0] * cache.shape[1], int(slots.max())
-    if last >= number:
-        fail(_OP, "slots", f"slots below {number}, the pages of k_cache times the page size", last)
+    """Refuse slots behind the last, if values are checked."""
+    if slots.numel() > 0 and values_are_checked(slots):
+        check_last_slot(int(slots.max()), cache.shape[0], cache.shape[1])
 
 
 def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
@@ -74,8 +71,8 @@ def _scale(name: str, scale: Any, cache: Tensor) -> Tensor | None:
             f"a number or floats [{heads}] on {device}",
             f"{scale.dtype} {list(scale.shape)} on {scale.device}",
         )
-    if values_are_checked(scale) and bool((scale <= 0).any()):
-        fail(_OP, name, "floats above 0", scale.tolist())
+    if values_are_checked(scale):
+        check_divisors(name, scale.reshape(-1).tolist())
     return scale.float().expand(heads).contiguous()
 
 

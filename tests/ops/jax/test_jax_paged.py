@@ -155,6 +155,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"page_table": jnp.ones(6, int), "page_starts": jnp.asarray([0, 1, 6]), "kv_lengths": jnp.asarray([5, 20])},
         "kv_lengths: expected lengths from 0 to its pages' 4 keys, got 5 at 0",
     ),
+    "pages before the first": (
+        {"page_table": jnp.ones(6, int), "page_starts": jnp.asarray([-1, 3, 6]), "kv_lengths": jnp.asarray([5, 5])},
+        "kv_lengths: expected lengths from 0 to its pages' 0 keys, got 5 at 0",
+    ),
     "too long": ({"kv_lengths": jnp.asarray([7, 13])}, "kv_lengths: expected lengths from 0 to the table's 12 keys"),
     "starts": (
         {"page_table": jnp.ones(6, int), "page_starts": jnp.ones(2, int)},
@@ -170,6 +174,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "queries": ({"max_seqlen_q": 0}, "max_seqlen_q: expected an int of at least 1, got 0"),
     "queries of a sequence": (
         {"q": jnp.ones((2, 3, 4, 16)), "max_seqlen_q": 2},
+        "max_seqlen_q: expected at least 3, the queries of the longest sequence, got 2",
+    ),
+    "queries of a packed sequence": (
+        {"q": jnp.ones((4, 4, 16)), "cu_seqlens_q": jnp.asarray([0, 3, 4]), "max_seqlen_q": 2},
         "max_seqlen_q: expected at least 3, the queries of the longest sequence, got 2",
     ),
     "config": ({"config": {"dq": 3}}, r"config\['dq'\]: expected a mapping with block_m"),

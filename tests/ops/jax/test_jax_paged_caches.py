@@ -111,6 +111,7 @@ def test_append_to_caches_with_heads_before_slots() -> None:
         ({"k_scale": None}, r"k_scale: expected a number, floats .* for a cache of float8_e5m2, got None"),
         ({"v_scale": None}, r"v_scale: expected a number, floats .* for a cache of float8_e5m2, got None"),
         ({"k_scale": -1.0}, r"k_scale: expected a number of at least 0.0, got -1.0"),
+        ({"k_scale": jnp.asarray([1.0, -1.0])}, r"k_scale: expected floats of at least 0.0, got \[1.0, -1.0\]"),
         ({"v_scale": jnp.ones(3)}, r"v_scale: expected a number, floats \[2\] or \[6, 4, 2\], got float32 \[3\]"),
         ({"v_scale": jnp.ones(2, int)}, r"v_scale: expected a number, floats .*, got int32 \[2\]"),
         ({"k": jnp.ones((6, 4, 2, 16), jnp.int8)}, "k: expected dtype float32, that of q, or float8_e4m3fn or"),
@@ -123,6 +124,28 @@ def test_bad_scales(change: dict[str, Any], expected: str) -> None:
     arguments = {"k": small_cache, "v": small_cache, "k_scale": 1.0, "v_scale": 1.0} | given | change
     with pytest.raises(ArgumentError, match=f"^causal: {expected}"):
         load_op("causal")(q, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"slots": jnp.asarray([0, 24])}, "slots: expected slots below 24, the pages of k_cache times the page size"),
+        ({"k_scale": jnp.asarray([1.0, 0.0])}, r"k_scale: expected floats above 0, got \[1.0, 0.0\]"),
+        ({"v_scale": jnp.asarray(-2.0)}, r"v_scale: expected floats above 0, got \[-2.0\]"),
+    ],
+)
+@pytest.mark.parametrize("page_layout", ["pshd", "phsd"])
+def test_bad_tokens_to_append(change: dict[str, Any], expected: str, page_layout: str) -> None:
+    """Values are checked where they are known; under jit a slot behind the last writes nothing."""
+    shape = (6, 4, 2, 16) if page_layout == "pshd" else (6, 2, 4, 16)
+    given: dict[str, Any] = {"k": jnp.ones((2, 2, 16)), "k_cache": jnp.zeros(shape), "slots": jnp.asarray([0, 23])}
+    given |= {"v": given["k"], "v_cache": given["k_cache"]}
+    append = partial(paging.append, page_layout=page_layout)
+    append(**given)
+    with pytest.raises(ArgumentError, match=f"^append: {expected}"):
+        append(**given | change)
+    if "slots" in change:
+        assert jnp.count_nonzero(jax.jit(append)(**given | change)[0]) == 2 * 16
 
 
 def test_scales_have_no_gradient_and_are_not_mapped() -> None:
@@ -165,6 +188,18 @@ def test_sums_of_a_log_decay(steep: bool) -> None:
     torch.testing.assert_close(tensor(o), want, rtol=1e-5, atol=1e-5)
 
 
+def test_tokens_without_a_page_add_nothing_to_the_sums() -> None:
+    """A page of -1 in the table has no slots: torch and JAX, as the kernel, write nothing and continue without it."""
+    table, lengths, g = torch.tensor([[-1, 1]]), torch.tensor([5]), torch.ones(1, 5, 2)
+    caches = torch.zeros(3, 4, 2), torch.zeros(3, 2)
+    got = paging.append_decay(*map(array, (g, *caches)), page_table=array(table), kv_lengths=array(lengths))
+    paging.append_decay(g, *caches, page_table=table, kv_lengths=lengths)
+    assert not caches[0][[0, 2]].any()
+    assert caches[0][1, 0].tolist() == [1.0, 1.0]
+    for each, want in zip(got, caches, strict=True):
+        assert torch.equal(tensor(each), want)
+
+
 def decay_call() -> dict[str, Any]:
     q, cache, given = small()
     return given | {"q": q, "k": cache, "v": cache, "g": jnp.zeros((6, 4, 4)), "g_base": jnp.zeros((6, 4))}
@@ -196,6 +231,7 @@ APPENDED = {"g": jnp.zeros((2, 1, 4)), "g_cache": jnp.zeros((6, 4, 4)), "g_base"
         ({"g_base": torch.zeros(6, 4)}, "g_base: expected a torch.Tensor or jax.Array, as the others"),
         ({"page_table": jnp.ones((3, 3), int)}, "page_table: expected 2 as its first size"),
         ({"kv_lengths": jnp.ones(2)}, "kv_lengths: expected an integer array of 1 dimensions, got float32"),
+        ({"kv_lengths": jnp.asarray([7, 13])}, "kv_lengths: expected lengths from 0 to the table's 12 keys, got 13"),
     ],
 )
 def test_bad_decays_to_append(change: dict[str, Any], expected: str) -> None:
