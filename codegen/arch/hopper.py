@@ -108,6 +108,3 @@ FAMILY = HopperFamily(
     packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
     slow_backward_head_dims=(129, 192),
 )
-
-WIDE_BAND = 1024
-"""Keys of a band from which on the backward of this family is the faster one: with windows of 128 keys it is not."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.analysis.affine import linear
 from codegen.analysis.band_widths import band_width
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.mask_ranges import ONE
 from codegen.analysis.schedule import Schedule
-from codegen.arch.hopper import FAMILY, WIDE_BAND
+from codegen.arch.hopper import FAMILY
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir import expr
-from codegen.ir.expr import Const, Level, Load, Op, Var
+from codegen.ir.expr import Level, Load, Op, Var
 from codegen.plan.code import Literal
 from codegen.plan.hopper_tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
@@ -34,7 +33,6 @@ class VariantTraits:
     keys_start_at_zero: bool
     rows_are_alike: bool
     keys_are_runs: bool
-    keys_are_wide_bands: bool
     bands_are_bits: bool
     band_keys: int | None
     fused_modes: tuple[str, ...]
@@ -54,7 +52,6 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_start_at_zero=keys_start_at_zero(dense),
         rows_are_alike=rows_are_alike(dense),
         keys_are_runs=_keys_are_runs(dense),
-        keys_are_wide_bands=_keys_are_wide_bands(dense),
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
@@ -117,25 +114,11 @@ def _keys_are_runs(planned: VariantPlan) -> bool:
     return bounds is not None and not bounds.lists
 
 
-def _keys_are_wide_bands(planned: VariantPlan) -> bool:
-    """True if a row attends to a key range from a table, or to keys up to a distance that is not known to be less than
-    WIDE_BAND."""
-    if planned.analysis.schedule is Schedule.RANGES:
-        return True
-    first = planned.analysis.keys.main.first
-    if first is None:
-        return False
-    operands = first.args if isinstance(first, Op) and first.op == "max" else (first,)
-    forms = [linear(expr.substitute(operand, {"q_first": expr.int_var("q_idx")})) for operand in operands]
-    bands = [form.rest for form in forms if form is not None and form.q == 1]
-    return bool(bands) and not any(isinstance(rest, Const) and 1 - rest.value < WIDE_BAND for rest in bands)
-
-
 def _bands_are_bits(planned: VariantPlan) -> bool:
-    """True if a row's keys are a wide band that follows from distances alone, so that Hopper's forward masks it by the
-    bits of a word."""
+    """True if a row's keys are a band that follows from distances alone, so that Hopper's forward masks it by the bits
+    of a word."""
     partial = planned.hopper_fwd.partial
-    by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and _keys_are_wide_bands(planned)
+    by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and band_width(planned.analysis) is not None
     return by_distance and partial is not None and partial.run is not None and partial.keep is None
 
 

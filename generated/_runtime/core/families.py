@@ -96,35 +96,34 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if measurements show that Hopper's forward is faster as a rule.
 
-    It is where rows attend to key ranges; in packed calls, from an average length on. In dense calls of 64 columns, the
-    score costs as much as the products. There the ranges must be long or wide bands, and the score must be cheap, or it
-    must be overlapped and the key range longer.
+    It is where rows attend to key ranges; in packed calls, from an average length on. At 64 columns the score costs as
+    much as the products. There it must be cheap, or overlapped, and dense calls must be long enough for that and have
+    long ranges or wide bands.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     columns = _widest(head_dims)
+    is_narrow = columns == 64
+    if not traits.keys_are_runs or (is_narrow and not traits.score_is_cheap and not traits.score_is_overlapped):
+        return False
     if mode == "packed":
-        return traits.keys_are_runs and length >= family.packed_forward_from[columns]
-    if mode == "segmented" or columns > 64:
-        return traits.keys_are_runs
-    narrow_from = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
-    suits_narrow = (traits.score_is_cheap and length >= narrow_from) or (
-        traits.score_is_overlapped and length >= family.narrow_forward_from_if_overlapped
-    )
-    return (traits.bands_are_bits or traits.keys_start_at_zero) and suits_narrow
+        return length >= family.packed_forward_from[columns]
+    if mode == "segmented" or not is_narrow:
+        return True
+    least = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
+    if not traits.score_is_cheap:
+        least = family.narrow_forward_from_if_overlapped
+    return (traits.keys_start_at_zero or traits.bands_are_bits) and length >= least
 
 
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    They are where rows attend to key ranges, however short the sequences; in dense calls, if these ranges are long or
-    wide bands. In dense calls of 128 columns they are faster also if lists describe the blocks.
+    They are where rows attend to key ranges, however short the sequences; in dense calls of 128 columns also where
+    lists describe the blocks.
     """
-    traits, (slow_from, slow_to) = TRAITS[op], HOPPER_FAMILY.slow_backward_head_dims
-    has_ranges = traits.keys_are_runs
-    if mode == "dense":
-        has_lists = _widest(head_dims) == 128 and not traits.keys_are_runs
-        has_ranges = traits.keys_start_at_zero or traits.keys_are_wide_bands or has_lists
-    return has_ranges and not slow_from <= max(head_dims) <= slow_to
+    slow_from, slow_to = HOPPER_FAMILY.slow_backward_head_dims
+    has_keys = TRAITS[op].keys_are_runs or (mode == "dense" and _widest(head_dims) == 128)
+    return has_keys and not slow_from <= max(head_dims) <= slow_to
 
 
 def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool:

@@ -132,10 +132,8 @@ class VariantTraits:
         keys_start_at_zero: every query attends to one contiguous key range that starts at key 0.
         rows_are_alike: all rows attend to the same keys, so the mask cuts no tile.
         keys_are_runs: a row attends to contiguous key ranges, which no list of blocks describes.
-        keys_are_wide_bands: a row attends to a key range from a table, or to keys up to a distance that is not known to
-            be short.
-        bands_are_bits: a row's keys are a wide band that follows from distances alone, which Hopper's forward masks by
-            the bits of a word.
+        bands_are_bits: a row's keys are a band that follows from distances alone, which Hopper's forward masks by the
+            bits of a word.
         band_keys: keys of the band that a row sees, with the examples of scalars that it depends on; None if no number
             of keys limits what a row sees.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
@@ -151,7 +149,6 @@ class VariantTraits:
     keys_start_at_zero: bool
     rows_are_alike: bool
     keys_are_runs: bool
-    keys_are_wide_bands: bool
     bands_are_bits: bool
     band_keys: int | None
     fused_modes: tuple[str, ...]

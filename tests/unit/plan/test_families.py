@@ -41,6 +41,12 @@ def square(columns: int) -> tuple[int, int]:
     return columns, columns
 
 
+def forwards_run_on_hopper(variant: str, columns: int) -> bool:
+    """Whether packed and segmented forwards do that are not short."""
+    traits = TRAITS[variant]
+    return traits.keys_are_runs and (columns > 64 or traits.score_is_cheap or traits.score_is_overlapped)
+
+
 @with_modes
 @with_variants
 def test_forward_tile_is_the_tables(variant: str, mode: str) -> None:
@@ -110,7 +116,7 @@ def test_backwards_of_bands_and_ranges_run_on_hopper() -> None:
             for mode in MODES:
                 found = families(variant, mode=mode, head_dims=head_dims, band_keys=4096)
                 assert found == ["hopper", "hopper"], (variant, mode)
-    for variant, mode in itertools.product(("window", "streaming_llm", "gpt_oss"), ("packed", "segmented")):
+    for variant, mode in itertools.product(("window", "streaming_llm", "gpt_oss"), MODES):
         assert families(variant, mode=mode, band_keys=128) == ["hopper", "portable"], (variant, mode)
 
 
@@ -132,11 +138,9 @@ def test_keys_of_a_band_count_as_a_causal_sequence_of_twice_the_length() -> None
         assert forward("window", head_dims=(64, 64), band_keys=keys).family == family
 
 
-def test_backwards_of_narrow_bands_and_lists_run_on_hopper_where_a_call_asks() -> None:
-    # gpt_oss sees 128 keys.
-    for variant, head_dims in (("gpt_oss", (128, 128)), ("natten", (64, 64))):
-        assert families(variant, head_dims=head_dims) == ["portable", "portable"]
-        assert families(variant, head_dims=head_dims, family="hopper") == ["hopper", "hopper"]
+def test_backwards_of_lists_run_on_hopper_at_128_columns_or_where_a_call_asks() -> None:
+    assert families("natten", head_dims=(64, 64)) == ["portable", "portable"]
+    assert families("natten", head_dims=(64, 64), family="hopper") == ["hopper", "hopper"]
     assert families("natten", head_dims=(128, 128)) == ["hopper", "hopper"]
 
 
@@ -184,7 +188,7 @@ def test_narrow_forwards_of_wide_bands_run_on_hopper() -> None:
         assert forward(variant, head_dims=(64, 64), band_keys=1024) == FAMILY.forward_tiles[64], variant
     # gpt_oss sees 128 keys, band_mask reads a tensor for each pair, and the ranges of document come from a table.
     for variant in ("gpt_oss", "band_mask", "document"):
-        assert not TRAITS[variant].bands_are_bits
+        assert TRAITS[variant].bands_are_bits == (variant == "gpt_oss")
         assert forward(variant, head_dims=(64, 64), length=LENGTH).family == "portable", variant
 
 
@@ -210,10 +214,10 @@ def test_packed_calls_run_on_hopper() -> None:
 
 @with_variants
 def test_packed_forwards_of_key_ranges_run_on_hopper(variant: str) -> None:
-    """Whatever their score and however narrow their bands, if the sequences are not short."""
+    """However narrow their bands, if the sequences are not short."""
     for columns, shortest in FAMILY.packed_forward_from.items():
         for length, family in ((shortest, "hopper"), (shortest - 1, "portable")):
-            expected = family if TRAITS[variant].keys_are_runs else "portable"
+            expected = family if forwards_run_on_hopper(variant, columns) else "portable"
             found = forward(variant, "packed", head_dims=square(columns), length=length, band_keys=1)
             assert found.family == expected
 
@@ -228,10 +232,10 @@ def test_packed_calls_of_wide_columns_run_on_hopper_where_they_ask() -> None:
 def test_segmented_calls_of_key_ranges_run_on_hopper(variant: str) -> None:
     """Whatever describes the blocks of a segmented call: those of `streaming_llm` are listed."""
     traits = TRAITS[variant]
-    family = "hopper" if traits.keys_are_runs else "portable"
     for columns in WIDTHS:
-        assert forward(variant, "segmented", head_dims=square(columns)).family == family
-        assert families(variant, "segmented", square(columns))[0] == family
+        on_hopper = forwards_run_on_hopper(variant, columns)
+        assert (forward(variant, "segmented", head_dims=square(columns)).family == "hopper") == on_hopper
+        assert (families(variant, "segmented", square(columns))[0] == "hopper") == traits.keys_are_runs
         assert forward(variant, "segmented", head_dims=square(columns), family="hopper").family == "hopper"
         fused = "hopper" if "segmented" in traits.fused_modes else "portable"
         assert families(variant, "segmented", square(columns), family="hopper") == ["hopper", fused]
