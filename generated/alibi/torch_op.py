@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 46482def94115de5
+# hash: 6ef9b6dc324e88f5
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -150,7 +150,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         q, k, v = autocast_inputs(q, k, v)
@@ -438,7 +438,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: 10ea12fea64399fc
+# hash: d0c831f05d81b7b2
 """`band` for PyTorch. Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691)."""
 
@@ -133,7 +133,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         before = check_int(NAME, "before", before, minimum=0)
@@ -438,7 +438,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 74e611829e14f600
+# hash: 5d45aa9cfc4fe932
 """`band_bias` for PyTorch. A band, and a bias per batch row, head and pair that the model has computed, as T5's
 (arXiv:1910.10683)."""
 
@@ -166,7 +166,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         before = check_int(NAME, "before", before, minimum=0)
@@ -478,7 +478,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

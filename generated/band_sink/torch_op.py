@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: c92118a87828e6b4
+# hash: b351eeb6ecdf4d30
 """`band_sink` for PyTorch. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any
 window (arXiv:2508.10925)."""
 
@@ -157,7 +157,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         before = check_int(NAME, "before", before, minimum=0)
@@ -468,7 +468,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_op.py.jinja
-# hash: 073e440c13475442
+# hash: 0dfebb38cd675297
 """`chunked` for PyTorch. Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging Face
 transformers, llama4)."""
 
@@ -128,7 +128,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         size = check_int(NAME, "size", size, minimum=1)
@@ -423,7 +423,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 3049676dbe8bb559
+# hash: 130ce071b8c9a072
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -134,7 +134,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
@@ -432,7 +432,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

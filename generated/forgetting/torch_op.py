@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/torch_op.py.jinja
-# hash: 0f04824190add0aa
+# hash: c67f60423d6eb9f3
 """`forgetting` for PyTorch. Forgetting attention, a log-decay per position and head (Lin et al., 2025,
 arXiv:2503.02130)."""
 
@@ -141,7 +141,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         q, k, v = autocast_inputs(q, k, v)
@@ -478,7 +478,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

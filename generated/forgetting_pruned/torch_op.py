@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/torch_op.py.jinja
-# hash: e853168065915e8a
+# hash: 126c48e211ae71a4
 """`forgetting_pruned` for PyTorch. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
 arXiv:2504.06949)."""
 
@@ -143,7 +143,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         first_key = check_tensor(NAME, "first_key", first_key, (q.shape[1], q.shape[0]), ("int32",), q)
@@ -444,7 +444,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/torch_op.py.jinja
-# hash: 652c98409f466bd1
+# hash: d80e34f94dda819a
 """`gemma2_local` for PyTorch. The local layers of Gemma 2, a window of 4096 and logits capped at 50
 (arXiv:2408.00118, table 1)."""
 
@@ -120,7 +120,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         q, k, v = autocast_inputs(q, k, v)
@@ -404,7 +404,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_op.py.jinja
-# hash: 8e7cb9ffc101287a
+# hash: 6e151297ee7bf068
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -113,7 +113,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         length = check_tensor(NAME, "length", length, (cu_seqlens_q.shape[0] - 1,), ("int32",), q)
@@ -394,7 +394,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,
