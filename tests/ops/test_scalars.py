@@ -1,4 +1,4 @@
-"""Scalars of own variants: the ranges that sums of several leave, in every kind of call."""
+"""Scalars of own variants: the ranges that sums of several leave, and formulas without a finite value at a scalar."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from tests.support.rendering import importable
 
 SPEC = """
 variants:
+  logs: {score: score * log(x), scalars: {x: float}}
+  quotients: {mask: causal and q_idx - kv_idx < 1.0 / x, score: score + 1.0 / x, scalars: {x: float}}
+  powers: {score: score + exp(x) * sqrt(x), scalars: {x: float}}
+  places: {score: "score + bias[h, int(log(x))]", tensors: {bias: {dims: [h, 4]}}, scalars: {x: float}}
   apart: {mask: q_idx - kv_idx < near - far, scalars: {near: int, far: int}}
 """
 
@@ -56,3 +60,59 @@ def test_several_scalars_of_a_sum_share_its_range(framework: str, kind: str) -> 
 def test_arrays_on_the_host_are_checked_too() -> None:
     with pytest.raises(ValueError, match=f"near: expected an int from -{MOST} to {MOST}"):
         called("jax", "apart", {}, near=jnp.asarray(2**30), far=0)
+
+
+OF_FLOATS = [
+    ("logs", 0.0, False),
+    ("logs", -1.0, False),
+    ("logs", 1.0, True),
+    ("quotients", 0.0, False),
+    ("powers", 1000.0, False),
+    ("powers", -1.0, False),
+    ("places", 0.0, True),
+    ("places", -1.0, True),
+]
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+@pytest.mark.parametrize(("variant", "x", "finite"), OF_FLOATS)
+def test_a_formula_without_a_finite_value_raises_no_error(variant: str, x: float, finite: bool, kind: str) -> None:
+    """Kernels compute infinity or NaN."""
+    given = CALLS[kind]
+    if variant == "places":
+        given = given | {"bias": torch.arange(8.0).reshape(2, 4)}
+    got = [called(framework, variant, given, x=x) for framework in ("torch", "jax")]
+    np.testing.assert_allclose(got[0], got[1], rtol=1e-5, atol=1e-5)
+    assert np.isfinite(got[0]).all() == finite
+
+
+def test_plans_over_several_gpus_divide_by_zero() -> None:
+    op = importlib.import_module("scalars.torch").quotients
+    plan = importlib.import_module("scalars.torch_parallel").plan
+
+    everything, *others = (plan(op, 2, seq=4096, heads=(2, 2), head_dim=64, x=x) for x in (0.0, 1e-9))
+    assert everything.loads == others[0].loads
+
+
+FUNCTIONS: dict[str, Any] = {
+    **{
+        name: getattr(np, name) for name in ("exp", "exp2", "log", "log2", "log1p", "sqrt", "sin", "cos", "tan", "tanh")
+    },
+    **{name: getattr(np, name) for name in ("floor", "ceil", "round")},
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions_of_numbers_are_those_of_numpy() -> None:
+    from generated._runtime.core import scalar_math
+
+    values = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.0, -7.3, 800.0, -800.0, np.inf, -np.inf, np.nan]
+    for name, function in FUNCTIONS.items():
+        got = [getattr(scalar_math, name)(x) for x in values]
+        np.testing.assert_allclose(got, function(np.array(values)), rtol=1e-12, err_msg=name)
+    for a in values:
+        got = [scalar_math.divide(a, b) for b in values]
+        np.testing.assert_array_equal(got, np.float64(a) / np.array(values))
+    whole = [scalar_math.integer(x) for x in (2.7, -2.7, np.inf, -np.inf, np.nan)]
+    assert whole == [2, -2, 2**31 - 1, -(2**31), 0]

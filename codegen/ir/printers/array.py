@@ -38,17 +38,18 @@ _MODULE_FUNCTIONS = (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"sigmoid", "erf"})
 class ArrayPrinter(Printer):
     """Source for torch or jnp. An index that may be out of range is clamped to the ends of its axis.
 
-    `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
-    always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
-    `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
-    the index, or (). `like`: a tensor of the call's device, and `float_dtype`: the dtype of floats. `kept`: tensors
-    that get no gradient from masked pairs, not even a NaN. `chosen`: the conditions of the choices around the text,
-    outside of which these tensors and the score get none either. `reads`: the variables, tensors and functions that
-    the printed source reads.
+    `numbers`: variables that are Python numbers, not arrays; `scalars`: those that may be either. `exact_dims(tensor,
+    axis, index)`: True if an index is always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row
+    although the call gives positions. `placed(tensor, axis)`: the function that finds an index in another way than by
+    clamping, and its arguments after the index, or (). `like`: a tensor of the call's device, and `float_dtype`: the
+    dtype of floats. `kept`: tensors that get no gradient from masked pairs, not even a NaN. `chosen`: the conditions of
+    the choices around the text, outside of which these tensors and the score get none either. `reads`: the variables,
+    tensors and functions that the printed source reads.
     """
 
     module: str = "torch"
     numbers: frozenset[str] = frozenset()
+    scalars: frozenset[str] = frozenset()
     float_cast: Callable[[str], str] = lambda x: f"{x}.to(score.dtype)"
     int_cast: Callable[[str], str] = lambda x: f"{x}.to(torch.int64)"
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
@@ -85,10 +86,14 @@ class ArrayPrinter(Printer):
         return self._only_if(self.chosen, name) if name == SCORE else name
 
     def operation(self, e: Op) -> tuple[str, int]:
+        if e.op == "div" and self.scalars >= names(e) and not loads(e):
+            # Python refuses to divide by zero, where kernels compute infinity or NaN.
+            self.reads.add(self.module)
+            return f"{self.module}.divide({', '.join(map(self.text, e.args))})", ATOM
         if not self.is_number(e):
             return super().operation(e)
         self.reads |= names(e)
-        return NumberPrinter().operation(e)
+        return NumberPrinter(reads=self.reads).operation(e)
 
     def call(self, e: Op) -> str:
         self.reads.add(self.module)
