@@ -63,8 +63,8 @@ def _printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter
         return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row, kept=trained)
     scalars = frozenset(variant.scalars)
     if mode is Mode.PACKED:
-        return jnp_printer(exact, scalars=scalars, placed=of_tokens, kept=trained)
-    return jnp_printer(exact, scalars=scalars, row_dims=by_row, kept=trained)
+        return jnp_printer(exact, scalars=scalars, placed=of_tokens, kept=trained, choices=True)
+    return jnp_printer(exact, scalars=scalars, row_dims=by_row, kept=trained, choices=True)
 
 
 def _mask(variant: Variant, printer: ArrayPrinter) -> str:
