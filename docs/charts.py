@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from docs.generators import ROOT
@@ -48,7 +50,14 @@ def charts() -> dict[Path, str]:
     return found
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write every picture. There are no options: an unknown one is an error."""
+    what = "Draw the pictures of README.md and ARCHITECTURE.md."
+    argparse.ArgumentParser(prog="python -m docs.charts", description=what).parse_args(argv)
     for path, text in charts().items():
         path.write_text(text, encoding="utf-8")
         print(f"drawn: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ the row's largest logit, which a kernel finds block by block. If a logit is boun
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.ir.expr import Const, Expr, Op
@@ -72,11 +73,22 @@ def bounds(e: Expr) -> Range:
 
     Nothing is known of variables, scalars included: a traced call does not check their limits.
     """
+    known: dict[Expr, Range] = {}  # a derivative uses many of its nodes more than once
+
+    def found(node: Expr) -> Range:
+        if node not in known:
+            known[node] = _bounds(node, [found(arg) for arg in node.args] if isinstance(node, Op) else [])
+        return known[node]
+
+    return found(e)
+
+
+def _bounds(e: Expr, args: Sequence[Range]) -> Range:
+    """The range of an expression whose operands have the ranges `args`."""
     if isinstance(e, Const):
         return Range(float(e.value), float(e.value))
     if not isinstance(e, Op):
         return ANY
-    args = [bounds(arg) for arg in e.args]
     match e.op:
         case "add":
             return _within(args[0].low + args[1].low, args[0].high + args[1].high)

@@ -9,6 +9,7 @@ from pathlib import Path
 from codegen import PACKAGE
 from codegen.compile.packages import find_package, installed
 from codegen.load.spec_file import load_text
+from codegen.util.choices import check_config
 from codegen.util.errors import CodegenError
 
 
@@ -25,8 +26,7 @@ def write_spec(args: argparse.Namespace) -> Path:
         raise CodegenError(f"--from-config: {spec} is there: render that with --variants {spec}, or delete it")
     if not spec.absolute().parent.is_dir():
         raise CodegenError(f"--from-config: expected the spec {spec} in a folder that is there")
-    if not (config.is_file() or (config / "config.json").is_file()):
-        raise CodegenError(f"--from-config: expected a config.json, or a folder that holds one, got {config}")
+    check_config("--from-config", config)
     package = find_package(installed(PACKAGE, default=Path(PACKAGE))).name
     try:
         text = importlib.import_module(f"{package}.integrations.transformers_spec").spec_of(config)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from codegen.analysis import pruning
 from codegen.analysis.left_out import split_left_out
+from codegen.analysis.scalar_limits import narrowed, within
 from codegen.analysis.schedule import keeps_nothing
 from codegen.ir import expr
 from codegen.ir.derive import ZERO, derivative
@@ -123,6 +124,7 @@ class _VariantReader:
         own_archs = self._own_archs()
         if not self.doc.has_problem_in(self.item):
             self._check_used(tensors, mask, score)
+            scalars = self._limited(scalars, [e for e in (mask, score) if e is not None])
         if self.doc.has_problem_in(self.item):
             return None
         variant = Variant(
@@ -290,6 +292,18 @@ class _VariantReader:
         return name
 
     # ------------------------------------------------------------------------------------------ rules across entries
+
+    def _limited(self, scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> dict[str, ScalarSpec]:
+        """The scalars, with narrower ranges for those that sums hold beside others."""
+        found = dict(scalars)
+        for name, most in narrowed(scalars, roots).items():
+            scalar = found[name] = within(scalars[name], most)
+            low, high, example = scalar.minimum, scalar.maximum, scalar.example
+            is_empty = low is not None and high is not None and low > high
+            if is_empty or (example is not None and abs(example) > most):
+                message = f"a sum has several scalars or a factor, so this one must lie between -{most} and {most}"
+                self.doc.note(self.scalar_items[name], message)
+        return found
 
     def _check_names(self, tensors: Mapping[str, TensorSpec]) -> None:
         """Check that the names of tensors, scalars and free sizes are legal and different."""

@@ -219,7 +219,7 @@ class OpSource(OpPlan):
     @property
     def gradient_parameters_read(self) -> str:
         """The parameters of the function that computes the gradients of its own tensors."""
-        own = {"jnp", "torch", *self.reductions, *(grid.name for grid in self.grids)}
+        own = {"jnp", "scalar_math", "torch", *self.reductions, *(grid.name for grid in self.grids)}
         flags = {flag for name, flag in self.flag_of.items() if name in self.gradients} | set(self.placed)
         read = sorted((self.gradient_reads | flags) - own)
         types = dict.fromkeys(_SIZES, "int") | dict.fromkeys(flags, "bool")

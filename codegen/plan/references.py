@@ -61,9 +61,10 @@ def _printer(variant: Variant, mode: Mode, framework: Framework) -> ArrayPrinter
     trained = frozenset(name for name, spec in variant.tensors.items() if spec.grad)
     if framework is Framework.TORCH:
         return torch_printer(exact, numbers=frozenset(variant.scalars), row_dims=by_row, kept=trained)
+    scalars = frozenset(variant.scalars)
     if mode is Mode.PACKED:
-        return jnp_printer(exact, placed=of_tokens, kept=trained)
-    return jnp_printer(exact, row_dims=by_row, kept=trained)
+        return jnp_printer(exact, scalars=scalars, placed=of_tokens, kept=trained, choices=True)
+    return jnp_printer(exact, scalars=scalars, row_dims=by_row, kept=trained, choices=True)
 
 
 def _mask(variant: Variant, printer: ArrayPrinter) -> str:

@@ -77,7 +77,7 @@ def work_source(planned: VariantPlan) -> WorkSource:
         looks_back=looks_back(planned.written),
     )
     extremes: dict[str, str] = {}
-    printer = _printer(extremes)
+    printer = _printer(extremes, frozenset(variant.scalars))
     if analysis.schedule is Schedule.CLOSED_FORM:
         other = analysis.keys.other
         found = [analysis.keys.main, *([] if other is None else [other])]
@@ -125,7 +125,7 @@ class _WorkPrinter(ArrayPrinter):
         return f"np.clip({self.text(index)}, 0, at.{tensor}.shape[{axis}] - 1)"
 
 
-def _printer(extremes: dict[str, str]) -> _WorkPrinter:
+def _printer(extremes: dict[str, str], scalars: frozenset[str]) -> _WorkPrinter:
     known = jnp_printer(lambda *_: False)
     return _WorkPrinter(
         module="np",
@@ -133,4 +133,5 @@ def _printer(extremes: dict[str, str]) -> _WorkPrinter:
         float_cast=lambda text: f"np.asarray({text}, np.float64)",
         int_cast=lambda text: f"np.asarray({text}).astype(np.int64)",
         extremes=extremes,
+        scalars=scalars,
     )

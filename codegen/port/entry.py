@@ -146,31 +146,22 @@ def _text(node: ast.expr) -> str:
         return f"not ({_text(operand)})" if isinstance(operand, ast.BoolOp | ast.Compare) else f"not {_text(operand)}"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return f"{node.func.id}({', '.join(map(_text, node.args))})"
-    operands = _BitsInComparisons()
-    text = ast.unparse(operands.visit(_copy(node)))
-    for name, in_parentheses in operands.texts.items():
-        text = text.replace(name, in_parentheses)
-    return text
+    return ast.unparse(_BitsInComparisons().visit(_copy(node)))
 
 
 class _BitsInComparisons(ast.NodeTransformer):
-    """Exchanges `a & b` in `(a & b) == c` for a name. The language asks for the parentheses that `ast.unparse` leaves
-    out."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
+    """Puts `a & b` in `(a & b) == c` in parentheses, which the language asks for and `ast.unparse` leaves out."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.Compare:
-        node.left, *node.comparators = map(self._operand, (node.left, *node.comparators))
+        self.generic_visit(node)
+        node.left, *node.comparators = map(_bits_in_parentheses, (node.left, *node.comparators))
         return node
 
-    def _operand(self, node: ast.expr) -> ast.expr:
-        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor)):
-            found: ast.expr = self.visit(node)
-            return found
-        name = f"__operand_{len(self.texts)}__"
-        self.texts[name] = f"({_text(node)})"
-        return ast.Name(name)
+
+def _bits_in_parentheses(node: ast.expr) -> ast.expr:
+    """The node itself, or an operation on bits as the argument of a call without a name: its source is `(a & b)`."""
+    is_of_bits = isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor)
+    return ast.Call(ast.Name(""), [node], []) if is_of_bits else node
 
 
 def _copy(node: ast.expr) -> ast.expr:

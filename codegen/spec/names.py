@@ -31,6 +31,7 @@ OP_ARGUMENTS = (
     "max_seqlen_q",
     "max_seqlen_k",
     "splits",
+    "q_scale",
     "k_scale",
     "v_scale",
     "values_in_keys",

@@ -105,7 +105,7 @@ _WORDS = """
 
     BY_ROW ByRow Tokens check_alone check_order check_packed check_tokens first_batch kv_ids kv_row lse_parts
     mark_disorder marked o_parts packed packed_offset
-    packed_reference packed_sequences packed_sizes q_ids q_row sequence tokens
+    choices packed_reference packed_sequences packed_sizes q_ids q_row scalar_math sequence tokens
 
     AttentionModule Backend Sequence axis backend dim_size
     constants delta_constants dq_rows_constants made_by name packed_strides

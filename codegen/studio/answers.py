@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +45,8 @@ def look(request: Json) -> Json:
         view, scalars = view_of(request.get("view", {})), scalars_of(request.get("scalars", {}))
         answer["picture"] = _drawn(draw(variant, view, scalars), view)
     except SpecError as error:
-        answer["problems"] = [_problem(problem) for problem in error.problems]
+        names = _names(text)
+        answer["problems"] = [_problem(problem, names) for problem in error.problems]
     except RequestError as error:
         answer["problems"] = [{"field": error.field, "line": 0, "message": str(error)}]
     except CodegenError as error:
@@ -110,10 +112,25 @@ def _rendered(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(render_variant(_first(_spec(text))).items())
 
 
-def _problem(problem: Problem) -> Json:
-    """A problem at the form's field: `variants.NAME.tensors.slope.dims` is `tensors.slope.dims`."""
-    parts = problem.where.split(".")
-    field = ".".join(parts[2:]) or "name" if parts[0] == "variants" else problem.where
+def _names(text: str) -> list[str]:
+    """The names of the variants of a file with problems, the longest first."""
+    try:
+        variants = yaml.safe_load(text)["variants"]
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, TypeError, KeyError):
+        return []
+    return sorted(map(str, variants), key=len, reverse=True) if isinstance(variants, dict) else []
+
+
+def _problem(problem: Problem, names: Sequence[str]) -> Json:
+    """A problem at the form's field: `variants.NAME.tensors.slope.dims` is `tensors.slope.dims`.
+
+    A wrong name may have dots, so it is one of `names` that is cut off, not all up to the next dot.
+    """
+    field = problem.where
+    for name in names:
+        if f"{field}.".startswith(f"variants.{name}."):
+            field = field.removeprefix(f"variants.{name}").removeprefix(".") or "name"
+            break
     return {"field": field, "line": problem.line, "message": problem.message}
 
 

@@ -1,8 +1,9 @@
-"""Checks names on the command line against the known ones."""
+"""Checks names on the command line against the known ones, and paths of configs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from codegen.util.errors import CodegenError, did_you_mean
 
@@ -32,3 +33,11 @@ def listed_names(option: str, text: str | None, known: Iterable[str]) -> tuple[s
     (('sm_80', 'sm_90'), ())
     """
     return () if text is None else checked_names(option, text.split(","), known)
+
+
+def check_config(option: str, config: Path) -> None:
+    """Check that a path is that of a model's config, or of a folder with a `config.json`; else raise `CodegenError`."""
+    if config.is_file() or (config / "config.json").is_file():
+        return
+    problem = "which holds none" if config.is_dir() else "which does not exist"
+    raise CodegenError(f"{option}: expected a config.json, or a folder that holds one, got {config}, {problem}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+from codegen.util.choices import check_config
 from codegen.util.errors import CodegenError
 from codegen.warm.calls import Layer
 
@@ -14,8 +15,7 @@ def layers_of(config: Path, package: str) -> tuple[Layer, ...]:
 
     Raises `CodegenError` if the package has no variant for one of them.
     """
-    if not (config.is_file() or (config / "config.json").is_file()):
-        raise CodegenError(f"--model: expected a config.json, or a folder that holds one, got {config}")
+    check_config("--model", config)
     try:
         runs = importlib.import_module(f"{package}.integrations.transformers_spec").explained(config)
     except ModuleNotFoundError:

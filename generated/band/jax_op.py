@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 761b95ef914fe174
+# hash: 7fa2171804cf912e
 """`band` for JAX. Keys at most `before` positions before a query and `after` after it, as FlashAttention's window
 (arXiv:2307.08691)."""
 
@@ -256,8 +256,8 @@ def band(
             queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
-            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
-            have no gradient; o is bfloat16.
+            call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that
+            dtype, too, with scales of their own, run on Hopper GPUs and have no gradient; o is bfloat16.
         k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
             token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
             dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.

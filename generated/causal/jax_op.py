@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/jax_op.py.jinja
-# hash: 4df9ba1304bef5e3
+# hash: 892ae020ef6bc09c
 """`causal` for JAX. A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3)."""
 
 from jax import Array
@@ -229,8 +229,8 @@ def causal(
             queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
-            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
-            have no gradient; o is bfloat16.
+            call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that
+            dtype, too, with scales of their own, run on Hopper GPUs and have no gradient; o is bfloat16.
         k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
             token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
             dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_op.py.jinja
-# hash: 3c3bfb3ab5c598c0
+# hash: fdbf73d8ed5018e5
 """`chunked` for JAX. Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging Face
 transformers, llama4)."""
 
@@ -243,8 +243,8 @@ def chunked(
             queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
-            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
-            have no gradient; o is bfloat16.
+            call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that
+            dtype, too, with scales of their own, run on Hopper GPUs and have no gradient; o is bfloat16.
         k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
             token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
             dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.

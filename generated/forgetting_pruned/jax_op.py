@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/jax_op.py.jinja
-# hash: 4db564c083c8a17d
+# hash: 57a5fc11198a044b
 """`forgetting_pruned` for JAX. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
 arXiv:2504.06949)."""
 
@@ -284,8 +284,8 @@ def forgetting_pruned(
             queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
-            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
-            have no gradient; o is bfloat16.
+            call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that
+            dtype, too, with scales of their own, run on Hopper GPUs and have no gradient; o is bfloat16.
         k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
             token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
             dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.

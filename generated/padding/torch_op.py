@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_op.py.jinja
-# hash: 8e7cb9ffc101287a
+# hash: 748905d1abfca67c
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -113,7 +113,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         length = check_tensor(NAME, "length", length, (cu_seqlens_q.shape[0] - 1,), ("int32",), q)
@@ -278,8 +278,8 @@ def padding(
             queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
-            call `[n, Hq]`. Such calls need k and v of that dtype, too, with scales of their own, run on Hopper GPUs and
-            have no gradient; o is bfloat16.
+            call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that
+            dtype, too, with scales of their own, run on Hopper GPUs and have no gradient; o is bfloat16.
         k_scale: the factor by which the keys of a paged cache are multiplied: a number, floats `[Hkv]`, or one for each
             token, `[pages, page size, Hkv]`. A cache of float8_e4m3fn or float8_e5m2 needs one; its products are of q's
             dtype. With q of float8_e4m3fn it is for k what `q_scale` is for q, with Hkv heads.
@@ -394,7 +394,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,

@@ -48,6 +48,12 @@ def scale_text(rows: int, heads: int, where: str = "") -> str:
     return f"a number, floats [{heads}] or [{rows}, {heads}]{where}, as q is {FP8}"
 
 
+def check_least_scale(op: str, name: str, least: float) -> None:
+    """Check the least element of a scale: kernels find the largest score of a row before they multiply by scales."""
+    if not least >= 0:
+        fail(op, name, "elements of at least 0", least)
+
+
 def check_takes_fp8(op: str) -> None:
     """Refuse a call of an op that has no kernel for 8-bit q, k and v."""
     if not TRAITS[op].takes_fp8:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_float, fail, host_number
-from ..core.fp8 import FP8, check_no_scales, check_takes_fp8, scale_text
+from ..core.fp8 import FP8, check_least_scale, check_no_scales, check_takes_fp8, scale_text
 from .backward import Run
 from .dtypes import FP8_DTYPE
 from .replay import apply
+from .sequences import values_are_checked
 
 
 def scaled_run(
@@ -50,6 +51,8 @@ def _scale(op: str, name: str, scale: Any, rows: int, heads: int, x: Tensor) -> 
         fail(op, name, expected, f"{scale.dtype} {list(scale.shape)} on {scale.device}")
     if torch.is_grad_enabled() and scale.requires_grad:
         fail(op, name, "a tensor without gradient", "one that requires grad")
+    if scale.numel() > 0 and values_are_checked(scale):
+        check_least_scale(op, name, scale.min().item())
     return scale.float().expand(rows, heads).contiguous()
 
 

@@ -77,7 +77,12 @@ def test_an_existing_spec_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        ("none.json", ["--out", "x"], "expected a config.json, or a folder that holds one, got none.json"),
+        (
+            "none.json",
+            ["--out", "x"],
+            "expected a config.json, or a folder that holds one, got none.json, which does not exist",
+        ),
+        (".", ["--out", "x"], "expected a config.json, or a folder that holds one, got ., which holds none"),
         ("none.json", [], "expected --out DIR, the package of the model, got none"),
     ],
 )

@@ -138,6 +138,10 @@ variants:
       dist: {dims: [b, n, n], dtype: int32}
       both: {dims: [h, n, n], grad: true}
       anti: {dims: [130, b], grad: true}
+  place_of_scalar:
+    score: score + bias[h, int(log(cap))]
+    tensors: {bias: {dims: [h, 4], grad: true}}
+    scalars: {cap: {type: float, example: 9.0}}
   many_reads:
     mask: causal
     score: >-

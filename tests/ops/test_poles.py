@@ -1,4 +1,4 @@
-"""Gradients of scores with poles at pairs that the mask leaves out, or where a choice takes its other arm."""
+"""Gradients of scores with poles at pairs that the mask leaves out, or where a choice takes something else."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ variants:
   choice_of_scores:
     score: "score * w[h] if score <= 0 else (sqrt(score) if score > 0.1 else w[h] * log(score))"
     tensors: *w
+  roots:
+    score: >-
+      sqrt(max(score, 0)) - w[h] * sqrt(max(-0.5, abs(min(score, 0)))) + sqrt(clamp(score, 0, 0.3)) + sqrt(relu(score))
+    tensors: *w
   choice_of_distances: {score: "score + where(kv_idx != q_idx, w[h] / abs(kv_idx - q_idx), w[h])", tensors: *w}
 """
 
@@ -40,12 +44,19 @@ def choice_of_scores(s: Tensor, w: Tensor) -> Tensor:
     return torch.where(s <= 0, s * w, torch.where(s > 0.1, large.sqrt(), w * positive.log()))
 
 
+def roots(s: Tensor, w: Tensor) -> Tensor:
+    up, down = torch.where(s > 0, s, 1.0).sqrt(), torch.where(s < 0, -s, 1.0).sqrt()
+    middle = torch.where((s > 0) & (s < 0.3), s, 0.3).sqrt()
+    return torch.where(s > 0, 2 * up + middle, 0.0) - w * torch.where(s < 0, down, 0.0)
+
+
 # The score of each variant, by functions that have no pole at any pair.
 FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "masked_log": lambda s, w: torch.where(
         DISTANCE >= 0, s * (1 + DISTANCE.clamp(0)).log() + w * DISTANCE.clamp(0).sqrt(), NEVER
     ),
     "left_out": lambda s, w: torch.where(DISTANCE > 0, s + w / DISTANCE.clamp(1), NEVER),
+    "roots": roots,
     "choice_of_scores": choice_of_scores,
     "choice_of_distances": lambda s, w: s + torch.where(DISTANCE != 0, w / DISTANCE.abs().clamp(1), w),
 }

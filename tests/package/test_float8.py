@@ -66,6 +66,15 @@ def test_results_have_no_gradient() -> None:
     assert not any(found.requires_grad for found in quantize(torch.randn(1, 1, 4, 8, requires_grad=True)))
 
 
+@pytest.mark.parametrize("scale", [-1.0, torch.tensor(-1.0), torch.tensor([1.0, -1.0]), torch.tensor([[1.0, -1.0]])])
+def test_ops_refuse_negative_scales(scale: Any) -> None:
+    x8, given = quantize(torch.randn(1, 2, 4, 8))
+    with pytest.raises(
+        ValueError, match=r"^full: q_scale: expected (a number|elements) of at least 0(\.0)?, got -1\.0"
+    ):
+        full(x8, x8, x8, q_scale=scale, k_scale=given, v_scale=given)
+
+
 @pytest.mark.parametrize("columns", [1, 16, 256])
 def test_rotations_keep_scores(columns: int) -> None:
     turn = hadamard(columns, dtype=torch.float64, seed=3)

@@ -115,3 +115,11 @@ def test_setup_checks_all_run_and_a_failure_is_reported(
     shown = capsys.readouterr().out
     assert "a\nof a\n" in shown
     assert "b\nof torch==1\n" in shown
+
+
+@pytest.mark.parametrize("argv", [[], ["torch==2.13.0", "--fast"], ["torch==2.13.0", "triton==3.6.0"]])
+def test_a_wrong_command_line_is_a_usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        resolution.torch_argument("tests.setup", None, argv)
+    assert capsys.readouterr().err.startswith("usage: python -m tests.setup [-h] TORCH\n")
+    assert resolution.torch_argument("tests.setup", None, ["torch==2.13.0"]) == "torch==2.13.0"

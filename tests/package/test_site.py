@@ -8,7 +8,7 @@ import pytest
 
 from codegen.cli.registry import COMMANDS
 from codegen.load.spec_file import load
-from docs.charts import charts
+from docs.charts import charts, main
 from docs.generators import generated_pages
 from docs.generators.errors import BAD, parse_message
 from docs.generators.fragments import FRAGMENTS, with_fragments
@@ -22,6 +22,12 @@ from tests.support.paths import DEFAULT_SPEC, ROOT
 def test_charts_are_those_of_the_stored_runs() -> None:
     stale = [path.name for path, text in charts().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, "run `python -m docs.charts`"
+
+
+def test_charts_refuse_unknown_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--gpu", "h200"])
+    assert "python -m docs.charts: error: unrecognized arguments: --gpu h200" in capsys.readouterr().err
 
 
 def test_every_command_and_op_has_its_place() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+from tests.setup.resolution import torch_argument
 from tests.support.paths import ROOT
 
 
@@ -36,4 +37,4 @@ def main(torch: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(torch_argument("tests.setup", __doc__)))

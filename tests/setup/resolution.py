@@ -6,6 +6,7 @@ wheels (a few MB of each). pip's configuration is left out, and with it whatever
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -90,6 +91,13 @@ def judged(installed: Iterable[dict[str, Any]]) -> tuple[bool, str]:
     return serves, f"{shown} and {len(versions)} packages in all{wrong}"
 
 
+def torch_argument(prog: str, description: str | None, argv: Sequence[str] | None = None) -> str:
+    """The one argument of a command, the requirement of torch that `make setup` installs."""
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=description)
+    parser.add_argument("torch", metavar="TORCH", help="what make setup installs, such as torch==2.13.0")
+    return str(parser.parse_args(argv).torch)
+
+
 def main(torch: str) -> int:
     """Resolve what `make setup` installs, then the newest of everything; 1 when one of them fails."""
     start = time.perf_counter()
@@ -117,4 +125,4 @@ def main(torch: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(torch_argument("tests.setup.resolution", __doc__)))

@@ -226,7 +226,10 @@ def test_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["causal", "--layout", "sbhd"], "--layout: expected one of bhsd, bshd, got 'sbhd'"),
         (["causal", "--heads", "5/2"], "--heads: expected query heads that are a multiple of key heads, got 5/2"),
         (["causal", "--head-dims", "1"], "--head-dims: expected 8 to"),
-        (["--model", "nosuch"], "--model: expected a config.json, or a folder that holds one, got nosuch"),
+        (
+            ["--model", "nosuch"],
+            "--model: expected a config.json, or a folder that holds one, got nosuch, which does not exist",
+        ),
         (["causal", "--gpu", "h101"], "--gpu: expected one of"),
     ],
 )

@@ -15,14 +15,12 @@ from codegen.ir.expr import (
     Op,
     Type,
     Var,
-    compare,
     loads,
     logical_not,
-    logical_or,
     names,
     walk,
 )
-from codegen.ir.printers.base import ATOM, INFIX, PRODUCT, PYTHON_INTEGER, Printer
+from codegen.ir.printers.base import ATOM, INFIX, PYTHON_INTEGER, Printer
 from codegen.ir.printers.formula import NumberPrinter
 
 ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
@@ -31,6 +29,9 @@ ROWS = {"q_idx": "q_row", "kv_idx": "kv_row"}
 _STEEP = frozenset(("div", "exp", "exp2", "log", "log1p", "log2", "mul", "sqrt", "tan"))
 """Operations whose derivative may be infinite or NaN: 0 times it is no zero gradient."""
 
+_CHOICES = {"min": "minimum", "max": "maximum", "clamp": "clamp", "abs": "absolute"}
+"""Function of floats -> that of the runtime's `choices`, whose derivative is a choice too."""
+
 _MODULE_FUNCTIONS = (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"sigmoid", "erf"}), "abs", "minimum", "maximum", "where")
 
 
@@ -38,17 +39,19 @@ _MODULE_FUNCTIONS = (*sorted((FLOAT_FUNCTIONS | ROUNDINGS) - {"sigmoid", "erf"})
 class ArrayPrinter(Printer):
     """Source for torch or jnp. An index that may be out of range is clamped to the ends of its axis.
 
-    `numbers`: variables that are Python numbers, not arrays. `exact_dims(tensor, axis, index)`: True if an index is
-    always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row although the call gives positions.
-    `placed(tensor, axis)`: the function that finds an index in another way than by clamping, and its arguments after
-    the index, or (). `like`: a tensor of the call's device, and `float_dtype`: the dtype of floats. `kept`: tensors
-    that get no gradient from masked pairs, not even a NaN. `chosen`: the conditions of the choices around the text,
-    outside of which these tensors and the score get none either. `reads`: the variables, tensors and functions that
-    the printed source reads.
+    `numbers`: variables that are Python numbers, not arrays; `scalars`: those that may be either. `exact_dims(tensor,
+    axis, index)`: True if an index is always in range. `row_dims(tensor, axis)`: True if the axis is indexed by row
+    although the call gives positions. `placed(tensor, axis)`: the function that finds an index in another way than by
+    clamping, and its arguments after the index, or (). `like`: a tensor of the call's device, and `float_dtype`: the
+    dtype of floats. `kept`: tensors that get no gradient from masked pairs, not even a NaN. `choices`: print functions
+    whose derivative is a choice as those of the runtime's `choices`. `chosen`: the conditions of the choices around the
+    text, outside of which these tensors and the score get none either. `reads`: the variables, tensors and functions
+    that the printed source reads.
     """
 
     module: str = "torch"
     numbers: frozenset[str] = frozenset()
+    scalars: frozenset[str] = frozenset()
     float_cast: Callable[[str], str] = lambda x: f"{x}.to(score.dtype)"
     int_cast: Callable[[str], str] = lambda x: f"{x}.to(torch.int64)"
     clamp: Callable[[str, str], str] = lambda x, size: f"{x}.clamp(0, {size} - 1)"
@@ -58,6 +61,7 @@ class ArrayPrinter(Printer):
     kept: frozenset[str] = frozenset()
     chosen: tuple[str, ...] = ()
     by_row: bool = False
+    choices: bool = False
     like: str = "score"
     float_dtype: str = "score.dtype"
     reads: set[str] = field(default_factory=set)
@@ -85,10 +89,14 @@ class ArrayPrinter(Printer):
         return self._only_if(self.chosen, name) if name == SCORE else name
 
     def operation(self, e: Op) -> tuple[str, int]:
+        if e.op == "div" and self.scalars >= names(e) and not loads(e):
+            # Python refuses to divide by zero, where kernels compute infinity or NaN.
+            self.reads.add(self.module)
+            return f"{self.module}.divide({', '.join(map(self.text, e.args))})", ATOM
         if not self.is_number(e):
             return super().operation(e)
         self.reads |= names(e)
-        return NumberPrinter().operation(e)
+        return NumberPrinter(reads=self.reads).operation(e)
 
     def call(self, e: Op) -> str:
         self.reads.add(self.module)
@@ -96,13 +104,13 @@ class ArrayPrinter(Printer):
             # torch casts by a method, jnp by a function.
             inner = self.operand(e.args[0], ATOM) if self.module == "torch" else self.text(e.args[0])
             return self.float_cast(inner) if e.op == "float" else self.int_cast(inner)
+        if self.choices and e.op in _CHOICES and e.type is Type.FLOAT:
+            self.reads.add("choices")
+            return f"choices.{_CHOICES[e.op]}({', '.join(map(self.text, e.args))})"
         if e.op in ("min", "max"):
             return self._extreme(e)
         if e.op == "clamp":
             return self._clamp(e)
-        if e.op == "abs" and e.type is Type.FLOAT and self.module == "jnp":
-            # The derivative of jnp.abs at 0 is 1.
-            return f"({self.operand(e.args[0], PRODUCT)} * jnp.sign({self.text(e.args[0])}))"
         return self._where(e) if e.op == "where" else super().call(e)
 
     def _where(self, e: Op) -> str:
@@ -170,15 +178,12 @@ class ArrayPrinter(Printer):
         return f"{self.like}.new_full((), {self.text(e)}, dtype={dtype})"
 
     def _clamp(self, e: Op) -> str:
-        """`clamp` with the derivative of torch's clamp, which differs from that of jnp.clip at the ends."""
+        """`clamp`. In torch it has the derivative of its first argument at the ends."""
         x, low, high = e.args
-        if self.module == "torch":
-            inner = self._array(x) if self.is_number(x) else self.operand(x, ATOM)
-            return f"{inner}.clamp(min={self.text(low)}).clamp(max={self.text(high)})"
-        above = Op(Type.BOOL, "gt", (x, high))
-        beyond = self.text(logical_or(above, compare("gt", low, high)))
-        below = self.text(Op(Type.BOOL, "lt", (x, low)))
-        return f"jnp.where({beyond}, {self.text(high)}, jnp.where({below}, {self.text(low)}, {self.text(x)}))"
+        if self.module != "torch":
+            return f"{self.module}.clip({self.text(x)}, {self.text(low)}, {self.text(high)})"
+        inner = self._array(x) if self.is_number(x) else self.operand(x, ATOM)
+        return f"{inner}.clamp(min={self.text(low)}).clamp(max={self.text(high)})"
 
     def load(self, e: Load) -> str:
         self.reads.add(e.tensor)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Load, Op, Var
-from codegen.ir.printers.base import ATOM, COMPARE, INFIX, PRODUCT, PYTHON_INTEGER, UNARY, Printer
+from codegen.ir.printers.base import ATOM, COMPARE, INFIX, PYTHON_INTEGER, UNARY, Printer
 
 
 @dataclass
@@ -50,27 +50,37 @@ class FormulaPrinter(Printer):
 
 @dataclass
 class NumberPrinter(FormulaPrinter):
-    """Plain Python for an expression of scalars and literals only: torch's functions take no Python numbers."""
+    """Plain Python for an expression of scalars and literals only: torch's functions take no Python numbers.
+
+    Functions of floats are those of the runtime's `scalar_math`, because Python raises an error where kernels compute
+    infinity or NaN. `reads` gets that name if the source has it.
+    """
+
+    reads: set[str] = field(default_factory=set)
 
     def infinity(self, value: float) -> str:
-        return "math.inf" if value > 0 else "-math.inf"
+        return Printer.infinity(self, value)
 
     def operation(self, e: Op) -> tuple[str, int]:
         if e.op == "not":
             return f"(not {self.operand(e.args[0], UNARY)})", ATOM
+        if e.op == "div":
+            return self._function("divide", e), ATOM
         return super().operation(e)
 
     def call(self, e: Op) -> str:
         if e.op == "where":
             condition, a, b = (self.text(x) for x in e.args)
             return f"({a} if {condition} else {b})"
-        if e.op == "sigmoid":
-            return f"(0.5 + 0.5 * math.tanh(0.5 * {self.operand(e.args[0], PRODUCT)}))"
         if e.op == "relu":
             return f"max({self.text(e.args[0])}, 0.0)"
         if e.op == "clamp":
             x, low, high = (self.text(a) for a in e.args)
             return f"min(max({x}, {low}), {high})"
-        if e.op in ROUNDINGS:
-            return f"float({'' if e.op == 'round' else 'math.'}{super().call(e)})"
-        return f"math.{super().call(e)}" if e.op in FLOAT_FUNCTIONS else super().call(e)
+        if e.op == "int":
+            return self._function("integer", e)
+        return self._function(e.op, e) if e.op in FLOAT_FUNCTIONS | ROUNDINGS else super().call(e)
+
+    def _function(self, name: str, e: Op) -> str:
+        self.reads.add("scalar_math")
+        return f"scalar_math.{name}({', '.join(map(self.text, e.args))})"

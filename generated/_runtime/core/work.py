@@ -185,6 +185,7 @@ def _visited(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> Array
     return total
 
 
+@np.errstate(all="ignore")  # formulas may divide by zero, as in the kernels
 def visited_keys(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> list[tuple[Array, Array]]:
     """First and end of the keys of its sequence that each block of rows visits, in runs that do not overlap."""
     found = [(np.zeros_like(rows.lengths), rows.lengths)] if work.ranges is None else work.ranges(at)
@@ -237,6 +238,7 @@ def _segments(rows: Rows, ids: Array) -> tuple[Array, Array]:
     return np.minimum.reduceat(lows, cuts)[::2], np.maximum.reduceat(highs, cuts)[::2]
 
 
+@np.errstate(all="ignore")
 def visit_table(work: VariantWork, rows: Rows, at: Any, ids: Array | None) -> tuple[Array, Array, int]:
     """Whether each block of rows visits each block of keys of its sequence; the blocks' first keys and their size."""
     assert work.may_visit is not None

@@ -8,15 +8,16 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from ..core.checks import check_float, fail
-from ..core.fp8 import FP8, SCALES, scale_text
+from ..core.fp8 import FP8, SCALES, check_least_scale, scale_text
 from .kernels import INTERPRET
 from .passes import BEGINS, LOGICAL, Call, Forward, Kernels, keywords
 from .primitive import attention_primitive, varying_alike
-from .support import canonical, host_number, is_array
+from .support import canonical, host_number, is_array, values_are_checked
 from .tensor import BF16
 
 
@@ -38,6 +39,8 @@ def _scale(op: str, name: str, scale: Any, rows: int, heads: int) -> jax.Array:
         return jnp.full((rows, heads), check_float(op, name, scale, 0.0), jnp.float32)
     if scale.shape not in ((), (heads,), (rows, heads)) or not jnp.issubdtype(scale.dtype, jnp.floating):
         fail(op, name, scale_text(rows, heads), f"{scale.dtype.name} {list(scale.shape)}")
+    if scale.size > 0 and values_are_checked(scale):
+        check_least_scale(op, name, float(np.asarray(scale).min()))
     return jnp.broadcast_to(scale.astype(jnp.float32), (rows, heads))
 
 

@@ -162,6 +162,14 @@ def test_a_family_of_another_chip_is_refused() -> None:
         ops.causal.schedule(*qkv(), family="hopper")
 
 
+@pytest.mark.parametrize("op", [ops.causal, ops.causal.schedule, ops.causal.backward])
+def test_a_layout_that_does_not_exist_is_refused_in_packed_calls_too(op: Any) -> None:
+    q, k, v = (x[0] for x in qkv())
+    given = (q, q, k, v, q, jnp.zeros(q.shape[1::-1])) if op is ops.causal.backward else (q, k, v)
+    with pytest.raises(ValueError, match=r"^causal: layout: expected 'bhsd' or 'bshd', got 'bsdh'"):
+        op(*given, cu_seqlens_q=ints([0, 5, 12]), layout="bsdh")
+
+
 # --------------------------------------------------------------------------------------------------------------- dtypes
 
 IDS = np.array([[0] * 5 + [1] * 7, [3] * 12])

@@ -87,6 +87,7 @@ BAD_PACKED: list[tuple[str, Call, str]] = [
         {"k": torch.zeros(6, 2, 16)},
         "k: expected head_dim 32, that of q, got 16 in [total, H, D] = [6, 2, 16]",
     ),
+    ("layout", {"layout": "bsdh"}, "layout: expected 'bhsd' or 'bshd', got 'bsdh'"),
     ("scale", {"scale": "1"}, "scale: expected a finite number or None, got '1'"),
     ("offset_word", {"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer tensor, got 'start'"),
     ("offset_float", {"q_offset": 0.5}, "q_offset: expected an int, got 0.5"),

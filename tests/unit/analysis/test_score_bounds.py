@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from codegen.analysis.score_bounds import ANY, LARGEST_EXPONENT, RUNNING_EXPONENT, bounds, fixed_reference
+from codegen.analysis.score_bounds import ANY, LARGEST_EXPONENT, RUNNING_EXPONENT, Range, bounds, fixed_reference
 from codegen.ir import expr
+from codegen.ir.derive import derivative
 from codegen.ir.evaluate import evaluate
-from codegen.ir.expr import Type, const
+from codegen.ir.expr import Type, const, float_var
 from codegen.ir.parse import parse
 from codegen.load.spec_file import load_text
 from codegen.plan.variant import plan
@@ -41,6 +42,16 @@ UNBOUNDED = ("score", "cap * tanh(score / cap)", "score * tanh(score)", "exp(tan
 def test_bounds_of_scores(text: str) -> None:
     found = bounds(parse(text, SCOPE, Type.FLOAT))
     assert (found.low, found.high) == pytest.approx(BOUNDED[text])
+
+
+def test_a_derivative_is_bounded_in_time() -> None:
+    """A derivative shares its nodes: written out, this one has more than 2**60."""
+    text = "score"
+    for i in range(60):
+        text = f"max(min({text}, {i}.5), -{i}.0)" if i % 2 else f"clamp({text}, -{i}.0, {i}.5)"
+    e = derivative(parse(text, SCOPE, Type.FLOAT), float_var("score"))
+    assert e.size > 2**60
+    assert bounds(e) == Range(0.0, 1.0)
 
 
 @pytest.mark.parametrize("text", UNBOUNDED)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.analysis.scalar_limits import narrowed
 from codegen.analysis.schedule import Schedule, analyse
 from codegen.ir.evaluate import Array
 from codegen.ir.expr import Expr, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Scope, parse
+from codegen.spec.model import ScalarSpec
 from codegen.util.errors import ExprError
 from tests.support.visited_blocks import Int32, Loops, Visit, memory
 
@@ -252,6 +254,33 @@ def test_loops_of_reported_masks_visit_each_block_with_a_kept_pair_once(text: st
     rng = random.Random(text)
     calls = [replace(Call.drawn(rng), n=n, kv_len=kv_len) for n in (1, 2**30) for kv_len in (100, 128, 192)]
     check(text, array, parse(text, SCOPE, Type.BOOL), [(call, (block, block)) for call in calls for block in BLOCKS])
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("q_idx - kv_idx < n - m", 2),
+        ("n + q_idx < m + kv_idx", 2),
+        ("n + q_idx < m", 2),
+        ("kv_idx >= n - m", 2),
+        ("abs(q_idx - kv_idx + n) <= m", 2),
+        ("q_idx + min(n, 7) < max(m, 3)", 2),
+        ("(q_idx + n) // 64 >= (kv_idx + m) // 64", 2),
+        ("kv_idx - q_idx <= n + 2 * m", 3),
+        ("4 * n >= q_idx - kv_idx", 4),
+        ("q_idx - kv_idx < n", 1),
+        ("(q_idx + n) // 48 * 48 < kv_idx", 1),
+        ("(kv_idx >= n) & (q_idx < m)", 1),
+    ],
+)
+def test_loops_are_right_for_the_largest_scalars_that_a_sum_admits(text: str, share: int) -> None:
+    mask = parse(text.replace("&", "and"), SCOPE, Type.BOOL)
+    scalars = {name: ScalarSpec(name=name, type=kind) for name, kind in SCOPE.scalars.items()}
+    assert set(narrowed(scalars, [mask]).values()) == ({2**30 // share} if share > 1 else set())
+    ends = [sign * (2**30 // share) for sign in (1, -1)]
+    rng = random.Random(text)
+    calls = [replace(Call.drawn(rng), n=n, m=m) for n in (*ends, 40) for m in (*ends, 3)]
+    check(text, text, mask, [(call, (64, 64)) for call in calls])
 
 
 @pytest.mark.parametrize("text", ["q_idx - kv_idx < 2147483647", "kv_idx // 2**29 < 8", "kv_idx >= 2147483647"])

@@ -15,6 +15,7 @@ from codegen.ir.derive import derivative
 from codegen.ir.expr import Expr, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Scope, parse
 from codegen.ir.printers import FormulaPrinter, jnp_printer, torch_printer
+from generated._runtime.core import scalar_math
 
 TABLE = TensorSpec(name="table", dims=("h", "n"), grad=True)
 SCOPE = Scope(tensors={"table": TABLE})
@@ -59,7 +60,7 @@ NUMBERS = (
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_numbers_are_printed_as_python(text: str) -> None:
-    """Terms of scalars only are printed with Python's functions, because torch's functions take only tensors."""
+    """Terms of scalars only are printed with functions of numbers, because torch's functions take only tensors."""
     scalars = {"size": 5, "cap": 0.7}
     kinds = {"size": ScalarType.INT, "cap": ScalarType.FLOAT}
     functions = {name: getattr(math, name) for name in ("sqrt", "log", "exp", "sin", "cos", "tanh", "erf")}
@@ -69,7 +70,8 @@ def test_numbers_are_printed_as_python(text: str) -> None:
     score = torch.randn(HEADS, LENGTH, KEYS, dtype=torch.float64)
     for whole, wanted in ((f"score + ({text})", score + want), (f"min(score, {text})", score.clamp(max=want))):
         printed = printer.text(parse(whole, Scope(scalars=kinds), Type.FLOAT))
-        torch.testing.assert_close(eval(printed, {"torch": torch, "math": math, "score": score, **scalars}), wanted)
+        names = {"torch": torch, "scalar_math": scalar_math, "score": score, **scalars}
+        torch.testing.assert_close(eval(printed, names), wanted)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -139,3 +141,11 @@ def test_arguments_get_symbols_of_their_own(names: tuple[str, ...], symbols: tup
     assert tuple(load.tensor for load in expr.loads(found.score)) == symbols
     assert tuple(found.keywords.get(symbol, symbol) for symbol in symbols) == names
     assert not any(name in OP_ARGUMENTS for name in symbols)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_no_argument_of_an_entry_has_the_name_of_an_ops_argument(framework: str) -> None:
+    for variant in ("causal", "forgetting", "gpt_oss"):
+        op = getattr(importlib.import_module(f"generated.{framework}"), variant)
+        assert set(inspect.signature(op).parameters) <= set(OP_ARGUMENTS)
+    assert argument_problem("q_scale", {}) is not None

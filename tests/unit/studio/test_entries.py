@@ -96,6 +96,12 @@ def test_a_wrong_field_is_named(change: dict[str, Any], field: str, message: str
     assert any(where.startswith(field) and message in text for where, text in found), found
 
 
+def test_a_name_with_dots_is_refused_at_its_field() -> None:
+    found = problems({"form": FORM | {"name": "my.own.variant", "mask": "causl"}})
+    assert [where for where, _ in found] == ["name", "mask"]
+    assert found[0][1].endswith("got 'my.own.variant'; write 'my_own_variant'")
+
+
 @pytest.mark.parametrize(
     ("view", "field", "message"),
     [

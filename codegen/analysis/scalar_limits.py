@@ -1,0 +1,92 @@
+"""How large a call's integer scalars may be, so that no sum of them leaves 32 bits.
+
+A comparison computes its two sides, and the bounds of its blocks compute the difference of the sides. A scalar alone
+may have up to `affine.MOST_POSITION` either way: with a position added, that fits. Several scalars in one sum share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from codegen.analysis.affine import MOST_POSITION
+from codegen.ir import expr
+from codegen.ir.expr import Const, Expr, Op, ScalarType, Type, Var
+from codegen.spec.model import ScalarSpec
+
+
+def narrowed(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> dict[str, int]:
+    """The most that a scalar may be either way, for each of those that expressions add to another scalar.
+
+    >>> a, b = expr.int_var("a"), expr.int_var("b")
+    >>> apart = expr.compare("lt", expr.sub(expr.int_var("q_idx"), expr.int_var("kv_idx")), expr.sub(a, b))
+    >>> found = narrowed({name: ScalarSpec(name=name, type=ScalarType.INT) for name in ("a", "b", "c")}, [apart])
+    >>> sorted(found), found["a"] == 2**29
+    (['a', 'b'], True)
+    """
+    shares = _shares(frozenset(name for name, scalar in scalars.items() if scalar.type is ScalarType.INT), roots)
+    return {name: MOST_POSITION // share for name, share in shares.items()}
+
+
+def within(scalar: ScalarSpec, most: int) -> ScalarSpec:
+    """A scalar whose range ends at `most` either way."""
+    low, high = scalar.minimum, scalar.maximum
+    return replace(
+        scalar, minimum=-most if low is None else max(low, -most), maximum=most if high is None else min(high, most)
+    )
+
+
+def _shares(names: frozenset[str], roots: Iterable[Expr]) -> dict[str, int]:
+    """The most scalars that a sum with each scalar has, where that is more than one; a factor counts as that many."""
+    counter = _Counter(names)
+    shares: dict[str, int] = {}
+    for root in roots:
+        for node in expr.walk(root):
+            if not isinstance(node, Op):
+                continue
+            if node.op in expr.COMPARISONS and node.args[0].type is Type.INT:
+                count = sum(map(counter.count, node.args))
+            else:
+                count = counter.count(node)
+            for name in expr.names(node) & counter.names if count > 1 else ():
+                shares[name] = max(shares.get(name, 1), count)
+    return shares
+
+
+class _Counter:
+    """Counts the scalars that an integer adds up: it is at most that many times the largest scalar, plus positions."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self._known: dict[Expr, int] = {}
+
+    def count(self, e: Expr) -> int:
+        if e not in self._known:
+            self._known[e] = self._count(expr.as_product(e))
+        return self._known[e]
+
+    def _count(self, e: Expr) -> int:
+        if e.type is not Type.INT or not expr.names(e) & self.names:
+            return 0
+        if isinstance(e, Var):
+            return 1
+        if not isinstance(e, Op) or e.op == "int":  # an element of a tensor, or what was a float
+            return 0
+        if e.op == "mul":
+            return self._product(*e.args)
+        if e.op in ("floordiv", "shl", "shr"):
+            return self.count(e.args[0])
+        if e.op == "mod":
+            return self.count(e.args[1])
+        if e.op in ("min", "max", "where"):
+            return max(map(self.count, e.args))
+        return sum(map(self.count, e.args))
+
+    def _product(self, a: Expr, b: Expr) -> int:
+        """A product with a literal, or one of scalars, which fits 32 bits by itself and counts as one of them."""
+        if not isinstance(a, Const):
+            return max(self.count(a), self.count(b))
+        factor, divisor = abs(int(a.value)), 1
+        if isinstance(b, Op) and b.op == "floordiv" and isinstance(b.args[1], Const):
+            divisor = abs(int(b.args[1].value))
+        return -(-factor * self.count(b) // divisor)
