@@ -67,8 +67,16 @@ def queued_on_gpu(call: Callable[[], Any], count: int) -> list[float]:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     call()
-    launching = time.perf_counter() - begin
-    return on_gpu(call, count, clearings=min(1 + math.ceil(2 * launching / CLEARING_S), MOST_CLEARINGS))
+    return on_gpu(call, count, clearings_until(time.perf_counter() - begin))
+
+
+def clearings_until(launched: float) -> int:
+    """How many times a GPU clears its cache while the CPU launches a call, with as many seconds to spare.
+
+    >>> clearings_until(0.0), clearings_until(1e-4)
+    (1, 5)
+    """
+    return min(1 + math.ceil(2 * launched / CLEARING_S), MOST_CLEARINGS)
 
 
 def _event() -> torch.cuda.Event:
