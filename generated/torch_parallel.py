@@ -69,7 +69,7 @@ class Layout(shards.Layout):
         """
         axis = self._axis_of(x, dim, self.local, "unshard")
         comm = self._reached("unshard")
-        found: Tensor = Unsharded.apply(comm, self, x.movedim(axis, 0).contiguous())
+        found: Tensor = Unsharded.apply(comm, self, x.movedim(axis, 0))
         return found.movedim(0, axis)
 
     def _axis_of(self, x: Tensor, dim: int, rows: int, function: str) -> int:
