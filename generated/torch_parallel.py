@@ -44,6 +44,10 @@ class Layout(shards.Layout):
 
     comm: Collectives | None = field(default=None, compare=False, repr=False)
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Layout":
+        """The same object: a layout is frozen, and its process group cannot be copied."""
+        return self
+
     @property
     def positions(self) -> Tensor:
         """The position of each row in its sequence, int64 `[seq]`, on the device of the mesh."""

@@ -62,6 +62,10 @@ class ContextParallel:
     def __repr__(self) -> str:
         return f"{self.__name__} by {self.layout.strategy} over {self.layout.ranks} ranks"
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "ContextParallel":
+        """The same object: a copy of a model computes over the same ranks, whose process group cannot be copied."""
+        return self
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
         """The op's results for this rank's rows of q, k and v; keywords are those of the op.
 
