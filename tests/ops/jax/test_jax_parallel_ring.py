@@ -34,6 +34,11 @@ variants:
     score: score * log(kv_len) + place[h, kv_idx]
     tensors: {place: {dims: [h, kv_idx], grad: true}}
     dropout: true
+  nearby:
+    mask: symmetric_window(9)
+    score: score + bias[b, kv_idx]
+    tensors: {bias: {dims: [b, kv_idx], grad: true}}
+    dropout: true
   fading: {mask: causal, decay: true, sink: true, dropout: true}
   counting: {mask: causal and (kv_idx >= b or h == 1)}
 """
@@ -61,7 +66,20 @@ def test_rows_beside_a_run_may_be_more_than_there_are(package: str, seq: int) ->
     check_rows(package, "fading", seq, "gather")
 
 
-def check_rows(package: str, variant: str, seq: int, strategy: str, lengths: tuple[int, int] | None = None) -> None:
+@pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
+def test_positions_go_on_behind_the_last_row(package: str, balance: str) -> None:
+    """Keys have positions, and with dropout the calls have rows and keys behind the last ones."""
+    check_rows(package, "nearby", 69, "ring", balance=balance)
+
+
+def check_rows(
+    package: str,
+    variant: str,
+    seq: int,
+    strategy: str,
+    lengths: tuple[int, int] | None = None,
+    balance: str = "work",
+) -> None:
     """Compare dense rows over two devices with those of one."""
     shape = calls.Shape(batch=BATCH, heads=HEADS[0], kv_heads=HEADS[1], seq=seq, dim=DIM)
     drawn = calls.draw_inputs(calls.load_manifest(package)[variant], shape, dtype=torch.float32, device="cpu")
@@ -71,7 +89,7 @@ def check_rows(package: str, variant: str, seq: int, strategy: str, lengths: tup
     if lengths is not None:
         given["kv_lengths"] = jnp.array(lengths, jnp.int32)
     op = getattr(importlib.import_module(f"{package}.jax"), variant)
-    layout = plan(op, 2, seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy)
+    layout = plan(op, 2, seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy, balance=balance)
     call = context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))
 
     def one(x: dict[str, Any]) -> Any:
