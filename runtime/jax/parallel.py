@@ -284,6 +284,12 @@ class _Call:
                 found[of_keys] = self.tokens.get(of_keys, whole)
         if "q_positions" not in found:
             found["q_offset"] = jnp.full((self.q.shape[0],), begin, jnp.int32)
+            # The rows computed beside a chunk may be more than the sequence has. The op wants an element for each.
+            for name, x in self.own.items():
+                for axis, dim in enumerate(own_dims(self.work, self.layout, name, x.ndim)):
+                    if dim in ("q_idx", "kv_idx") and x.shape[axis] < length:
+                        missing = length - x.shape[axis]
+                        x = found[name] = jnp.pad(x, [(0, missing) if i == axis else (0, 0) for i in range(x.ndim)])
             return found
         # Positions take the place of an offset. A tensor's rows of queries are then those of the call.
         for name, x in self.own.items():

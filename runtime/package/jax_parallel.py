@@ -17,6 +17,7 @@ Rows of a whole array are put in the order of the devices before the array is cu
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from math import prod
 from typing import Any
 
 import jax
@@ -160,8 +161,7 @@ def context_parallel(
             size = jax.lax.axis_size(axis)
         except NameError:
             fail("context_parallel", "mesh", f"a mesh, or a call inside jax.shard_map over the axis {axis!r}", mesh)
-        if size != layout.ranks:
-            fail(work.op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
+        _check_ranks(work.op, layout, axis, size)
         pair = isinstance(axis, tuple) and len(axis) == 2
         if pair != (layout.nodes is not None) or (pair and jax.lax.axis_size(axis[1]) != layout.inner):
             expected = (
@@ -186,6 +186,8 @@ def context_parallel(
         check_cuts(work, batch_rows=axes.cuts(mesh, "b"), heads=axes.cuts(mesh, "h"))
         names = list(arrays)
         specs = tuple(axes.of(work, layout, name, arrays[name]) for name in names)
+        for name, spec_of_array in zip(names, specs, strict=True):
+            _check_even(mesh, work.op, name, arrays[name], spec_of_array)
         out = axes.rows
 
         def on_part(*local: Any) -> Any:
@@ -229,6 +231,7 @@ class _Axes:
         if any(types.get(name, AxisType.Explicit) == AxisType.Explicit for name in names):
             expected = f"a mesh with the axes {', '.join(map(repr, names))}, of the type Auto"
             fail("context_parallel", "mesh", expected, ", ".join(f"{name!r} ({each})" for name, each in types.items()))
+        _check_ranks(op, layout, self.axis, prod(mesh.shape[name] for name in _names(self.axis)))
         # A log-decay is `[B, S, Hq]` in either layout, packed `[S, Hq]`.
         axes = {**dict.fromkeys(("q", "k", "v"), row_axis(self.form)), **dict.fromkeys(TOKENS, 1)}
         axes["g"] = 0 if self.form == PACKED else 1
@@ -271,6 +274,20 @@ class _Axes:
 def _names(axes: Any) -> tuple[str, ...]:
     """The names of no axis, one axis or several axes."""
     return axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+
+
+def _check_ranks(op: str, layout: Layout, axis: Any, size: int) -> None:
+    if size != layout.ranks:
+        fail(op, "layout", f"one planned for the {size} devices of the axis {axis!r}", layout.ranks)
+
+
+def _check_even(mesh: Any, op: str, name: str, x: Any, spec: PartitionSpec) -> None:
+    """Refuse an array with an axis that devices cannot share evenly."""
+    for axis, (size, cut) in enumerate(zip(x.shape, spec, strict=False)):
+        devices = prod(mesh.shape[each] for each in _names(cut))
+        if size % devices:
+            expected = f"a multiple of {devices} along axis {axis}, which the devices of the mesh axis {cut!r} share"
+            fail(op, name, expected, f"{size} in {tuple(x.shape)}")
 
 
 def _size(axes: Any) -> int:

@@ -43,6 +43,10 @@ class Layout(shards.Layout):
 
     comm: Collectives | None = field(default=None, compare=False, repr=False)
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Layout":
+        """The same object: a layout is frozen, and its process group cannot be copied."""
+        return self
+
     @property
     def positions(self) -> Tensor:
         """The position of each row in its sequence, int64 `[seq]`, on the device of the mesh."""
@@ -68,7 +72,7 @@ class Layout(shards.Layout):
         """
         axis = self._axis_of(x, dim, self.local, "unshard")
         comm = self._reached("unshard")
-        found: Tensor = Unsharded.apply(comm, self, x.movedim(axis, 0).contiguous())
+        found: Tensor = Unsharded.apply(comm, self, x.movedim(axis, 0))
         return found.movedim(0, axis)
 
     def _axis_of(self, x: Tensor, dim: int, rows: int, function: str) -> int:

@@ -20,6 +20,7 @@ from .dtypes import autocast_inputs
 from .launching import is_seen_by_others
 from .parallel_autograd import attend as attend_directly
 from .parallel_operators import attend, registered
+from .parallel_transforms import attend as attend_transformed
 from .rank_call import LAYOUT, RankCall
 from .tape import Notes, Tape
 
@@ -60,6 +61,10 @@ class ContextParallel:
     def __repr__(self) -> str:
         return f"{self.__name__} by {self.layout.strategy} over {self.layout.ranks} ranks"
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "ContextParallel":
+        """The same object: a copy of a model computes over the same ranks, whose process group cannot be copied."""
+        return self
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
         """The op's results for this rank's rows of q, k and v; keywords are those of the op.
 
@@ -73,11 +78,15 @@ class ContextParallel:
             return results if keywords.get("return_lse") else results[0]
         if all(isinstance(x, Tensor) for x in (q, k, v)):
             q, k, v = autocast_inputs(q, k, v)
+        wants_lse = bool(keywords.get("return_lse"))
+        given = {"q": q, "k": k, "v": v, **{name: x for name, x in keywords.items() if x is not None}}
+        is_direct = isinstance(q, Tensor) and launches_directly(q)
+        if is_direct and torch._C._are_functorch_transforms_active():
+            o, lse = attend_transformed(self, given)
+            return (o, lse) if wants_lse else o
         if not torch.compiler.is_compiling():
             self.checked({"q": q, "k": k, "v": v, **keywords})
-        wants_lse = bool(keywords.get("return_lse"))
-        if launches_directly(q) and not torch._C._are_functorch_transforms_active():
-            given = {"q": q, "k": k, "v": v, **{name: x for name, x in keywords.items() if x is not None}}
+        if is_direct:
             o, found = attend_directly(self, given, wants_lse=wants_lse)
             return (o, found) if wants_lse else o
         names, tensors = ["q", "k", "v"], [q, k, v]

@@ -33,8 +33,8 @@ class ChunkRing(Ring):
         for of_queries, of_keys in (TOKENS[:2], TOKENS[2:]):
             if of_queries in found:
                 found.setdefault(of_keys, found[of_queries])
-        widths = [(0, 0), (0, layout.padded - layout.seq + (DROPOUT_KEYS if self.drops else 0))]
-        return {name: jnp.pad(jnp.broadcast_to(x, (batch, layout.seq)), widths) for name, x in found.items()}
+        more = layout.padded - layout.seq + (DROPOUT_KEYS if self.drops else 0)
+        return {name: _continued(name, jnp.broadcast_to(x, (batch, layout.seq)), more) for name, x in found.items()}
 
     # -------------------------------------------------------------------------------------------------- the two passes
 
@@ -204,3 +204,10 @@ class ChunkRing(Ring):
             )
             x = jax.lax.dynamic_slice_in_dim(x, begins, length, axis)
         return jnp.expand_dims(x, list(declared).index("b")) if len(dims) < len(declared) else x
+
+
+def _continued(name: str, x: jax.Array, more: int) -> jax.Array:
+    """Tokens `[B, rows]` with `more` rows of padding: ids 0, and positions that go on, as dropout wants them to."""
+    if not name.endswith("positions"):
+        return jnp.pad(x, [(0, 0), (0, more)])
+    return jnp.concatenate([x, x[:, -1:] + 1 + jnp.arange(more, dtype=x.dtype)[None]], 1)

@@ -157,16 +157,22 @@ class Unsharded(torch.autograd.Function):
     """The rows of all ranks in order; each rank's gradient is that of its own rows."""
 
     @staticmethod
-    def forward(ctx: Any, comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
-        ctx.comm, ctx.layout = comm, layout
-        found = rows_of_all(comm, layout, x)
-        if not x.is_floating_point():
-            ctx.mark_non_differentiable(found)
-        return found
+    def forward(comm: Collectives, layout: Layout, x: Tensor) -> Tensor:
+        return rows_of_all(comm, layout, x.contiguous())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.comm, ctx.layout, _ = inputs
+        if not output.is_floating_point():
+            ctx.mark_non_differentiable(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         return None, None, own_rows(gradient, ctx.layout, ctx.comm.rank)
+
+    @staticmethod
+    def vmap(_info: Any, in_dims: tuple[Any, ...], comm: Collectives, layout: Layout, x: Tensor) -> tuple[Tensor, int]:
+        return Unsharded.apply(comm, layout, x.movedim(in_dims[2], -1)), x.dim() - 1
 
 
 # ---------------------------------------------------------------------------------------------------------------- heads

@@ -201,7 +201,7 @@ class RingRows:
 
     def _with_sink(self, keywords: dict[str, Any], own: Mapping[str, Any], pair: Pair | PackedPair) -> dict[str, Any]:
         """Count the sink of a row once: in the pair of its own keys. In other pairs it has no weight."""
-        if "sink" in own and not pair.is_own:
+        if "sink" in own and not pair.counts_sink:
             keywords["sink"] = torch.full_like(own["sink"], NO_SINK, dtype=torch.float32)
         return keywords
 

@@ -2,7 +2,7 @@
 """What a step of a ring computes: a run of rows with a run of keys, or packed documents with their keys."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -28,17 +28,19 @@ class Pair:
     Attributes:
         document, start: the packed document of both, and its first row in the whole call; 0 for dense rows. Runs are
             counted from that row on.
+        is_beside: the rows are in a packed call of their own keys as well, which counts their sink.
     """
 
     queries: Run
     keys: Run
     document: int = 0
     start: int = 0
+    is_beside: bool = False
 
     @property
-    def is_own(self) -> bool:
-        """True if these are the keys of the rows themselves."""
-        return self.queries.run == self.keys.run
+    def counts_sink(self) -> bool:
+        """Whether the sink of these rows counts here: in one call, that of the keys of the rows themselves."""
+        return self.queries.run == self.keys.run and not self.is_beside
 
     def rows(self, x: Tensor, value: float = 0.0) -> Tensor:
         """These rows of a tensor of this rank's rows, `[local, ...]`; rows put before them are filled with `value`."""
@@ -68,12 +70,13 @@ class PackedPair:
 
     Attributes:
         q_offset: for each document the position of its first row, counted from its first key.
+        counts_sink: the keys are those of the rows themselves.
     """
 
     queries: Documents
     keys: Documents
     q_offset: Tensor
-    is_own: bool
+    counts_sink: bool
 
     def rows(self, x: Tensor, value: float = 0.0) -> Tensor:
         return self.queries.take(x, value)
@@ -157,8 +160,10 @@ def _packed(
     rows, keys = (packed_layers(layout, rank)[layer] for rank, layer in zip(ranks, layers, strict=True))
     met = [number for number, own in rows.items() if number in keys and meet(steps, own, keys[number])]
     apart = [number for number in met if drops and keys[number].position]
-    yield from (_of_document(layout, rows[number], keys[number], drops=drops) for number in apart)
-    if len(apart) == len(met):
+    all_apart = len(apart) == len(met)
+    for number in apart:
+        yield replace(_of_document(layout, rows[number], keys[number], drops=drops), is_beside=not all_apart)
+    if all_apart:
         return
     # Rows of documents without keys here stay in the call, so that adjacent rows remain one span.
     of_rows = packed_call(layout, rows, drops=drops)
@@ -171,4 +176,4 @@ def _packed(
         own_keys = packed_parts(layout, ranks[1], device, drops=False)[layers[1]]
     offsets = [a - b for a, b in zip(of_rows.offsets, of_keys.offsets, strict=True)]
     q_offset = torch.tensor(offsets, dtype=torch.int32, device=device)
-    yield PackedPair(queries, own_keys, q_offset, is_own=ranks[0] == ranks[1] and layers[0] == layers[1])
+    yield PackedPair(queries, own_keys, q_offset, counts_sink=ranks[0] == ranks[1] and layers[0] == layers[1])

@@ -349,6 +349,13 @@ def test_bad_calls_are_refused() -> None:
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P("dp", "cp"))(q, q, q)
     with pytest.raises(ValueError, match="causal: layout: expected one planned for the 4 devices of the axis 'cp'"):
         context_parallel(op, layout, mesh=mesh_of(cp=4), spec=P(None, "cp", None))(q, q, q)
+    with pytest.raises(ValueError, match="causal: layout: expected one planned for the 3 devices of the axis 'cp'"):
+        context_parallel(op, layout, mesh=mesh_of(cp=3), spec=P(None, "cp", None))(*[jnp.zeros((1, 64, 4, 16))] * 3)
+    uneven = (
+        r"causal: q: expected a multiple of 2 along axis 0, which the devices of the mesh axis 'dp' share, got 1 in"
+    )
+    with pytest.raises(ValueError, match=uneven):
+        context_parallel(op, layout, mesh=mesh_of(dp=2, cp=2), spec=P("dp", "cp"))(*[jnp.zeros((1, 64, 4, 16))] * 3)
     with pytest.raises(ValueError, match="context_parallel: spec: expected 'cp', the axis of the call, for rows"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P("cp"))(q, q, q)
     with pytest.raises(ValueError, match="context_parallel: mesh: expected a mesh, or a call inside jax"):

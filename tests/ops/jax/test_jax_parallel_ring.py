@@ -1,4 +1,4 @@
-"""Context parallelism in JAX by a ring, compared with one call: numbers of keys, and documents in separate calls."""
+"""Context parallelism in JAX, compared with one call: numbers of keys, documents in separate calls, and few rows."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ variants:
     score: score * log(kv_len) + place[h, kv_idx]
     tensors: {place: {dims: [h, kv_idx], grad: true}}
     dropout: true
+  nearby:
+    mask: symmetric_window(9)
+    score: score + bias[b, kv_idx]
+    tensors: {bias: {dims: [b, kv_idx], grad: true}}
+    dropout: true
   fading: {mask: causal, decay: true, sink: true, dropout: true}
   counting: {mask: causal and (kv_idx >= b or h == 1)}
 """
@@ -52,6 +57,30 @@ def test_every_step_has_the_number_of_all_keys(
     package: str, variant: str, seq: int, lengths: tuple[int, int] | None
 ) -> None:
     """With 69 rows one device has a row of padding. `kv_lengths` may be less or more than the number of rows."""
+    check_rows(package, variant, seq, "ring", lengths)
+
+
+@pytest.mark.parametrize("seq", [22, 23])
+def test_rows_beside_a_run_may_be_more_than_there_are(package: str, seq: int) -> None:
+    """With dropout a call of 11 rows computes 27, and the op wants a log-decay for each of them."""
+    check_rows(package, "fading", seq, "gather")
+
+
+@pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
+def test_positions_go_on_behind_the_last_row(package: str, balance: str) -> None:
+    """Keys have positions, and with dropout the calls have rows and keys behind the last ones."""
+    check_rows(package, "nearby", 69, "ring", balance=balance)
+
+
+def check_rows(
+    package: str,
+    variant: str,
+    seq: int,
+    strategy: str,
+    lengths: tuple[int, int] | None = None,
+    balance: str = "work",
+) -> None:
+    """Compare dense rows over two devices with those of one."""
     shape = calls.Shape(batch=BATCH, heads=HEADS[0], kv_heads=HEADS[1], seq=seq, dim=DIM)
     drawn = calls.draw_inputs(calls.load_manifest(package)[variant], shape, dtype=torch.float32, device="cpu")
     trained = {name: jnp.asarray(getattr(drawn, name).detach().transpose(1, 2).numpy()) for name in ("q", "k", "v")}
@@ -60,7 +89,7 @@ def test_every_step_has_the_number_of_all_keys(
     if lengths is not None:
         given["kv_lengths"] = jnp.array(lengths, jnp.int32)
     op = getattr(importlib.import_module(f"{package}.jax"), variant)
-    layout = plan(op, 2, seq=seq, heads=HEADS, head_dim=DIM, strategy="ring")
+    layout = plan(op, 2, seq=seq, heads=HEADS, head_dim=DIM, strategy=strategy, balance=balance)
     call = context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))
 
     def one(x: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,15 @@ def noted_steps(mesh: Any, strategy: str) -> None:
     assert all(isinstance(tape, Tape) for tape in call._tapes.values())
 
 
+def models_are_copied(mesh: Any) -> None:
+    """As for a moving average of parameters. A process group cannot be copied, and a copy needs none of its own."""
+    op = calls.load_op("alibi")
+    layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
+    model = Layer(context_parallel(op, layout))
+    assert deepcopy(model).attend is model.attend
+    assert deepcopy(layout) is layout
+
+
 def raises_on_every_rank(mesh: Any) -> None:
     op = calls.load_op("causal")
     layout = plan(op, mesh, seq=SEQ, heads=HEADS, head_dim=DIM)
@@ -214,6 +224,7 @@ def one_process(rank: int, folder: str) -> None:
         dropped_heads()
         compiled(mesh["cp"])
         sharded_parameters(mesh["cp"])
+        models_are_copied(mesh["cp"])
         for sums in (True, False):
             distributed_tensors(mesh["cp"], sums=sums)
         three = init_device_mesh("cpu", (1, 1, RANKS), mesh_dim_names=("a", "b", "c"))

@@ -24,6 +24,7 @@ variants:
     tensors: {bias: {dims: [b, kv_idx], grad: true}}
     dropout: true
   fading: {mask: q_idx >= kv_idx, decay: true, sink: true, dropout: true}
+  sunk: {mask: q_idx >= kv_idx, sink: true, dropout: true}
   thirds: {mask: q_idx // 16 % 3 == kv_idx // 16 % 3, dropout: true}
   padded:
     mask: kv_idx < length[b]
@@ -48,7 +49,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 WITH_KEYS = ("log_n", "share", "tail", "log_decay")
 """Variants that compute with the number of keys."""
 
-VARIANTS = ("key_bias", "fading", "thirds", "padded", *WITH_KEYS)
+VARIANTS = ("key_bias", "fading", "sunk", "thirds", "padded", *WITH_KEYS)
 
 
 @pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
@@ -70,6 +71,15 @@ def test_of_packed_sequences(package: str, variant: str, dropout_p: float) -> No
     options = {"strategy": "ring", "cu_seqlens": ends}
     given = {"cu_seqlens_q": ends}
     check(variant, inputs, PACKED_ROWS, ranks=2, plan_options=options, of_reference=given, packed=True, package=package)
+
+
+def test_a_sink_counts_once_where_a_document_leaves_the_packed_call(package: str) -> None:
+    """With dropout the cut document is computed apart on the second rank, and the others in one packed call."""
+    shared = draw("sunk", seq=60, package=package)
+    packed = calls.packed(calls.load_manifest(package)["sunk"], shared)
+    ends = torch.tensor([0, 6, 80, 90, 120], dtype=torch.int32)
+    options, given = {"strategy": "ring", "cu_seqlens": ends}, {"cu_seqlens_q": ends}
+    check("sunk", packed, PACKED_ROWS, ranks=2, plan_options=options, of_reference=given, packed=True, package=package)
 
 
 def test_documents_need_no_length_of_the_longest(package: str) -> None:
