@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from .checks import fail
+from .checks import fail, in_range, range_text
 from .costs import Machine
 from .work import Array, VariantWork, on_host
 
 
-def check_count(argument: str, value: Any, least: int = 1) -> int:
+def check_count(argument: str, value: Any, least: int = 1, most: int | None = None) -> int:
     """A positive integer argument of a plan."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        fail("plan", argument, f"an int of at least {least}", repr(value))
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_int or not in_range(value, least, most):
+        fail("plan", argument, f"an int{range_text(least, most)}", repr(value))
     return int(value)
 
 

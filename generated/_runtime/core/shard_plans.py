@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .checks import fail
+from ..archs import MAX_HEAD_DIM, MIN_HEAD_DIM
+from .checks import INT_LIMIT, fail
 from .costs import (
     Choices,
     Cost,
@@ -69,7 +70,8 @@ def make_layout(
     own: Mapping[str, Any] | None = None,
 ) -> Layout:
     """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
-    seq, head_dim = check_count("seq", seq), check_count("head_dim", head_dim, 8)
+    seq = check_count("seq", seq, most=INT_LIMIT)
+    head_dim = check_count("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM)
     heads = check_heads(heads)
     machine = Machine() if machine is None else machine
     if not isinstance(machine, Machine):
