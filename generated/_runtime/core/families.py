@@ -143,15 +143,16 @@ def as_a_rule(
 
     `band_keys`: keys of the band that a row sees, if the call gives the band's width; None for the width of the
     variant's examples. A row of a causal sequence sees half of the keys on average, so a band counts as a sequence of
-    twice its keys. Packed forwards are no slower for a narrow band than for a wide one.
+    twice its keys.
     """
     band_keys = TRAITS[op].band_keys if band_keys is None else band_keys
-    seen = length if band_keys is None else min(length, 2 * band_keys)
+    if band_keys is not None:
+        length = min(length, 2 * band_keys)
     if pass_name == "fwd":
-        return HOPPER if is_faster(op, mode, head_dims, seen if mode == "dense" else length) else PORTABLE
+        return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
     if not backward_is_faster(op, mode, head_dims):
         return PORTABLE
-    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, seen) else HOPPER_DKDV
+    return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, length) else HOPPER_DKDV
 
 
 def fastest(times: Mapping[str, float], ruled: str) -> str:
