@@ -30,7 +30,7 @@ def _of_finite(rounded: Callable[[float], int]) -> _Function:
     return lambda x: float(rounded(x)) if math.isfinite(x) else x
 
 
-exp, exp2, sqrt = map(_extended, (math.exp, math.exp2, math.sqrt))
+exp, exp2, sqrt = map(_extended, (math.exp, lambda x: 2.0**x, math.sqrt))  # Python 3.10 has no math.exp2
 log, log2, log1p = _extended(math.log, 0.0), _extended(math.log2, 0.0), _extended(math.log1p, -1.0)
 sin, cos, tan = map(_extended, (math.sin, math.cos, math.tan))
 tanh, erf = math.tanh, math.erf
