@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 7fa2171804cf912e
+# hash: 60dce665487cf22f
 """`band` for JAX. Keys at most `before` positions before a query and `after` after it, as FlashAttention's window
 (arXiv:2307.08691)."""
 
@@ -222,7 +222,7 @@ def band(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 512, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         before: int, at least 0, such as 256. A number, or an array `[]`.

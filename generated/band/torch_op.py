@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/torch_op.py.jinja
-# hash: e0bc5d933a30bcef
+# hash: 652d7dbd0f652555
 """`band` for PyTorch. Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691)."""
 
@@ -284,7 +284,7 @@ def band(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256, on paged caches to 576.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 512, on paged caches to 576.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         before: int, at least 0, such as 256.

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/jax_op.py.jinja
-# hash: 3add29774c08b5c4
+# hash: 3a9e4fbcd0f2c433
 """`band_images` for JAX. A band, and in both directions within an image; `image` is its number, -1 in text (Gemma 3,
 arXiv:2503.19786)."""
 
@@ -266,7 +266,7 @@ def band_images(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 512, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         image: int32 `[b, kv_idx]`, packed `[total_k]`, such as `where(kv_idx % 400 < 256, kv_idx // 400, -1)`.

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/jax_op.py.jinja
-# hash: 3a481e3158462d06
+# hash: 95b4e1fee4184549
 """`band_mask` for JAX. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -258,7 +258,7 @@ def band_mask(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 512, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         keep: bool `[b, h, q_idx, kv_idx]`, packed `[h, total_q, total_k]`, such as `(31 * i2 + 17 * i3) % 3 !=

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 2e3604db8d4d2d88
+# hash: 01b25822ee0dc3b1
 """`band_sink` for JAX. A band, and a learned sink per head in the denominator, the layers of gpt-oss of any window
 (arXiv:2508.10925)."""
 
@@ -247,7 +247,7 @@ def band_sink(
         o = exp(score) @ v / (sum(exp(score)) + exp(sink))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 512, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         sink: `[Hq]`, any float dtype: a logit per query head in the softmax denominator only; differentiable.

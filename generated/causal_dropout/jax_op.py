@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: 1632fad1fe83fe03
+# hash: b7aec5812c6a7d40
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -196,7 +196,7 @@ def causal_dropout(
         o = dropout(exp(score) / sum(exp(score))) @ v
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 512.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         dropout_p: each probability is dropped with this probability, else scaled by `1 / (1 - dropout_p)`. A number

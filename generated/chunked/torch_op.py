@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/torch_op.py.jinja
-# hash: 8f80057e2f88c7eb
+# hash: 28a9f6d8c08cfbf6
 """`chunked` for PyTorch. Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging Face
 transformers, llama4)."""
 
@@ -273,7 +273,7 @@ def chunked(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 256, on paged caches to 576.
+        q: `[B, Hq, Sq, D]`, float16, bfloat16 or float32, any strides; D from 8 to 512, on paged caches to 576.
         k: `[B, Hkv, Skv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Hkv, Skv, Dv]`.
         size: int, at least 1, such as 256.

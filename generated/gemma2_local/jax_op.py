@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_op.py.jinja
-# hash: dc71aee439c8f935
+# hash: 475fed9ac4754c14
 """`gemma2_local` for JAX. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118,
 table 1)."""
 
@@ -199,7 +199,7 @@ def gemma2_local(
         o = exp(score) @ v / sum(exp(score))
 
     Args:
-        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 256, on paged caches to 576.
+        q: `[B, Sq, Hq, D]`, float16, bfloat16 or float32; D from 8 to 512, on paged caches to 576.
         k: `[B, Skv, Hkv, D]`; Hq is a multiple of Hkv, and each key head serves Hq / Hkv query heads.
         v: `[B, Skv, Hkv, Dv]`.
         scale: factor of `q @ k^T`, by default `D ** -0.5`; a Python number.

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..core.checks import PACKED, ArgumentError
 from ..core.configs import INTERPRETER, PASSES
-from ..core.fp8 import FP8, check_no_scales, check_takes_fp8
+from ..core.fp8 import FP8, check_head_dims, check_no_scales, check_takes_fp8
 from ..core.options import CallOptions
 from ..core.schedules import Schedule, schedule_tables
 from ..core.sequences import check_alone
@@ -227,6 +227,7 @@ def _scaled_attention(
 ) -> tuple[jax.Array, jax.Array]:
     rows = arguments.cu_seqlens_q.shape[0] - 1 if arguments.packed else arguments.q.shape[0]
     heads = (arguments.q.shape[1], arguments.k.shape[1])
+    check_head_dims(arguments.op, q=arguments.q.shape[-1], v=arguments.arrays[2].shape[-1])
     arguments.scales = checked_scales(arguments.op, scales, rows, heads)
     return attention(dense, packed, segmented, arguments, schedule)
 

@@ -61,6 +61,13 @@ def check_takes_fp8(op: str) -> None:
         fail(op, "q", "dtype float16, bfloat16 or float32, as the op has dropout", FP8)
 
 
+def check_head_dims(op: str, **head_dims: int) -> None:
+    """Refuse 8-bit q, k and v that are wider than the widest tile."""
+    for name, head_dim in head_dims.items():
+        if head_dim > max(_TILES):
+            fail(op, name, f"a head_dim of at most {max(_TILES)}, as q is {FP8}", head_dim)
+
+
 def check_unpruned(op: str, prune: object, dtype: object) -> None:
     """Refuse to prune a call of 8 bits: how large its scores are depends on its scales."""
     if str(dtype).endswith(FP8):

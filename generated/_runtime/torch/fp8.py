@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_float, fail, host_number
-from ..core.fp8 import FP8, check_least_scale, check_no_scales, check_takes_fp8, scale_text
+from ..core.fp8 import FP8, check_head_dims, check_least_scale, check_no_scales, check_takes_fp8, scale_text
 from .backward import Run
 from .dtypes import FP8_DTYPE
 from .replay import apply
@@ -34,6 +34,8 @@ def scaled_run(
     for name, x, scale in (("q", q, q_scale), ("k", k, k_scale), ("v", v, v_scale)):
         if not isinstance(x, Tensor) or x.dtype != FP8_DTYPE:
             fail(op, name, f"dtype torch.{FP8}, that of q", getattr(x, "dtype", type(x).__name__))
+        if x.dim() > 0:
+            check_head_dims(op, **{name: x.shape[-1]})
         scales.append(_scale(op, f"{name}_scale", scale, rows, x.shape[axis] if x.dim() > axis else 0, x))
     return partial(_run, (scales[0], scales[1], scales[2]))
 

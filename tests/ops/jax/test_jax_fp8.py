@@ -225,6 +225,15 @@ def test_ops_that_take_none() -> None:
         load_op("forgetting")(q, k, v, **given, g=g, prune=2**-24)
 
 
+@pytest.mark.parametrize(("op", "given"), [(golden.load_op("causal"), Tensor.clone), (load_op("causal"), array)])
+def test_wide_heads_are_refused(op: Any, given: Any) -> None:
+    wide = torch.zeros(1, 8, 1, 264).to(torch.float8_e4m3fn)
+    for q, v, name in ((wide, wide[..., :64], "q"), (wide[..., :64], wide, "v")):
+        message = f"causal: {name}: expected a head_dim of at most 256, as q is float8_e4m3fn, got 264"
+        with pytest.raises(ArgumentError, match=message):
+            op(given(q), given(q), given(v), q_scale=1.0, k_scale=1.0, v_scale=1.0, layout="bshd")
+
+
 def test_derivatives_are_refused() -> None:
     (q, k, v), given = given_to(*drawn(q_len=KV_LEN))
     op: Any = load_op("causal")
