@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.stored:
             results = record.load(options.stored)
+            _print_stored(results)
             _present(options, results)
             return EXIT_OK
         if options.list:
@@ -342,6 +343,29 @@ def keep_results(options: argparse.Namespace, results: Results) -> None:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         record.save(options.json, results)
+
+
+def _print_stored(results: Results) -> None:
+    """Print the tables that suites print themselves when they run."""
+    others = results.others
+    if "packed" in others:
+        from bench.cases.packed import cases, front_cases
+        from bench.runs import packed
+
+        print(
+            f"\n{packed.table([packed.PackedMeasurement(**row) for row in others['packed']], cases() + front_cases())}"
+        )
+    if "decode" in others:
+        from bench.runs import decode
+
+        copy = results.settings["copy_tb_per_s"]
+        print(f"\n{decode.table([decode.DecodeMeasurement(**row) for row in others['decode']], copy)}")
+    if "models" in others:
+        from bench.runs import models
+
+        print(f"\n{models.table([models.ModelMeasurement(**row) for row in others['models']])}")
+    if rest := others.keys() - {"packed", "decode", "models", "parallel"}:
+        print(f"\nno table of: {', '.join(sorted(rest))}")
 
 
 def _present(options: argparse.Namespace, results: Results) -> None:

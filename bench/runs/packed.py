@@ -104,7 +104,7 @@ def table(measurements: Sequence[PackedMeasurement], chosen: Sequence[PackedCase
     for m in measurements:
         passes = " | ".join(f"{_cell(m.ms.get(p), 8, 3)} {_cell(m.tflops.get(p), 4, 0)}" for p in ("fwd", "bwd"))
         size = None if m.schedule_bytes is None else m.schedule_bytes / 1024
-        theirs = kvax[m.case] / 1024 if m.implementation == "segments" else None
+        theirs = kvax[m.case] / 1024 if m.implementation == "segments" and m.case in kvax else None
         lines.append(
             f"{m.case:{width}} {m.implementation:8} | {passes} | {_cell(m.ms.get('unscheduled'), 11, 3)}"
             f" {_cell(m.ms.get('schedule'), 11, 3)} {_cell(size, 8, 1)} {_cell(theirs, 8, 1)}"

@@ -171,6 +171,12 @@ def test_stored_results_are_reported_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "r.csv").read_text().startswith("suites,case,which,")
 
 
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_stored_run_is_printed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--from", str(path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3
+
+
 def test_a_file_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--from", "no/such.json"]) == 2
     assert "no/such.json" in capsys.readouterr().err
