@@ -46,6 +46,11 @@ def biased() -> dict[str, Tensor]:
     return {"q": q, "k": k, "v": v, "w": torch.randn(2), "u": torch.randn(2, 2), "t": torch.randn(7)}
 
 
+def draw_alibi() -> dict[str, Tensor]:
+    q, k, v = torch.randn(3, 2, 2, 7, 16)
+    return {"q": q, "k": k, "v": v, "slope": torch.rand(2)}
+
+
 @pytest.mark.parametrize("variant", ["causal", "alibi", "forgetting", "gpt_oss", "document"])
 def test_transforms_give_the_gradients_of_backward(variant: str) -> None:
     transforms.check_gradients_of_transforms(variant, "cpu")
@@ -66,6 +71,22 @@ def test_transforms_give_the_gradients_of_backward(variant: str) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_vmap_is_one_call_after_the_other(variant: str, mapped: set[str], packed: bool) -> None:
     transforms.check_mapped(variant, "cpu", mapped, packed)
+
+
+@pytest.mark.parametrize("results", ["o", "lse", "both"])
+def test_batched_gradients_are_those_of_one_backward_each(results: str) -> None:
+    given = {name: x.requires_grad_() for name, x in draw_alibi().items()}
+    wanted = [*given.values()]
+    o, lse = load_op("alibi")(**given, return_lse=True)
+    outputs = {"o": (o,), "lse": (lse,), "both": (o, lse)}[results]
+    gradients = [torch.randn(3, *x.shape) for x in outputs]
+    mapped = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, is_grads_batched=True)
+    for i in range(3):
+        of_one = torch.autograd.grad(outputs, wanted, [x[i] for x in gradients], retain_graph=True)
+        for got, want in zip(mapped, of_one, strict=True):
+            assert torch.equal(got[i], want)
+    with pytest.raises(NotImplementedError, match="alibi: second derivatives"):
+        torch.autograd.grad(outputs, wanted, gradients, is_grads_batched=True, create_graph=True)
 
 
 def test_vmap_over_packings() -> None:
