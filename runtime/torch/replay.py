@@ -194,7 +194,7 @@ def _kind_of(
             of = type(x)
             if of in _PLAIN:
                 pointer = x.data_ptr()
-                if pointer == 0:
+                if pointer == 0 or x.is_neg():
                     return None
                 given.append(x)
                 pointers.append(pointer)
