@@ -187,6 +187,40 @@ def test_a_traced_call_may_get_one_tensor_twice(keyword: str | None) -> None:
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x), x))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("mode", ["dense", "packed", "segmented", "paged"])
+def test_traced_by_jit(mode: str) -> None:
+    """`torch.jit.trace`, as TensorBoard's `add_graph` traces a model: the trace computes calls of other lengths."""
+
+    def given(length: int) -> tuple[Tensor, ...]:
+        q, k, v = torch.randn(3, 2, 4, length, 16)
+        if mode == "dense":
+            return q, k, v
+        if mode == "segmented":
+            return q, k, v, torch.randint(2, (2, length))
+        if mode == "packed":
+            return *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 3, length])
+        cache = torch.randn(4, 16, 2, 16)
+        return q[:, :, :1], cache, cache, torch.tensor([[1, 0], [3, 2]]), torch.tensor([length, 7])
+
+    def call(*tensors: Tensor) -> Any:
+        names = {"dense": (), "packed": ("cu_seqlens_q",), "segmented": ("q_segment_ids",)}
+        own = dict(zip(names.get(mode, ("page_table", "kv_lengths")), tensors[3:], strict=True))
+        return load_op("causal")(*tensors[:3], return_lse=True, **own)
+
+    traced = torch.jit.trace(call, given(9))
+    other = given(20)
+    for got, want in zip(traced(*other), call(*other), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_trace_by_jit_needs_a_seed() -> None:
+    x = torch.randn(1, 1, 9, 16)
+    with pytest.raises(ArgumentError, match="causal_dropout: seed: expected an int in a trace"):
+        torch.jit.trace(lambda x: load_op("causal_dropout")(x, x, x, dropout_p=0.5), x)
+
+
 def test_rows_without_keys_have_no_nan_in_their_gradients() -> None:
     """Anomaly detection also finds a NaN that a later step hides."""
     sinks = {"causal": None, "gpt_oss": torch.tensor([float("-inf"), 0.5])}
