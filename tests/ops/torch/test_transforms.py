@@ -344,6 +344,14 @@ def test_scalars_of_numpy_and_tensors_of_one_number() -> None:
             op(**given, **options)
 
 
+@pytest.mark.parametrize("size", [np.int64(3), torch.tensor(3)])
+def test_compiled_with_scalars_that_are_no_python_numbers(size: Any) -> None:
+    """torch.compile sees an array in a numpy scalar, and breaks its graph to read it."""
+    given, op = transforms.arguments("window", "cpu"), load_op("window")
+    compiled = torch.compile(lambda size: op(**given, size=size), backend="eager")
+    assert torch.equal(compiled(size), op(**given, size=3))
+
+
 def test_exported_with_symbolic_sizes() -> None:
     """Non-strict tracing, torch's default, hands the op sizes that are no Python ints."""
     padding, window = load_op("padding"), load_op("window")
