@@ -4,7 +4,6 @@ dk and dv are float32: they may be terms of a sum over calls or ranks, and only 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -40,17 +39,18 @@ def give_backward(op: Any, call: Callable[..., Any]) -> None:
     def of_inputs(*args: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
         return _backward(op, call, *args, **keywords)[:3]
 
-    op.__dict__["backward"] = partial(_backward_again, replayed(of_inputs), op, call)
+    replays = replayed(of_inputs)
 
+    def backward(*args: Any, **keywords: Any) -> Gradients:
+        """`_backward`, replayed like the op if autograd is off and no gradients of the variant's tensors are wanted."""
+        if keywords.get("wanted") != () or torch.is_grad_enabled():
+            return _backward(op, call, *args, **keywords)
+        dq, dk, dv = replays(*args, **keywords)
+        return Gradients(dq, dk, dv, {})
 
-def _backward_again(
-    of_inputs: Callable[..., tuple[Tensor, ...]], op: Any, call: Callable[..., Any], *args: Any, **keywords: Any
-) -> Gradients:
-    """`_backward`, replayed like the op if autograd is off and no gradients of the variant's own tensors are wanted."""
-    if keywords.get("wanted") != () or torch.is_grad_enabled():
-        return _backward(op, call, *args, **keywords)
-    dq, dk, dv = of_inputs(*args, **keywords)
-    return Gradients(dq, dk, dv, {})
+    # Under this name it is pickled.
+    backward.__module__, backward.__qualname__ = op.__module__, f"{op.__name__}.backward"
+    op.__dict__["backward"] = backward
 
 
 def _backward(

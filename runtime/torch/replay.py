@@ -110,7 +110,7 @@ def replayed(function: Callable[_P, _R], integers: Sequence[str] = ()) -> Callab
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         # A traced call is not replayed.
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return function(*args, **kwargs)
         # Nor is a call that a dispatch mode or a transform sees.
         if torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
@@ -194,7 +194,7 @@ def _kind_of(
             of = type(x)
             if of in _PLAIN:
                 pointer = x.data_ptr()
-                if pointer == 0:
+                if pointer == 0 or x.is_neg():
                     return None
                 given.append(x)
                 pointers.append(pointer)

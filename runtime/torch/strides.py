@@ -1,5 +1,7 @@
 """How tensors lie in memory: what kernels can read and fill, and packed rows as one batch row."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,11 @@ def aligned(x: Tensor) -> Tensor:
         return x
     padded = x.new_empty((*x.shape[:3], -(-x.shape[3] // step) * step))
     return padded[..., : x.shape[3]].copy_(x)
+
+
+def in_memory(x: Any) -> Any:
+    """`x`, or a copy of a tensor whose values are those in its memory times -1, such as `y.conj().imag`."""
+    return x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x
 
 
 def begin_alike(x: Tensor, y: Tensor) -> bool:

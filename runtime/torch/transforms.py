@@ -47,6 +47,15 @@ def differentiates_backward() -> bool:
     return in_turn and not torch.compiler.is_compiling()
 
 
+def are_mapped(*gradients: Tensor | None) -> bool:
+    """Whether gradients of results are those of `torch.autograd.grad(..., is_grads_batched=True)`.
+
+    It maps without `torch.func`. Its tensors have no memory: operators take them, launches cannot.
+    """
+    plain = [x for x in gradients if type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)]
+    return not all(torch._C._has_storage(x) for x in plain)
+
+
 def folded_axes(
     mode: str, tensors: Sequence[str], results: Sequence[str], dims: Mapping[str, tuple[str | int, ...]]
 ) -> dict[str, int | None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from codegen.testing import golden
 from codegen.testing.golden import Inputs
-from tests.support.cases import DEVICE, INTERPRET, VARIANTS, Shape, draw, evaluate, with_variants
+from tests.support.cases import DEVICE, INTERPRET, VARIANTS, Shape, assert_same, draw, evaluate, with_variants
 from tests.support.judge import check_results
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
@@ -112,6 +112,27 @@ def test_expanded_keys_values_and_gradients(variant: str) -> None:
     same = replace(inputs, k=k, v=v, do=do.expand_as(inputs.do), dlse=dlse.expand_as(inputs.dlse))
     # No ratios: if all values are the same, plain PyTorch's roundings cancel, unlike for any other input.
     check_results(variant, same, evaluate(variant, same), ratios=False)
+
+
+@with_variants
+def test_negated_in_memory(variant: str) -> None:
+    """Views such as `x.conj().imag`: torch negates the numbers in their memory when it reads them."""
+    inputs = draw(variant, SHAPE)
+    want = evaluate(variant, inputs)
+
+    def negated(x: Tensor) -> Tensor:
+        if not x.dtype.is_floating_point:
+            return x
+        view = torch._neg_view(-x.detach())
+        assert view.is_neg()
+        return view.requires_grad_(x.requires_grad)
+
+    names = ("q", "k", "v", "do", "dlse")
+    views: dict[str, Any] = {name: negated(getattr(inputs, name)) for name in names}
+    own = {name: negated(x) for name, x in inputs.tensors.items()}
+    got = evaluate(variant, replace(inputs, **views, tensors=own))
+    for name, x in want.items():
+        assert_same(variant, name, got[name], x)
 
 
 @with_variants

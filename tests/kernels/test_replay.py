@@ -55,6 +55,17 @@ def check_replays(variant: str, drawn: Callable[[int], tuple[Inputs, dict[str, A
                 assert results[name].stride() == want.stride(), name
 
 
+def test_negated_views_are_not_replayed() -> None:
+    """Kernels read memory, in which the numbers of such a view are negated."""
+    with replaying("causal") as (op, _), torch.no_grad():
+        inputs = draw("causal", SHAPE)
+        for _ in range(CALLS):
+            inputs.call(op)
+        with never_replaying():
+            want = replace(inputs, v=-inputs.v).call(op)
+        assert torch.equal(replace(inputs, v=torch._neg_view(inputs.v)).call(op), want)
+
+
 def same_kind(inputs: Inputs, number: int) -> Inputs:
     """The same sizes, scalars and strides, with other values of q, k and v, in new tensors each time."""
 

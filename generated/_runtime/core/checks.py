@@ -81,6 +81,9 @@ def host_number(op: str, argument: str, value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if type(value).__module__ == "numpy":
+        # torch.compile takes a numpy scalar for an array, and any array for a tensor.
+        return value.item() if value.ndim == 0 else value
     if hasattr(value, "requires_grad") and value.ndim == 0:
         if value.device.type != "cpu":
             expected = "a number, or a tensor [] on the CPU: no call waits for the device"
@@ -88,8 +91,7 @@ def host_number(op: str, argument: str, value: Any) -> Any:
         if value.requires_grad:
             fail(op, argument, "a number, which has no gradient", "a tensor [] that requires grad; detach it")
         return value.item()
-    is_numpy_scalar = type(value).__module__ == "numpy" and type(value).__name__ != "ndarray"
-    return value.item() if is_numpy_scalar else value
+    return value
 
 
 def check_layout(op: str, layout: object) -> None:

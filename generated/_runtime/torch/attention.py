@@ -22,7 +22,7 @@ from .gradients import sequence_of_rows
 from .operators import namespace_of, register_operator
 from .plain import plain_backward, plain_forward
 from .replay import replayed
-from .strides import batch_row, empty_like_layout, packed_rows
+from .strides import batch_row, empty_like_layout, in_memory, packed_rows
 from .transforms import folded_axes
 
 _TYPES = {
@@ -121,7 +121,8 @@ class Kernels:
 
     def tables(self, *args: Any, backward: bool) -> list[Tensor]:
         """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward."""
-        tables: list[Tensor] = self.modules.launch.make_tables(backend, *args, PASSES if backward else PASSES[:1])
+        read = map(in_memory, args)
+        tables: list[Tensor] = self.modules.launch.make_tables(backend, *read, PASSES if backward else PASSES[:1])
         return tables
 
     def _as_rows(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +145,7 @@ class Kernels:
                 # Tiles and a family that the kernels would refuse are refused here, too.
                 self.tiles(given["q"], given["v"], options, given.get("cu_seqlens_q", given.get("q_segment_ids")))
             return plain_forward(self._reference, self.fake_forward(*args), *args)
-        o, *others = self.modules.launch.forward(backend, **given)
+        o, *others = self.modules.launch.forward(backend, **_in_memory(given))
         return (*self._of_rows(o), *others)
 
     def _scaled_forward(self, *args: Any) -> tuple[Tensor, ...]:
@@ -155,7 +156,9 @@ class Kernels:
             for (name, sequences), scale in zip(places, scales, strict=True):
                 given[name] = dequantised(given[name], scale, given.get(sequences))
             return plain_forward(self._reference, self.fake_scaled_forward(*args), *given.values())
-        o, lse, *_ = self.modules.launch.forward(backend, **self._as_rows(given), scales=scales)
+        o, lse, *_ = self.modules.launch.forward(
+            backend, **_in_memory(self._as_rows(given)), scales=[*map(in_memory, scales)]
+        )
         return (*self._of_rows(o), lse)
 
     def _backward(self, *args: Any) -> tuple[Tensor, ...]:
@@ -169,7 +172,7 @@ class Kernels:
             whole = (named["o"], named["lse"]) if named["options"].wide_keys else None
             return plain_backward(self._reference, results, named["do"], named["dlse"], places, whole, *forwarded)
         wait_for_backward(self)
-        given = self._as_rows(named)
+        given = _in_memory(self._as_rows(named))
         given["dlse"] = None if given["dlse"] is None else given["dlse"].contiguous()
         dq, dk, dv, *own = self.modules.launch.backward(backend, **given)
         if self._own_gradients is not None:
@@ -221,7 +224,7 @@ class Kernels:
         decay: Tensor = q.new_empty((*rows.shape[:2], given["g"].shape[0 if self.mode == "packed" else 1]), dtype=FP32)
         if not given["options"].plain and decay.numel() > 0:
             sequences = (given["cu_seqlens_k"],) if self.mode == "packed" else ()
-            self.modules.launch.fill_decay(backend, given["g"], *sequences, decay)
+            self.modules.launch.fill_decay(backend, in_memory(given["g"]), *sequences, decay)
         return decay
 
     # ----------------------------------------------------------------------------------------------- what a trace sees
@@ -251,6 +254,11 @@ class Kernels:
             own.append(torch.empty_like(x) if flag is None else x.new_empty(x.shape if given[flag] else (0,)))
         inputs = (given["q"], given["k"], given["v"])
         return (*self._of_rows(*empty_gradients(backend, *inputs, given["options"])), *own)
+
+
+def _in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a launch, as kernels read them."""
+    return {name: in_memory(x) for name, x in given.items()}
 
 
 def dequantised(x: Tensor, scale: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -22,7 +22,8 @@ def runs_reference(q: Tensor) -> bool:
 def launches_directly(q: Tensor) -> bool:
     """Whether kernels can be launched at once. Traced, fake and wrapped tensors go through the custom operator."""
     plain = type(q) is Tensor or type(q) is torch.nn.Parameter
-    return plain and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == is_recording()
+    is_traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+    return plain and not is_traced and torch._C._len_torch_dispatch_stack() == is_recording()
 
 
 def has_values(x: Tensor) -> bool:

@@ -15,7 +15,7 @@ from .ahead import compile_backward
 from .dispatch import launches_directly
 from .plans import Step
 from .replay import apply
-from .transforms import batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
+from .transforms import are_mapped, batched, differentiates_backward, refuse_gradient_of, refuse_second_derivative
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
 """Runs kernels: launches them, or calls the custom operator that stands for the launches."""
@@ -68,7 +68,7 @@ def _run_scaled_forward(name: str, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 def _run_backward(name: str, do: Tensor, dlse: Tensor | None, q: Tensor, *args: Any) -> tuple[Tensor, ...]:
     kernels = KERNELS.of(name)
-    run: Run = kernels.backward if launches_directly(q) else kernels.backward_op
+    run: Run = kernels.backward if launches_directly(q) and not are_mapped(do, dlse) else kernels.backward_op
     return run(do, dlse, q, *args)
 
 
@@ -77,6 +77,9 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of all parameters, from the arguments of a backward."""
     if differentiates_backward():
+        if torch.is_grad_enabled() and are_mapped(*arguments[:2]):
+            # Autograd would return gradients without a graph.
+            refuse_second_derivative(KERNELS.of(name).op)
         found = apply(KERNELS.of(name).gradient_function, *arguments)
     else:
         found = _run_backward(name, *arguments)

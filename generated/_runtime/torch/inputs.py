@@ -140,8 +140,8 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
         return check_seed(op, seed)
     if dropout_p == 0:
         return 0  # Nothing is drawn: the state of the generator stays.
-    if torch.compiler.is_compiling():
-        fail(op, "seed", "an int under torch.compile, which would draw one seed for all calls", None)
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        fail(op, "seed", "an int in a trace, as of torch.compile, which would draw one seed for all calls", None)
     return int(torch.randint(SEED_END - 1, (), device="cpu").item())
 
 

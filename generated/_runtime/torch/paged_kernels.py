@@ -22,7 +22,7 @@ from .operators import register_operator
 from .paged import computes_reference, gathered, paged_schedule, plan_tables, reference_results, with_classes
 from .paged_decay import log_decays
 from .prompts import check_pointers
-from .strides import aligned, empty_like_layout
+from .strides import aligned, empty_like_layout, in_memory
 from .transforms import one_by_one
 
 _CALL: dict[str, Any] = {
@@ -104,7 +104,7 @@ class PagedKernels:
             return call.results(backend)
         if computes_reference(call):
             return self._reference(call, own)
-        call = _readable(call)
+        call, own = _readable(call), [*map(in_memory, own)]
         check_pointers(self.op, call)
         if tables:
             check_tables(self.op, call, tables)
@@ -116,7 +116,7 @@ class PagedKernels:
     def _plan(self, call: CacheCall, bounds: Sequence[Any]) -> list[Tensor]:
         if computes_reference(call):
             return []
-        tables: list[Tensor] = self.modules.launch.plan(backend, call, *bounds)
+        tables: list[Tensor] = self.modules.launch.plan(backend, call, *map(in_memory, bounds))
         return tables
 
     def _reference(self, call: CacheCall, own: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -212,6 +212,7 @@ def _call(args: Sequence[Any]) -> CacheCall:
 
 def _readable(call: CacheCall) -> CacheCall:
     """A call whose tensors kernels can read: q and dense keys are copied if need be. A cache is read in place."""
+    call = call._replace(**{name: in_memory(x) for name, x in call._asdict().items()})
     q, k, v = _readable_rows(call.q), call.k, call.v
     if call.page_size == WHOLE_ROW:
         k, v = (aligned(x.transpose(1, 2)).transpose(1, 2) for x in (k, v))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,10 @@ def test_takes_any_scale_and_layout(scale: float) -> None:
         if name in found:
             assert found[name].shape == x.shape
             torch.testing.assert_close(found[name], x, rtol=1e-5, atol=1e-5)
+
+
+def test_is_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(causal.backward)) is causal.backward
 
 
 def test_two_halves_of_the_keys_add_up() -> None:

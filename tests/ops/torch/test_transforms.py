@@ -46,6 +46,11 @@ def biased() -> dict[str, Tensor]:
     return {"q": q, "k": k, "v": v, "w": torch.randn(2), "u": torch.randn(2, 2), "t": torch.randn(7)}
 
 
+def draw_alibi() -> dict[str, Tensor]:
+    q, k, v = torch.randn(3, 2, 2, 7, 16)
+    return {"q": q, "k": k, "v": v, "slope": torch.rand(2)}
+
+
 @pytest.mark.parametrize("variant", ["causal", "alibi", "forgetting", "gpt_oss", "document"])
 def test_transforms_give_the_gradients_of_backward(variant: str) -> None:
     transforms.check_gradients_of_transforms(variant, "cpu")
@@ -66,6 +71,22 @@ def test_transforms_give_the_gradients_of_backward(variant: str) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_vmap_is_one_call_after_the_other(variant: str, mapped: set[str], packed: bool) -> None:
     transforms.check_mapped(variant, "cpu", mapped, packed)
+
+
+@pytest.mark.parametrize("results", ["o", "lse", "both"])
+def test_batched_gradients_are_those_of_one_backward_each(results: str) -> None:
+    given = {name: x.requires_grad_() for name, x in draw_alibi().items()}
+    wanted = [*given.values()]
+    o, lse = load_op("alibi")(**given, return_lse=True)
+    outputs = {"o": (o,), "lse": (lse,), "both": (o, lse)}[results]
+    gradients = [torch.randn(3, *x.shape) for x in outputs]
+    mapped = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, is_grads_batched=True)
+    for i in range(3):
+        of_one = torch.autograd.grad(outputs, wanted, [x[i] for x in gradients], retain_graph=True)
+        for got, want in zip(mapped, of_one, strict=True):
+            assert torch.equal(got[i], want)
+    with pytest.raises(NotImplementedError, match="alibi: second derivatives"):
+        torch.autograd.grad(outputs, wanted, gradients, is_grads_batched=True, create_graph=True)
 
 
 def test_vmap_over_packings() -> None:
@@ -164,6 +185,40 @@ def test_a_traced_call_may_get_one_tensor_twice(keyword: str | None) -> None:
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x), torch.autograd.grad(loss(x), x))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("mode", ["dense", "packed", "segmented", "paged"])
+def test_traced_by_jit(mode: str) -> None:
+    """`torch.jit.trace`, as TensorBoard's `add_graph` traces a model: the trace computes calls of other lengths."""
+
+    def given(length: int) -> tuple[Tensor, ...]:
+        q, k, v = torch.randn(3, 2, 4, length, 16)
+        if mode == "dense":
+            return q, k, v
+        if mode == "segmented":
+            return q, k, v, torch.randint(2, (2, length))
+        if mode == "packed":
+            return *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 3, length])
+        cache = torch.randn(4, 16, 2, 16)
+        return q[:, :, :1], cache, cache, torch.tensor([[1, 0], [3, 2]]), torch.tensor([length, 7])
+
+    def call(*tensors: Tensor) -> Any:
+        names = {"dense": (), "packed": ("cu_seqlens_q",), "segmented": ("q_segment_ids",)}
+        own = dict(zip(names.get(mode, ("page_table", "kv_lengths")), tensors[3:], strict=True))
+        return load_op("causal")(*tensors[:3], return_lse=True, **own)
+
+    traced = torch.jit.trace(call, given(9))
+    other = given(20)
+    for got, want in zip(traced(*other), call(*other), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_trace_by_jit_needs_a_seed() -> None:
+    x = torch.randn(1, 1, 9, 16)
+    with pytest.raises(ArgumentError, match="causal_dropout: seed: expected an int in a trace"):
+        torch.jit.trace(lambda x: load_op("causal_dropout")(x, x, x, dropout_p=0.5), x)
 
 
 def test_rows_without_keys_have_no_nan_in_their_gradients() -> None:
@@ -287,6 +342,14 @@ def test_scalars_of_numpy_and_tensors_of_one_number() -> None:
     for options, text in refused:
         with pytest.raises(ArgumentError, match=text):
             op(**given, **options)
+
+
+@pytest.mark.parametrize("size", [np.int64(3), torch.tensor(3)])
+def test_compiled_with_scalars_that_are_no_python_numbers(size: Any) -> None:
+    """torch.compile sees an array in a numpy scalar, and breaks its graph to read it."""
+    given, op = transforms.arguments("window", "cpu"), load_op("window")
+    compiled = torch.compile(lambda size: op(**given, size=size), backend="eager")
+    assert torch.equal(compiled(size), op(**given, size=3))
 
 
 def test_exported_with_symbolic_sizes() -> None:
