@@ -347,25 +347,23 @@ def keep_results(options: argparse.Namespace, results: Results) -> None:
 
 def _print_stored(results: Results) -> None:
     """Print the tables that suites print themselves when they run."""
-    others = results.others
-    if "packed" in others:
-        from bench.cases.packed import cases, front_cases
-        from bench.runs import packed
+    for suite, rows in results.others.items():
+        if suite == "packed":
+            from bench.cases.packed import cases, front_cases
+            from bench.runs import packed
 
-        print(
-            f"\n{packed.table([packed.PackedMeasurement(**row) for row in others['packed']], cases() + front_cases())}"
-        )
-    if "decode" in others:
-        from bench.runs import decode
+            print(f"\n{packed.table([packed.PackedMeasurement(**row) for row in rows], cases() + front_cases())}")
+        elif suite == "decode":
+            from bench.runs import decode
 
-        copy = results.settings["copy_tb_per_s"]
-        print(f"\n{decode.table([decode.DecodeMeasurement(**row) for row in others['decode']], copy)}")
-    if "models" in others:
-        from bench.runs import models
+            copy = results.settings["copy_tb_per_s"]
+            print(f"\n{decode.table([decode.DecodeMeasurement(**row) for row in rows], copy)}")
+        elif suite == "models":
+            from bench.runs import models
 
-        print(f"\n{models.table([models.ModelMeasurement(**row) for row in others['models']])}")
-    if rest := others.keys() - {"packed", "decode", "models", "parallel"}:
-        print(f"\nno table of: {', '.join(sorted(rest))}")
+            print(f"\n{models.table([models.ModelMeasurement(**row) for row in rows])}")
+        elif suite != "parallel":  # `_present` prints its tables
+            print(f"\nno table of: {suite}")
 
 
 def _present(options: argparse.Namespace, results: Results) -> None:

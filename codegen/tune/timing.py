@@ -24,6 +24,7 @@ CLEARING_S = 5e-5
 """The least time in which a GPU clears its L2 cache as `on_gpu` does: 256 MiB, at 5 TB/s."""
 
 MOST_CLEARINGS = 50
+"""Most times that the L2 cache is cleared before one call: at least 2.5 ms."""
 
 LONG_MS = 1000.0
 """A call that takes at least this long is not warmed up and hardly repeated."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 651462a7f099728f
+# hash: 27e90aedd4bbe520
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -389,7 +389,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f9b683588fe4dfb7",
         },
         "paged": {
-            "fwd": "52a6613f5357101b",
+            "fwd": "b0dbca9bc7ad5cf5",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -427,7 +427,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "d2b90d1e416b6135",
         },
         "paged": {
-            "fwd": "cf1d9eaa88f8eca1",
+            "fwd": "3f40855988026699",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -494,7 +494,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "195621de99138d41",
         },
         "paged": {
-            "fwd": "b0ad80a79eeba6f0",
+            "fwd": "5ffbc7a070769918",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -528,7 +528,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "d91e6369c9e46f26",
+            "fwd": "170cd5a91a3bb18b",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -562,7 +562,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "7499bfedbe034f7e",
+            "fwd": "447cc86005a201e5",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -596,7 +596,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "f6a4a1d61cbcb74e",
+            "fwd": "d98c91079c3ab671",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -630,7 +630,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "24923ba05e6554c3",
+            "fwd": "f7431614a7555065",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -664,7 +664,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "5849cd1e2e0eddc2",
+            "fwd": "f334b5b381199fe4",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -702,7 +702,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "b35835f46968cc7f",
         },
         "paged": {
-            "fwd": "f8bca595414eec78",
+            "fwd": "a29d4c888eefbbcc",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -740,7 +740,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c5a1fd73a9c8c674",
         },
         "paged": {
-            "fwd": "a1e17a1451fee0c8",
+            "fwd": "74fa2ad6b134f980",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "b3297a047687dc4d",
+            "fwd": "07cb7301e69fbc46",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -810,7 +810,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "ed03a7f973f0aa36",
+            "fwd": "a9c4fd68abd497e5",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -844,7 +844,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "b5c86f5df7fe0aed",
+            "fwd": "8faa06d54ce8fb5a",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -878,7 +878,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "15f19b6588a77170",
+            "fwd": "17421ce7bc19a4bb",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -913,7 +913,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "8eaafb7269639adc",
+            "fwd": "3197ca80cf5f7f6e",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -947,7 +947,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "54b8991238552c98",
+            "fwd": "cdbbcfbc70a8849b",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -985,7 +985,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "1176c557c1c93cd0",
         },
         "paged": {
-            "fwd": "ffdc83f91b3882ea",
+            "fwd": "cddb8b66dccfa506",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1023,7 +1023,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f27b1c6ff2799c6e",
         },
         "paged": {
-            "fwd": "cc950818bf1e4abc",
+            "fwd": "e13c3f445f28de3d",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1058,7 +1058,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "97e794e76e83f8da",
+            "fwd": "648fba9b1dba0133",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1092,7 +1092,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "08d1c8a063dd001d",
+            "fwd": "f56e3cf6e1abc468",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1126,7 +1126,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "21e3a09be9a98fcd",
+            "fwd": "085b8ec17f17b821",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1160,7 +1160,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "08e854957921f491",
+            "fwd": "06c0ad9a6c747c0c",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

@@ -68,6 +68,12 @@ def check_last_slot(last: int, pages: int, page_size: int) -> None:
         fail("append", "slots", f"slots below {pages * page_size}, the pages of k_cache times the page size", last)
 
 
+def check_factors(op: str, name: str, scales: Sequence[float]) -> None:
+    """Check the numbers, one for each key head, by which a call multiplies keys or values of a cache."""
+    if any(scale < 0 for scale in scales):
+        fail(op, name, "floats of at least 0.0", list(scales))
+
+
 def check_divisors(name: str, scales: Sequence[float]) -> None:
     """Check the numbers, one for each key head, by which `append` divides keys or values."""
     if any(scale <= 0 for scale in scales):

@@ -143,7 +143,8 @@ def check_lengths(
         own, holder = most, "the table's"
         if starts is not None:
             begin, end = (page_size * start for start in starts[number : number + 2])
-            own, holder = max(min(end, most) - begin, 0) if begin >= 0 else 0, "its pages'"
+            own = max(min(end, most) - begin, 0) if begin >= 0 else 0
+            holder = "its pages'"
         if not 0 <= length <= own:
             fail(op, "kv_lengths", f"lengths from 0 to {holder} {own} keys", f"{length} at {number}")
 

@@ -59,6 +59,7 @@ class NumberPrinter(FormulaPrinter):
     reads: set[str] = field(default_factory=set)
 
     def infinity(self, value: float) -> str:
+        # The `inf` of the spec's language, which FormulaPrinter prints, is no name of Python.
         return Printer.infinity(self, value)
 
     def operation(self, e: Op) -> tuple[str, int]:

@@ -96,9 +96,9 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
 def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
     """True if measurements show that Hopper's forward is faster as a rule.
 
-    It is where rows attend to key ranges; in packed calls, from an average length on. At 64 columns the score costs as
-    much as the products. There it must be cheap, or overlapped, and dense calls must be long enough for that and have
-    long ranges or wide bands.
+    Rows must attend to key ranges. In packed calls the sequences must have a least average length. At 64 columns the
+    score costs as much as the products, so it must be cheap or overlapped; in dense calls of 64 columns the ranges must
+    also begin at key 0 or be bands, and a sequence must have a least length.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     columns = _widest(head_dims)
@@ -118,8 +118,8 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
     """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    They are where rows attend to key ranges, however short the sequences; in dense calls of 128 columns also where
-    lists describe the blocks.
+    Rows must attend to key ranges, but sequences may be short. In dense calls of 128 columns, lists may describe the
+    blocks instead.
     """
     slow_from, slow_to = HOPPER_FAMILY.slow_backward_head_dims
     has_keys = TRAITS[op].keys_are_runs or (mode == "dense" and _widest(head_dims) == 128)

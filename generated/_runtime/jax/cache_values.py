@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.checks import check_float, fail
-from ..core.paged import FP8, check_scale_given
+from ..core.checks import check_float
+from ..core.paged import FP8, check_factors, check_scale_given
 from ..core.paged_calls import check_cache_dtype, check_converts, check_scale_array
 from .support import canonical, host_number, is_array, values_are_checked
 
@@ -42,8 +42,8 @@ def checked_scale(op: str, name: str, scale: Any, dtype: Any, cache: tuple[int, 
         scale = jnp.broadcast_to(scale, cache[2:3])
     fits = bool(jnp.issubdtype(scale.dtype, jnp.floating))
     check_scale_array(op, name, scale.shape, cache, fits=fits, where="", got=f"{scale.dtype.name} {list(scale.shape)}")
-    if scale.ndim == 1 and values_are_checked(scale) and bool((scale < 0).any()):
-        fail(op, name, "floats of at least 0.0", scale.tolist())
+    if scale.ndim == 1 and values_are_checked(scale):
+        check_factors(op, name, scale.tolist())
     return CacheScale(1.0, scale)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.checks import check_float, fail, host_number
-from ..core.paged import FP8, CacheCall, check_scale_given, score_factor
+from ..core.paged import FP8, CacheCall, check_factors, check_scale_given, score_factor
 from ..core.paged_calls import check_converts, check_scale_array
 from .sequences import values_are_checked
 
@@ -47,8 +47,8 @@ def _scale(op: str, name: str, scale: Any, x: Tensor) -> tuple[float, Tensor | N
     check_scale_array(op, name, scale.shape, x.shape, fits=fits, where=f" on {x.device}", got=got)
     if torch.is_grad_enabled() and scale.requires_grad:
         fail(op, name, "a tensor without gradient", "one that requires grad")
-    if scale.dim() == 1 and values_are_checked(scale) and bool((scale < 0).any()):
-        fail(op, name, "floats of at least 0.0", scale.tolist())
+    if scale.dim() == 1 and values_are_checked(scale):
+        check_factors(op, name, scale.tolist())
     return 1.0, scale.contiguous()
 
 
