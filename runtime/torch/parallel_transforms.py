@@ -1,6 +1,6 @@
 """Calls over several ranks under `torch.func.grad`, `vjp`, `jacrev` and `vmap`.
 
-The transforms end before the forward of an autograd function, so that nothing that they wrap is sent or checked.
+torch.func unwraps tensors before it runs the forward of an autograd function, so checks and collectives get plain ones.
 """
 
 from collections.abc import Mapping, Sequence

@@ -50,7 +50,7 @@ def differentiates_backward() -> bool:
 def are_mapped(*gradients: Tensor | None) -> bool:
     """Whether gradients of results are those of `torch.autograd.grad(..., is_grads_batched=True)`.
 
-    It maps without `torch.func`. Its tensors have no memory: operators take them, launches cannot.
+    Such gradients are batched without `torch.func`. They have no memory: operators take them, but no kernel can.
     """
     plain = [x for x in gradients if type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)]
     return not all(torch._C._has_storage(x) for x in plain)

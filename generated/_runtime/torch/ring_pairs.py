@@ -28,7 +28,7 @@ class Pair:
     Attributes:
         document, start: the packed document of both, and its first row in the whole call; 0 for dense rows. Runs are
             counted from that row on.
-        is_beside: the rows are in a packed call of their own keys as well, which counts their sink.
+        is_beside: another call of the same step, a packed one, has these rows as well, and counts their sink.
     """
 
     queries: Run

@@ -25,7 +25,7 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def in_memory(x: Any) -> Any:
-    """`x`, or a copy of a tensor whose values are those in its memory times -1, such as `y.conj().imag`."""
+    """`x`, or a copy of a tensor that torch negates when it reads it, such as `y.conj().imag`: kernels would not."""
     return x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x
 
 
