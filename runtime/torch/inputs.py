@@ -140,7 +140,7 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
     if dropout_p == 0:
         return 0  # Nothing is drawn: the state of the generator stays.
     if torch.compiler.is_compiling() or torch._C._is_tracing():
-        fail(op, "seed", "an int in a trace, as of torch.compile, which would draw one seed for all calls", None)
+        fail(op, "seed", "an int under torch.compile and torch.jit.trace, where one would serve all calls", None)
     return int(torch.randint(SEED_END - 1, (), device="cpu").item())
 
 
