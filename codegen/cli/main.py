@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from codegen import PACKAGE, __version__
-from codegen.cli.calls import described_calls, split_report
+from codegen.cli.calls import check_one_gpu, described_calls, split_report
 from codegen.cli.options import (
     call_options,
     compare_options,
@@ -48,7 +49,9 @@ from codegen.render import files
 from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
 
 if TYPE_CHECKING:
-    from codegen.spec.model import Spec
+    from pathlib import Path
+
+    from codegen.spec.model import Spec, Variant
 
 EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -136,8 +139,7 @@ def show(args: argparse.Namespace) -> int:
     if args.ranks is not None:
         print(split_report(variant, args))
         return EXIT_OK
-    if args.seq is not None:
-        raise CodegenError("--seq goes with --ranks; --q-len says how many queries one GPU has")
+    check_one_gpu(args)
     calls = described_calls(variant, args)
     if args.pages is not None:
         from codegen.inspect.show_pages import report
@@ -185,21 +187,26 @@ def explain(args: argparse.Namespace) -> int:
     if args.name is None:
         from codegen.inspect.tuned_files import gains
 
+        for option in ("dtype", "head_dim", "seq", "group", "mode", "kv_heads"):
+            if getattr(args, option) is not None:
+                raise CodegenError(
+                    f"--{option.replace('_', '-')} describes a call of a variant: give the variant's name"
+                )
         print("\n".join(gains(out, args.gpu or "")))
         return EXIT_OK
     with _extra():
-        from codegen.inspect.explain import Question, answer
+        from codegen.inspect.explain import DEFAULT_KV_HEADS, Question, answer
     question = Question(
         variant=args.name,
         gpu=args.gpu or "",
-        dtype=args.dtype,
-        head_dim=args.head_dim,
-        seq=args.seq,
-        group=args.group,
-        mode=args.mode,
-        kv_heads=args.kv_heads,
+        dtype=args.dtype or "bf16",
+        head_dim=args.head_dim or 128,
+        seq=args.seq or 4096,
+        group=args.group or 1,
+        mode=args.mode or "dense",
+        kv_heads=args.kv_heads or DEFAULT_KV_HEADS,
     )
-    print("\n".join(answer(out, question, _spec_or_library(args).variants.get(args.name))))
+    print("\n".join(answer(out, question, _rendered_variant(args, out))))
     return EXIT_OK
 
 
@@ -324,6 +331,21 @@ def _spec_or_library(args: argparse.Namespace) -> Spec:
     return load(spec_path(args))
 
 
+def _rendered_variant(args: argparse.Namespace, out: Path) -> Variant | None:
+    """The variant `args.name` of the spec, if the package in `out` is rendered from it.
+
+    An error for another variant of a spec that `args` name; None for one of a spec that is only a default.
+    """
+    from codegen.inspect.origin import check_origin, is_origin
+
+    spec = _spec_or_library(args)
+    if is_origin(spec, out, args.name):
+        return spec.variants[args.name]
+    if args.variants is not None and args.name in spec.variants:
+        check_origin(spec, out, [args.name])
+    return None  # also for a name that is misspelt, which the package's answer reports
+
+
 @contextmanager
 def _extra() -> Iterator[None]:
     """Turn a failed import of a package that only some commands need into an error that names the package."""
@@ -341,6 +363,8 @@ def _extra() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors a user can cause are one message on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a doc may have characters that a terminal lacks
     args = _parser().parse_args(argv)
     run: Run = args.run
     try:
