@@ -72,6 +72,8 @@ def run(choice: Choice) -> None:
     context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     paged = _paged_groups(choice, spec, package)
+    for variant in dict.fromkeys([*(group.variant for group in groups), *(group.variant for group in paged)]):
+        context.file(variant)  # a file that cannot be read is an error before anything is measured
     start = time.monotonic()
     if paged:
         tune_paged(context, paged, minutes=choice.minutes, jobs=choice.jobs, again=choice.again)
