@@ -42,16 +42,14 @@ from codegen.cli.options import (
     variants_option,
     warm_options,
 )
-from codegen.cli.places import check_importable, out_path, package_path, spec_path, variants_path
+from codegen.cli.places import check_importable, out_path, package_path, rendered_variant, spec_path, variants_path
 from codegen.cli.registry import COMMANDS, Run, command
 from codegen.cli.rendered import render_command, render_package, rendered
 from codegen.render import files
 from codegen.util.errors import CodegenError, SpecError, did_you_mean, not_installed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from codegen.spec.model import Spec, Variant
+    from codegen.spec.model import Spec
 
 EXIT_OK, EXIT_DIFFERENT, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -206,7 +204,7 @@ def explain(args: argparse.Namespace) -> int:
         mode=args.mode or "dense",
         kv_heads=args.kv_heads or DEFAULT_KV_HEADS,
     )
-    print("\n".join(answer(out, question, _rendered_variant(args, out))))
+    print("\n".join(answer(out, question, rendered_variant(args, out))))
     return EXIT_OK
 
 
@@ -329,21 +327,6 @@ def _spec_or_library(args: argparse.Namespace) -> Spec:
     from codegen.load.spec_file import load
 
     return load(spec_path(args))
-
-
-def _rendered_variant(args: argparse.Namespace, out: Path) -> Variant | None:
-    """The variant `args.name` of the spec, if the package in `out` is rendered from it.
-
-    An error for another variant of a spec that `args` name; None for one of a spec that is only a default.
-    """
-    from codegen.inspect.origin import check_origin, is_origin
-
-    spec = _spec_or_library(args)
-    if is_origin(spec, out, args.name):
-        return spec.variants[args.name]
-    if args.variants is not None and args.name in spec.variants:
-        check_origin(spec, out, [args.name])
-    return None  # also for a name that is misspelt, which the package's answer reports
 
 
 @contextmanager
