@@ -324,8 +324,7 @@ class FileReader(ExpressionReader):
             if isinstance(found, Symbol) and is_too_long(found.node):
                 raise TranslationError(value, "the value takes more operations than an expression may have")
         except TranslationError as error:
-            made = Captured(target.id, made_by=value)
-            scope.names[target.id] = self.report(error) if self.strict else made
+            scope.names[target.id] = self.report(error) if self.strict else Captured(target.id, made_by=value)
             return
         if isinstance(found, Constant) and not self.strict and is_filled(value):
             found = Captured(target.id, annotation="Tensor", made_by=value)  # which the program may write to
