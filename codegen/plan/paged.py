@@ -113,11 +113,6 @@ class PagedPlan:
         return needed(self.block.statements, uses(self.block.keep))
 
     @property
-    def plan_reads_offset(self) -> bool:
-        """True if the bounds depend on the positions of the queries."""
-        return "Q_OFFSET_PER_BATCH" in self.plan.constants
-
-    @property
     def split_names(self) -> list[str]:
         """The arguments of the plan that the splits of a tile depend on."""
         others = {"records_ptr", "tiles_ptr", "counts_ptr", "num_seqs"}
