@@ -100,7 +100,7 @@ class PagedPlan:
         return found
 
     @property
-    def looks(self) -> bool:
+    def scans_mask(self) -> bool:
         """True if a program searches for the keys that its rows may see. It does if there is a mask, its bounds exclude
         no key, and it reads no tensor that lies in pages: such reads would cost as much as they save when every key is
         seen."""
