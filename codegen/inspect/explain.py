@@ -135,7 +135,7 @@ def _reads_text(variant: Variant, read: Sequence[range], kv_len: int) -> str:
     if list(read) != [range(kv_len)]:
         return "other keys and their page numbers are never read: their pages may be freed"
     planned = paged_plan(variant)
-    if planned is not None and planned.looks:
+    if planned is not None and planned.scans_mask:
         return "a split reads only from the block of its first visible key to its last visible key"
     if analyse(variant.mask).schedule in (Schedule.RANGES, Schedule.LISTS):
         return "every key is read, then masked: the mask does not depend on positions alone"

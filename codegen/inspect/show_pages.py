@@ -45,7 +45,7 @@ def report(spec: Spec, variant: Variant, call: Call, page_size: int, *, encoding
     how = splitting(decode, prompts, q_len=call.q_len, group=GROUP, kv_heads=KV_HEADS)
     tiles = split(variant, how, q_len=call.q_len, kv_len=call.kv_len, scalars=call.scalars, tensors=call.tensors)
     planned = paged_plan(variant)
-    if planned is not None and planned.looks:
+    if planned is not None and planned.scans_mask:
         tiles = [looked(variant, call, tile, how.block_n) for tile in tiles]
     states = page_states(variant, call, page_size, [r for tile in tiles for r in tile.read])
     symbols = _SYMBOLS if can_print(_SYMBOLS, encoding) else _ASCII

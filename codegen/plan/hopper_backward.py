@@ -209,10 +209,9 @@ class BackwardPlan:
             for s in self._steps
         )
 
-    def plain_reads_rows(self, name: str) -> bool:
-        """True if a role's step for blocks without a mask reads where the block of rows starts."""
-        if name != "consume":
-            return True
+    @property
+    def plain_reads_rows(self) -> bool:
+        """True if consumers read where a block of rows without a mask starts."""
         kernel, step = self.kernel, self.plain
         own = bool(kernel.row_adds) or self.variant.dropout or not kernel.linear
         own = own or bool(step.reads) or self.block_term_of_rows or kernel.far is not None
@@ -285,9 +284,10 @@ class BackwardPlan:
         tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *map(Name, tables))
 
-    def _sums(self, own: str, row_sums: bool) -> Role:
+    def _sums(self, own: str) -> Role:
+        """A role that adds sums of rows to memory."""
         own += f" start_m {self._head_rows}"
-        if row_sums:
+        if self.kernel.row_sums:
             own += f" {self._own_rows} " + " ".join(term.buffer for term in self.kernel.row_sums)
         tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
         return self._role(own, *map(Name, tables))
@@ -295,7 +295,7 @@ class BackwardPlan:
     @cached_property
     def adder(self) -> Role:
         """The warp that adds tiles of dq to memory."""
-        return self._sums("", bool(self.kernel.row_sums))
+        return self._sums("")
 
     @cached_property
     def summer(self) -> Role:
@@ -303,7 +303,7 @@ class BackwardPlan:
         place = "kv_start" if self.kernel.packed else "b stride_dvb"
         own = f"{place} hkv start_n k_lap kv_len dv_ptr stride_dvh stride_dvs "
         own += "HEAD_DIM HEAD_DIM_V BLOCK_D BLOCK_DV WITH_DQ"
-        return self._sums(own, bool(self.kernel.row_sums))
+        return self._sums(own)
 
     @cached_property
     def consumer(self) -> Role:

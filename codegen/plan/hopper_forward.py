@@ -260,7 +260,7 @@ class ForwardPlan:
         shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
         shared += ["SequenceRows", "describe_packed_rows"] if self.kernel.packed else ["HeadRows", "describe_rows"]
         shared += ["at_columns", "columns_before"] if self._partial.run is not None else []
-        parts: list[Part] = [*self.visits, *self._producer_prologue, *self.prologue, self.kernel.row_term]
+        parts: list[Part] = [*self.visits, *self.producer_prologue, *self.prologue, self.kernel.row_term]
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
@@ -287,30 +287,21 @@ class ForwardPlan:
     def extra(self) -> list[str]:
         """The arguments that the launch passes beside those of the portable kernel."""
         batch = [] if self.kernel.packed else ["batch"]
-        runs = ["run_blocks_ptr"] if self.leaves_runs else []
+        runs = ["run_blocks_ptr"] if self.kernel.leaves_runs else []
         return batch + runs + (["work_counter_ptr"] if self.kernel.shares_work else [])
-
-    @property
-    def leaves_runs(self) -> bool:
-        """True if the packed kernel may compute the call in the place of this one."""
-        return self.kernel.leaves_runs
 
     @property
     def constants(self) -> list[str]:
         return [*self.kernel.constants, "STAGES"]
 
     @cached_property
-    def _producer_prologue(self) -> list[Assign]:
-        return needed(self.kernel.prologue, uses(self.visits) | set(defines(self.visits)))
-
-    @property
     def producer_prologue(self) -> list[Assign]:
         """Statements that the number of visited blocks is computed from."""
-        return self._producer_prologue
+        return needed(self.kernel.prologue, uses(self.visits) | set(defines(self.visits)))
 
     def _producer(self, reads: frozenset[str], own: str) -> Role:
         """A producer's role. Producers compute where a block of rows is, and which blocks of keys it visits."""
-        reads |= uses(self.visits, self._producer_prologue)
+        reads |= uses(self.visits, self.producer_prologue)
         own += " BLOCK_M num_heads q_len block_seqs_ptr"
         own += " group_size" if "hkv" in reads else ""
         own += " q_offset Q_OFFSET_PER_BATCH Q_AT_END" if "q_shift" in reads and self.kernel.has_offset else ""

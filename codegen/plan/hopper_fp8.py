@@ -21,7 +21,10 @@ _SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
-    """The kernel of a 16-bit forward, changed for float8_e4m3fn: its weights need the running maxima of their rows."""
+    """The kernel of a 16-bit forward, changed for float8_e4m3fn.
+
+    Its weights need the running maxima of their rows, and no packed kernel computes its segmented calls.
+    """
     assert kernel.full is not None
     assert kernel.partial is not None
     args = _arguments(kernel.args)
@@ -33,6 +36,7 @@ def fp8_kernel(kernel: KernelPlan, sign: Signatures) -> KernelPlan:
         full=_scaled_by_head(kernel.full),
         partial=_scaled_by_head(kernel.partial),
         fixed_reference=None,
+        leaves_runs=False,
     )
 
 
@@ -65,10 +69,6 @@ class Fp8ForwardPlan(ForwardPlan):
     @property
     def fp8(self) -> bool:
         return True
-
-    @property
-    def leaves_runs(self) -> bool:
-        return False
 
     @property
     def packed_weights(self) -> str:

@@ -87,12 +87,16 @@ def _last(start: str, block: str, length: str) -> Code:
 
 def key_bounds(analysis: BlockAnalysis, lowering: Lowering) -> LoopBounds:
     """Bounds of the keys for `BLOCK_M` query rows that start at `start_m`."""
+    return _bounds(analysis, analysis.keys, lowering, _KEYS, _query_ends())
+
+
+def _query_ends() -> list[Assign]:
+    """The positions of the first and the last row of a block of query rows."""
     shift = Name("q_shift")
-    block = [
+    return [
         assign("q_first", Infix("+", Name("start_m"), shift)),
         assign("q_last", Infix("+", _last("start_m", "BLOCK_M", "q_len"), shift)),
     ]
-    return _bounds(analysis, analysis.keys, lowering, _KEYS, block)
 
 
 def split_bounds(union: Union, lowering: Lowering) -> LoopBounds:
@@ -115,19 +119,15 @@ def full_bounds(union: Union, lowering: Lowering) -> LoopBounds | None:
 def seen_keys(r: Range, lowering: Lowering) -> list[Assign]:
     """Statements that find the keys `[first_seen, end_seen)`, which some of the `BLOCK_M` query rows from `start_m` on
     see. The range is not rounded to blocks. `end_seen` is 0 if no key is seen."""
-    first, end, shift = Name("first_seen"), Name("end_seen"), Name("q_shift")
+    first, end = Name("first_seen"), Name("end_seen")
     found = [
         assign(first.name, ZERO if r.first is None else _bound(lowering, r.first, _KEYS)),
         assign(end.name, _KEYS.length if r.end is None else _bound(lowering, r.end, _KEYS)),
     ]
     if r.first is not None:
         found.append(assign(end.name, builtin("where", Infix("<", first, end), end, ZERO)))
-    block = [
-        assign("q_first", Infix("+", Name("start_m"), shift)),
-        assign("q_last", Infix("+", _last("start_m", "BLOCK_M", "q_len"), shift)),
-    ]
     read = uses(found)
-    return [*(statement for statement in block if statement.target in read), *found]
+    return [*(statement for statement in _query_ends() if statement.target in read), *found]
 
 
 def query_bounds(analysis: BlockAnalysis, lowering: Lowering) -> LoopBounds:

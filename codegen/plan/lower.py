@@ -113,7 +113,7 @@ class Lowering:
             if node not in self._named:
                 self._define(node, statements, taken)
         self._note_helpers(wanted)
-        return statements, [None if r is None else self._shaped(r, tile=True) for r in roots]
+        return statements, [None if r is None else self._condition(r, tile=True) for r in roots]
 
     def own_shape(self, roots: Iterable[Expr]) -> list[Code]:
         """The code of values in the shape they have: one number per program, or a vector. Tensor reads are hoisted."""
@@ -121,7 +121,7 @@ class Lowering:
         self.block(*wanted)
         in_block, self._named = self._named, dict(self._hoisted)
         try:
-            return [self._shaped(r, tile=False) for r in wanted]
+            return [self._condition(r, tile=False) for r in wanted]
         finally:
             self._named = in_block
 
@@ -136,7 +136,7 @@ class Lowering:
         name = _fresh(_stem(node), taken | self._taken | (set() if in_loop else self._in_loops))
         statement = Assign(
             targets=(name,),
-            values=(self._shaped(node, tile=own is Level.TILE),),
+            values=(self._condition(node, tile=own is Level.TILE),),
             level=own,
             type=node.type,
             of_tokens=isinstance(node, Load) and node.tensor in (QUERY_IDS.name, KEY_IDS.name),
@@ -163,10 +163,6 @@ class Lowering:
                     self.helpers.add("load_pairs")
 
     # ------------------------------------------------------------------------------------------------- expressions
-
-    def _shaped(self, e: Expr, *, tile: bool) -> Code:
-        """The code of `e` as a tile, or in its own shape."""
-        return self._condition(e, tile=tile)
 
     def _code(self, e: Expr, *, tile: bool) -> Code:
         own = level(e)

@@ -12,13 +12,13 @@ from codegen.analysis.mask_ranges import ONE
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
 from codegen.ir.expr import Var
-from codegen.plan import kernel_files, op_gradients
+from codegen.plan import kernel_files
 from codegen.plan.arguments import Argument, mask_arguments, own_arguments
 from codegen.plan.block_table_launches import OFFSETS, ListsOp, lists_op
 from codegen.plan.frameworks import Framework
 from codegen.plan.host_code import HostCode, host, listed, names_of, sum_of_scalars
 from codegen.plan.launch_arguments import LaunchGroup, launch_groups
-from codegen.plan.op_gradients import Buffer, Grid
+from codegen.plan.op_gradients import Buffer, Grid, OwnGradients
 from codegen.plan.parameters import Parameter, names, tensor
 from codegen.plan.references import ReferenceText, computes_with, formula_of, reference_text
 from codegen.plan.signature import CU_SEQLENS, DROPOUT_ORIGIN, PACKED_TABLES
@@ -285,16 +285,19 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     of_mask = mask_arguments(variant, arguments)
     fuses_backward = kernel_files.fuses_backward(planned)
     kernels = (planned.hopper_fwd, planned.hopper_bwd, planned.hopper_bwd_wide)
+    own = OwnGradients(
+        variant=variant, terms=planned.terms, mode=planned.mode, framework=framework, in_keys=fuses_backward
+    )
     return OpPlan(
         framework=framework,
         arguments=arguments,
         name=variant.name,
         symbol=planned.symbol,
         mode=planned.mode,
-        buffers=op_gradients.buffers(planned.terms, planned.mode, in_keys=fuses_backward),
-        gradients=op_gradients.gradients(variant, planned.terms, planned.mode, framework, in_keys=fuses_backward),
-        grids=op_gradients.grids(variant, planned.terms, planned.mode, framework),
-        placed=op_gradients.placed(planned.terms, framework),
+        buffers=own.buffers(),
+        gradients=own.gradients(),
+        grids=own.grids(),
+        placed=own.placed(),
         launches=Launches(
             fwd=launch_groups(planned.fwd),
             fwd_fp8=[] if planned.hopper_fwd_fp8 is None else launch_groups(planned.hopper_fwd_fp8),

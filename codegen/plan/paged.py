@@ -100,7 +100,7 @@ class PagedPlan:
         return found
 
     @property
-    def looks(self) -> bool:
+    def scans_mask(self) -> bool:
         """True if a program searches for the keys that its rows may see. It does if there is a mask, its bounds exclude
         no key, and it reads no tensor that lies in pages: such reads would cost as much as they save when every key is
         seen."""
@@ -111,11 +111,6 @@ class PagedPlan:
     def mask_statements(self) -> list[Statement]:
         """The statements that the mask of a block is computed from."""
         return needed(self.block.statements, uses(self.block.keep))
-
-    @property
-    def plan_reads_offset(self) -> bool:
-        """True if the bounds depend on the positions of the queries."""
-        return "Q_OFFSET_PER_BATCH" in self.plan.constants
 
     @property
     def split_names(self) -> list[str]:

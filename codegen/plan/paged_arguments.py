@@ -9,7 +9,8 @@ from codegen.analysis.paged_calls import HEAD, PAGE, SLOT
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, int_var
 from codegen.plan.host_code import host, listed
-from codegen.plan.kernel import ArgGroup, numbers, pointers
+from codegen.plan.kernel import ArgGroup, pointers
+from codegen.plan.signature import axis_sizes, clamped_axes, scalar_numbers, tensor_strides
 from codegen.plan.variant_reads import reads_pairs, tensor_reads, uses_tanh
 from codegen.spec.model import Variant
 
@@ -35,55 +36,33 @@ def _number(name: str, owner: str) -> ArgGroup:
     return ArgGroup(names=(name,), host=host(f"{{}}.{name}", owner), varies=True)
 
 
-def _own_strides(variant: Variant, names: Sequence[str]) -> list[ArgGroup]:
-    return [
-        ArgGroup(
-            names=tuple(f"stride_{name}_{axis}" for axis in range(len(variant.tensors[name].dims))),
-            host=host("*{}.stride()", name),
-        )
-        for name in names
-        if variant.tensors[name].dims
-    ]
+def _of_tensors(variant: Variant, loads: Sequence[Load]) -> tuple[list[ArgGroup], list[ArgGroup]]:
+    """The pointers to the tensors that are read; their strides, and the sizes of the axes whose index is clamped."""
 
+    def is_inside(tensor: str, axis: int, index: Expr) -> bool:
+        dim = variant.tensors[tensor].dims[axis]
+        by_kind = dim in (PAGE, "q_idx") or (dim == "h" and index == HEAD) or (dim == SLOT and index == _KEY)
+        return by_kind or exact_index(variant.tensors, tensor, axis, index)
 
-def _own_sizes(variant: Variant, loads: Sequence[Load]) -> list[ArgGroup]:
-    """The sizes of the axes whose index is clamped to them."""
-    found: dict[str, set[int]] = {}
-    for load in loads:
-        dims = variant.tensors[load.tensor].dims
-        for axis, index in enumerate(load.indices):
-            if not _has_element(dims[axis], index) and not exact_index(variant.tensors, load.tensor, axis, index):
-                found.setdefault(load.tensor, set()).add(axis)
-    return [
-        ArgGroup(
-            names=tuple(f"{name}_size_{axis}" for axis in sorted(axes)),
-            host=listed(host(f"{{}}.shape[{axis}]", name) for axis in sorted(axes)),
-            varies=True,
-        )
-        for name, axes in found.items()
-    ]
-
-
-def _has_element(dim: str | int, index: Expr) -> bool:
-    """True if an axis always has an element for an index, whatever the size of the axis."""
-    by_kind = dim in (PAGE, "q_idx") or (dim == "h" and index == HEAD)
-    return by_kind or (dim == SLOT and index == _KEY)
+    read = {load.tensor for load in loads}
+    specs = [spec for name, spec in variant.tensors.items() if name in read]
+    strides = [tensor_strides(spec) for spec in specs if spec.dims]
+    return [pointers(spec.name) for spec in specs], [*strides, *axis_sizes(clamped_axes(loads, is_inside))]
 
 
 def _scalars(variant: Variant, roots: Sequence[Expr]) -> list[ArgGroup]:
     read = frozenset().union(*map(expr.names, roots))
-    return [numbers(name, loadable=True) for name in variant.scalars if name in read]
+    return scalar_numbers(name for name in variant.scalars if name in read)
 
 
 def forward_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
     """The arguments of the forward of one split, in order."""
-    loads = tensor_reads(variant)
-    own = [name for name in variant.tensors if name in {load.tensor for load in loads}]
+    tensors, strides = _of_tensors(variant, tensor_reads(variant))
     return [
         pointers("q", "k", "v"),
         ArgGroup(names=("k_scale", "v_scale"), host=host("{}.k_scale, {}.value_scale", "call", "call")),
         *([pointers("sink")] if variant.sink else []),
-        *(pointers(name) for name in own),
+        *tensors,
         _of_call("page_table", "page_starts"),
         pointers("records", "counts"),
         *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if offset else []),
@@ -94,8 +73,7 @@ def forward_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) 
         _strides("v", "phs", "cache_strides", compiled="s"),
         _strides("o", "bhs", "query_strides"),
         _strides("lse", "bh", "lse_strides"),
-        *_own_strides(variant, own),
-        *_own_sizes(variant, loads),
+        *strides,
         _number("table_stride", "call"),
         _number("num_kv_heads", "call"),
         _number("partial_rows", "rows"),
@@ -130,16 +108,14 @@ def forward_constants(variant: Variant, *, offset: bool) -> list[str]:
 
 def plan_arguments(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[ArgGroup]:
     """The arguments of the kernel that plans the splits, in order."""
-    loads = expr.loads(*roots)
-    own = [name for name in variant.tensors if name in {load.tensor for load in loads}]
+    tensors, strides = _of_tensors(variant, expr.loads(*roots))
     return [
-        *(pointers(name) for name in own),
+        *tensors,
         _of_call("cu_seqlens_q", "kv_lengths"),
         *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if shift else []),
         *_scalars(variant, roots),
         pointers("records", "tiles", "counts"),
-        *_own_strides(variant, own),
-        *_own_sizes(variant, loads),
+        *strides,
         _number("q_rows", "call"),
         _number("num_seqs", "call"),
         _number("most_keys", "call"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from codegen.analysis.call_modes import PADDING, Mode
@@ -30,25 +30,24 @@ PACKED_TABLES = ("block_seqs",)
 """Tables by which a program of a packed call finds its sequence; made for each pass."""
 
 
-def clamped_axes(tensors: Mapping[str, TensorSpec], reads: Sequence[Load], mode: Mode) -> dict[str, list[int]]:
-    """Tensor -> axes whose size a kernel needs, to clamp an index that may leave them."""
-    found: dict[str, set[int]] = {}
-    for load in reads:
-        for axis, index in enumerate(load.indices):
-            packed = mode is Mode.PACKED and tensors[load.tensor].dims[axis] in TOKENS
-            if not packed and not exact_index(tensors, load.tensor, axis, index):
-                found.setdefault(load.tensor, set()).add(axis)
-    return {name: sorted(axes) for name, axes in found.items()}
-
-
-def _own_strides(spec: TensorSpec) -> ArgGroup:
+def tensor_strides(spec: TensorSpec) -> ArgGroup:
     """All strides of one of the variant's own tensors."""
     names = tuple(f"stride_{spec.name}_{axis}" for axis in range(len(spec.dims)))
     return ArgGroup(names=names, host=host("*{}.stride()", spec.name))
 
 
-def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
-    """Sizes of the axes whose index is clamped."""
+def clamped_axes(reads: Iterable[Load], is_inside: Callable[[str, int, Expr], bool]) -> dict[str, list[int]]:
+    """Tensor -> axes whose size a kernel needs, to clamp an index. `is_inside(tensor, axis, index)`: it needs none."""
+    found: dict[str, set[int]] = {}
+    for load in reads:
+        for axis, index in enumerate(load.indices):
+            if not is_inside(load.tensor, axis, index):
+                found.setdefault(load.tensor, set()).add(axis)
+    return {name: sorted(axes) for name, axes in found.items()}
+
+
+def axis_sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
+    """The sizes of axes of tensors."""
     return [
         ArgGroup(
             names=tuple(f"{name}_size_{axis}" for axis in clamped),
@@ -59,10 +58,9 @@ def _sizes(axes: Mapping[str, Sequence[int]]) -> list[ArgGroup]:
     ]
 
 
-def _scalars(names: Iterable[str]) -> list[ArgGroup]:
+def scalar_numbers(names: Iterable[str]) -> list[ArgGroup]:
     """The variant's own scalars, without the segment id of padding, which every segmented op has."""
-    own = (name for name in names if name != PADDING.name)
-    return [numbers(name, loadable=True) for name in own]
+    return [numbers(name, loadable=True) for name in names if name != PADDING.name]
 
 
 class Signatures:
@@ -297,16 +295,21 @@ class Signatures:
         return [ArgGroup(names=strides, host=passed)] if names else []
 
     def _tensor_strides(self) -> list[ArgGroup]:
-        groups = [_own_strides(spec) for spec in self.variant.tensors.values() if spec.dims]
+        groups = [tensor_strides(spec) for spec in self.variant.tensors.values() if spec.dims]
         packed = self.layout.has_sequences
         if self.variant.decay and packed:
             groups.append(ArgGroup(names=("stride_decay_0",), host=host("{}.stride(1)", "decay")))
         elif self.variant.decay:
             groups.append(ArgGroup(names=("stride_decay_0", "stride_decay_1"), host=host("*{}.stride()[:2]", "decay")))
-        axes = clamped_axes(self.variant.tensors, tensor_reads(self.variant), self.mode)
+        axes = clamped_axes(tensor_reads(self.variant), self._is_inside)
         if self.variant.decay and not packed:
             axes["decay"] = [2]
-        return [*groups, *self.position_strides(self.position_names), *_sizes(axes)]
+        return [*groups, *self.position_strides(self.position_names), *axis_sizes(axes)]
+
+    def _is_inside(self, tensor: str, axis: int, index: Expr) -> bool:
+        """True if an index stays inside its axis, or is clamped to its sequence."""
+        packed = self.layout.has_sequences and self.variant.tensors[tensor].dims[axis] in TOKENS
+        return packed or exact_index(self.variant.tensors, tensor, axis, index)
 
     def own_tensors(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's tensors that some expressions read."""
@@ -317,13 +320,13 @@ class Signatures:
         """The strides and sizes of the variant's tensors that some expressions read."""
         reads = expr.loads(*roots)
         read = {load.tensor for load in reads}
-        groups = [_own_strides(spec) for name, spec in self.variant.tensors.items() if name in read and spec.dims]
-        return [*groups, *_sizes(clamped_axes(self.variant.tensors, reads, self.mode))]
+        groups = [tensor_strides(spec) for name, spec in self.variant.tensors.items() if name in read and spec.dims]
+        return [*groups, *axis_sizes(clamped_axes(reads, self._is_inside))]
 
     def own_scalars(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's scalars that some expressions read."""
         read = frozenset().union(*map(expr.names, roots))
-        return _scalars(name for name in self.variant.scalars if name in read)
+        return scalar_numbers(name for name in self.variant.scalars if name in read)
 
     def padding(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The segment id of padding, if some expressions read it."""
@@ -354,7 +357,7 @@ class Signatures:
         if self.variant.dropout:
             groups.append(numbers("seed", dtype="uint64", loadable=True))
             groups.append(numbers(*DROPOUT_ORIGIN, loadable=True))
-        return [*groups, *_scalars(self.variant.scalars)]
+        return [*groups, *scalar_numbers(self.variant.scalars)]
 
 
 def _flags(terms: Sequence[GradientTerm]) -> list[str]:

@@ -76,15 +76,6 @@ class TokenLayout:
         """The index of the first of a head's parts."""
         return product(Name("head"), Name(f"num_{axis}"))
 
-    # ---------------------------------------------------------------------- copies of tiles by the TMA unit (Hopper)
-
-    tile_parameters: tuple[str, ...] = ("batch_row",)
-    """The parameters by which a function that copies a tile knows its sequence."""
-
-    def tile_args(self, axis: str) -> tuple[str, ...]:  # noqa: ARG002  (packed layouts read `axis`)
-        """The arguments for `tile_parameters`; `axis`: q or kv."""
-        return self.tile_parameters
-
     # ------------------------------------------------------------------------------------------------- in launches
 
     reference = "reference"
@@ -178,12 +169,6 @@ class PackedLayout(TokenLayout):
     def first_part(self, axis: str) -> Code:
         before = Infix("//", Name(f"{axis}_start"), Name("PART"))
         return total([product(Name("head"), Name(f"{axis}_parts")), before, Name("b")])
-
-    tile_parameters = ("seq_end", "seq_len")
-
-    def tile_args(self, axis: str) -> tuple[str, ...]:
-        """Where the sequence ends, and its length."""
-        return (f"{'k' if axis == 'kv' else axis}_end", f"{axis}_len")
 
     reference = "packed_reference"
     g_axis = 0

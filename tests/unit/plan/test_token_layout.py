@@ -42,13 +42,6 @@ def test_offsets_in_kernels(code: Code, text: str) -> None:
     assert GL.text(code) == text.replace("tl.", "gl.")
 
 
-def test_copies_know_their_sequence_or_batch_row() -> None:
-    assert DENSE.tile_args("q") == DENSE.tile_parameters == ("batch_row",)
-    assert PACKED.tile_args("q") == ("q_end", "q_len")
-    assert PACKED.tile_args("kv") == ("k_end", "kv_len")
-    assert PACKED.tile_parameters == ("seq_end", "seq_len")
-
-
 def test_launches() -> None:
     assert DENSE.query_programs("tile").text == "cdiv(q_len, tile.block_m) * num_heads * batch"
     assert PACKED.query_programs("tile").text == "block_seqs.shape[0] * num_heads"
