@@ -122,7 +122,7 @@ _WORDS = """
     Run empty_gradients fill_decay give_backward words
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base
     by_query in_rows most_keys results_of split_call splits_keys
-    call check_beside_pages check_caches check_without_pages own_tensor
+    autocast_queries call check_beside_pages check_caches check_without_pages own_tensor
     page_starts page_table paged refuse_pages splits max_seqlen_q max_seqlen_k
     all_keys entries entry final_step first_step is_row is_served last_step least merge most next_n next_page
     FOLDED WAVES Q_AT_END SCANNED first_seen last_seen

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 27e90aedd4bbe520
+# hash: 7c399954df2a9396
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -389,7 +389,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f9b683588fe4dfb7",
         },
         "paged": {
-            "fwd": "b0dbca9bc7ad5cf5",
+            "fwd": "4d3511a69e86dd52",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -427,7 +427,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "d2b90d1e416b6135",
         },
         "paged": {
-            "fwd": "3f40855988026699",
+            "fwd": "71732c37e92ef39a",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -494,7 +494,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "195621de99138d41",
         },
         "paged": {
-            "fwd": "5ffbc7a070769918",
+            "fwd": "8fab6a5c18d2a897",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -528,7 +528,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "170cd5a91a3bb18b",
+            "fwd": "04312805a848bd1c",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -562,7 +562,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "447cc86005a201e5",
+            "fwd": "c14aebfebe5f694a",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -596,7 +596,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "d98c91079c3ab671",
+            "fwd": "94b740c591ec17d1",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -630,7 +630,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "f7431614a7555065",
+            "fwd": "c063fb3aa73a96c4",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -664,7 +664,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "f334b5b381199fe4",
+            "fwd": "0218e986e42f32b6",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -702,7 +702,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "b35835f46968cc7f",
         },
         "paged": {
-            "fwd": "a29d4c888eefbbcc",
+            "fwd": "4ab177d95da71657",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -740,7 +740,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c5a1fd73a9c8c674",
         },
         "paged": {
-            "fwd": "74fa2ad6b134f980",
+            "fwd": "3f5d1515412c2703",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "6219ca6ae8c6b5f3",
         },
         "paged": {
-            "fwd": "07cb7301e69fbc46",
+            "fwd": "d34400017d57a7ad",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -810,7 +810,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "bcfbe7a885197d82",
         },
         "paged": {
-            "fwd": "a9c4fd68abd497e5",
+            "fwd": "f665a4ebdb3883cc",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -844,7 +844,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "8faa06d54ce8fb5a",
+            "fwd": "0ed338bcbbcf191e",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -878,7 +878,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "17421ce7bc19a4bb",
+            "fwd": "3a34243d63a1607d",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -913,7 +913,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "5760ae35696f6acb",
         },
         "paged": {
-            "fwd": "3197ca80cf5f7f6e",
+            "fwd": "d08b9fabf9deb6d7",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -947,7 +947,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "cdbbcfbc70a8849b",
+            "fwd": "35a5abd31ecdb426",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -985,7 +985,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "1176c557c1c93cd0",
         },
         "paged": {
-            "fwd": "cddb8b66dccfa506",
+            "fwd": "6a843962505113fe",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1023,7 +1023,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f27b1c6ff2799c6e",
         },
         "paged": {
-            "fwd": "e13c3f445f28de3d",
+            "fwd": "75551dbf125811f1",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1058,7 +1058,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "0635b25cba57b779",
         },
         "paged": {
-            "fwd": "648fba9b1dba0133",
+            "fwd": "06afb78dec249f60",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1092,7 +1092,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "f56e3cf6e1abc468",
+            "fwd": "06c3de1eabc67f39",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1126,7 +1126,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "085b8ec17f17b821",
+            "fwd": "b9a1cd11ee00a1af",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1160,7 +1160,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "06c0ad9a6c747c0c",
+            "fwd": "acdffada0c7c531b",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

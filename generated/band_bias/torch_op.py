@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: bfe4b8df1eeb193d
+# hash: 896209682ffd05d0
 """`band_bias` for PyTorch. A band, and a bias per batch row, head and pair that the model has computed, as T5's
 (arXiv:1910.10683)."""
 
@@ -29,7 +29,7 @@ from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.gradients import place_pairs
 from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
-from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
+from .._runtime.torch.paged import autocast_queries, check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
@@ -166,7 +166,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         before = check_int(NAME, "before", before, minimum=0)
@@ -253,6 +253,7 @@ def _plan(
         before = check_int(NAME, "before", before, minimum=0)
         after = check_int(NAME, "after", after, minimum=0)
     else:
+        q = autocast_queries(q, k, k if v is None else v)
         call = check_caches(
             NAME,
             q,
@@ -391,7 +392,16 @@ def band_bias(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME,
+            cu_seqlens_k,
+            max_seqlen_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            padding_id=padding_id,
+            deterministic=deterministic,
+            q_scale=q_scale,
         )
         return _paged(
             q,
@@ -478,7 +488,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,
@@ -682,6 +692,7 @@ def _paged(
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    q = autocast_queries(q, k, v)
     call = check_caches(
         NAME,
         q,

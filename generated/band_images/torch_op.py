@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: 8cadd53ddb04c33b
+# hash: 399d01c15b4534b7
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -26,7 +26,7 @@ from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, 
 from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
-from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
+from .._runtime.torch.paged import autocast_queries, check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
@@ -158,7 +158,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         image = check_tensor(NAME, "image", image, (k.shape[0],), ("int32",), q)
@@ -261,6 +261,7 @@ def _plan(
             q, k = q.transpose(1, 2), k.transpose(1, 2)
         call = split_call(NAME, q, k, k, None, 0 if q_offset is None else q_offset, kv_lengths, -1, splits)
     else:
+        q = autocast_queries(q, k, k if v is None else v)
         call = check_caches(
             NAME,
             q,
@@ -398,7 +399,16 @@ def band_images(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME,
+            cu_seqlens_k,
+            max_seqlen_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            padding_id=padding_id,
+            deterministic=deterministic,
+            q_scale=q_scale,
         )
         return _paged(
             q,
@@ -485,7 +495,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,
@@ -689,6 +699,7 @@ def _paged(
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    q = autocast_queries(q, k, v)
     call = check_caches(
         NAME,
         q,

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/jax_op.py.jinja
-# hash: 95b4e1fee4184549
+# hash: 8fbaf69479ec3afb
 """`band_mask` for JAX. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -182,6 +182,7 @@ def _schedule(
 def _plan(
     q: Array,
     k: Array,
+    v: Array | None = None,
     *,
     before: int | Array | None = None,
     after: int | Array | None = None,
@@ -198,13 +199,13 @@ def _plan(
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
-    `scan`. Nothing waits for the device.
+    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
+    it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
         q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
     )
-    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
     cached.scalars = {
         "before": check_int(NAME, "before", before, minimum=0),
         "after": check_int(NAME, "after", after, minimum=0),
@@ -337,6 +338,8 @@ def band_mask(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            padding_id=host_number(NAME, "padding_id", padding_id),
+            deterministic=deterministic,
             family=family,
             q_scale=q_scale,
         )

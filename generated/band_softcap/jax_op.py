@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/jax_op.py.jinja
-# hash: b37ea629c17f84ac
+# hash: cfdee777f4794569
 """`band_softcap` for JAX. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -150,6 +150,7 @@ def _schedule(
 def _plan(
     q: Array,
     k: Array,
+    v: Array | None = None,
     *,
     before: int | Array | None = None,
     after: int | Array | None = None,
@@ -166,13 +167,13 @@ def _plan(
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
-    `scan`. Nothing waits for the device.
+    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
+    it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
         q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
     )
-    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
     cached.scalars = {
         "before": check_int(NAME, "before", before, minimum=0),
         "after": check_int(NAME, "after", after, minimum=0),
@@ -303,6 +304,8 @@ def band_softcap(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            padding_id=host_number(NAME, "padding_id", padding_id),
+            deterministic=deterministic,
             family=family,
             q_scale=q_scale,
         )

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 7c6bf37209611a10
+# hash: 13a4696c9b9a0983
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -24,7 +24,7 @@ from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, 
 from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
-from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
+from .._runtime.torch.paged import autocast_queries, check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
@@ -134,7 +134,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         doc = check_tensor(NAME, "doc", doc, (k.shape[0],), ("int32",), q)
@@ -220,6 +220,7 @@ def _plan(
             q, k = q.transpose(1, 2), k.transpose(1, 2)
         call = split_call(NAME, q, k, k, None, 0 if q_offset is None else q_offset, kv_lengths, -1, splits)
     else:
+        q = autocast_queries(q, k, k if v is None else v)
         call = check_caches(
             NAME,
             q,
@@ -351,7 +352,16 @@ def document(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME,
+            cu_seqlens_k,
+            max_seqlen_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            padding_id=padding_id,
+            deterministic=deterministic,
+            q_scale=q_scale,
         )
         return _paged(
             q,
@@ -432,7 +442,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,
@@ -593,6 +603,7 @@ def _paged(
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    q = autocast_queries(q, k, v)
     call = check_caches(
         NAME,
         q,

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/torch_op.py.jinja
-# hash: 887d74aed55ccbdf
+# hash: f91e943095c399c3
 """`forgetting_pruned` for PyTorch. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
 arXiv:2504.06949)."""
 
@@ -24,7 +24,7 @@ from .._runtime.torch.dtypes import autocast_inputs, interpreter_dtype, result_d
 from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
-from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
+from .._runtime.torch.paged import autocast_queries, check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_decay import check_decay_caches, check_without_base
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import replayed_op
@@ -143,7 +143,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         first_key = check_tensor(NAME, "first_key", first_key, (q.shape[1], q.shape[0]), ("int32",), q)
@@ -221,6 +221,7 @@ def _plan(
     The arguments are the op's; v is needed if its head_dim is not k's. Of q, k and v only shapes, strides, dtype and
     device matter. Nothing waits for the device.
     """
+    q = autocast_queries(q, k, k if v is None else v)
     call = check_caches(
         NAME,
         q,
@@ -360,7 +361,16 @@ def forgetting_pruned(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME,
+            cu_seqlens_k,
+            max_seqlen_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            padding_id=padding_id,
+            deterministic=deterministic,
+            q_scale=q_scale,
         )
         return _paged(
             q,
@@ -444,7 +454,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,
@@ -609,6 +619,7 @@ def _paged(
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    q = autocast_queries(q, k, v)
     call = check_caches(
         NAME,
         q,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/torch_op.py.jinja
-# hash: 2f6b9336ea1135cb
+# hash: 94a55cf665a5031e
 """`padding` for PyTorch. Keys from `length[b]` on are padding, which no query attends to (Vaswani et al., 2017,
 arXiv:1706.03762)."""
 
@@ -23,7 +23,7 @@ from .._runtime.torch.few_queries import check_dense_plan, in_rows, split_call, 
 from .._runtime.torch.fp8 import scaled_run
 from .._runtime.torch.inputs import check_inputs, check_tensor, positive_scale, query_offset
 from .._runtime.torch.module import AttentionModule
-from .._runtime.torch.paged import check_beside_pages, check_caches, check_without_pages, own_tensor
+from .._runtime.torch.paged import autocast_queries, check_beside_pages, check_caches, check_without_pages, own_tensor
 from .._runtime.torch.paged_kernels import PagedKernels, results_of
 from .._runtime.torch.replay import apply, replayed_op
 from .._runtime.torch.schedule import call_sizes, check_sequences, packed_sizes
@@ -113,7 +113,7 @@ def _schedule(
     tokens: Tokens | None = None
     sequences: tuple[Tensor, ...] = ()
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         cu_seqlens_q, cu_seqlens_k = check_packed(NAME, q, k, v, None, cu_seqlens_q, cu_seqlens_k)
         row_offset, row_offsets = packed_offset(NAME, q_offset, q, cu_seqlens_q, cu_seqlens_k)
         length = check_tensor(NAME, "length", length, (cu_seqlens_q.shape[0] - 1,), ("int32",), q)
@@ -183,6 +183,7 @@ def _plan(
         call = split_call(NAME, q, k, k, None, 0 if q_offset is None else q_offset, kv_lengths, -1, splits)
         length = check_tensor(NAME, "length", length, (q.shape[0],), ("int32",), q)
     else:
+        q = autocast_queries(q, k, k if v is None else v)
         call = check_caches(
             NAME,
             q,
@@ -313,7 +314,16 @@ def padding(
     """
     if page_table is not None:
         check_beside_pages(
-            NAME, cu_seqlens_k, max_seqlen_k, q_segment_ids, kv_segment_ids, q_positions, kv_positions, q_scale=q_scale
+            NAME,
+            cu_seqlens_k,
+            max_seqlen_k,
+            q_segment_ids,
+            kv_segment_ids,
+            q_positions,
+            kv_positions,
+            padding_id=padding_id,
+            deterministic=deterministic,
+            q_scale=q_scale,
         )
         return _paged(
             q,
@@ -394,7 +404,7 @@ def _call(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without paged caches, whose kernels `run` runs."""
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        check_alone(NAME, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+        check_alone(NAME, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
         return _packed(
             run,
             q,
@@ -545,6 +555,7 @@ def _paged(
     schedule: Schedule | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The call on paged caches: k and v are `[pages, page size, Hkv, D]`."""
+    q = autocast_queries(q, k, v)
     call = check_caches(
         NAME,
         q,

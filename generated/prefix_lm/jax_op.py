@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/jax_op.py.jinja
-# hash: b8cba3dbfeae93d6
+# hash: cbc0b0bca1693e42
 """`prefix_lm` for JAX. Causal, but for a prefix of `length` keys that every query attends to (Raffel et al., 2020,
 arXiv:1910.10683)."""
 
@@ -143,6 +143,7 @@ def _schedule(
 def _plan(
     q: Array,
     k: Array,
+    v: Array | None = None,
     *,
     length: int | Array | None = None,
     layout: str = "bshd",
@@ -158,13 +159,13 @@ def _plan(
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
-    `scan`. Nothing waits for the device.
+    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
+    it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
         q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
     )
-    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
     cached.scalars = {
         "length": check_int(NAME, "length", length, minimum=0),
     }
@@ -289,6 +290,8 @@ def prefix_lm(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            padding_id=host_number(NAME, "padding_id", padding_id),
+            deterministic=deterministic,
             family=family,
             q_scale=q_scale,
         )

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/jax_op.py.jinja
-# hash: b62651c92ec363eb
+# hash: 28c334ce4f792581
 """`relative_bias` for JAX. A learned bias per head and distance; those beyond the table have its last (Raffel et
 al., 2020, arXiv:1910.10683)."""
 
@@ -196,6 +196,7 @@ def _schedule(
 def _plan(
     q: Array,
     k: Array,
+    v: Array | None = None,
     *,
     layout: str = "bshd",
     q_offset: int | str | Array | None = None,
@@ -210,13 +211,13 @@ def _plan(
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
-    `scan`. Nothing waits for the device.
+    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
+    it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
         q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
     )
-    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
 
     return plan_of(PAGED, cached)
 
@@ -341,6 +342,8 @@ def relative_bias(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            padding_id=host_number(NAME, "padding_id", padding_id),
+            deterministic=deterministic,
             family=family,
             q_scale=q_scale,
         )

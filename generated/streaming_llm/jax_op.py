@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_op.py.jinja
-# hash: 0b9b1a044c00474b
+# hash: 3fde311ace112bb2
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -148,6 +148,7 @@ def _schedule(
 def _plan(
     q: Array,
     k: Array,
+    v: Array | None = None,
     *,
     size: int | Array | None = None,
     sinks: int | Array | None = None,
@@ -164,13 +165,13 @@ def _plan(
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's; of q and k only shapes and dtype matter. A plan is a pytree: it goes into `jit` and
-    `scan`. Nothing waits for the device.
+    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
+    it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
         q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
     )
-    cached = CacheArguments.checked(NAME, q, k, k, pages, layout=layout)
+    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
     cached.scalars = {
         "size": check_int(NAME, "size", size, minimum=1),
         "sinks": check_int(NAME, "sinks", sinks, minimum=0),
@@ -298,6 +299,8 @@ def streaming_llm(
             kv_segment_ids,
             q_positions,
             kv_positions,
+            padding_id=host_number(NAME, "padding_id", padding_id),
+            deterministic=deterministic,
             family=family,
             q_scale=q_scale,
         )

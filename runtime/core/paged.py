@@ -70,14 +70,22 @@ def check_last_slot(last: int, pages: int, page_size: int) -> None:
 
 def check_factors(op: str, name: str, scales: Sequence[float]) -> None:
     """Check the numbers, one for each key head, by which a call multiplies keys or values of a cache."""
-    if any(scale < 0 for scale in scales):
-        fail(op, name, "floats of at least 0.0", list(scales))
+    if not all(0 <= scale < math.inf for scale in scales):
+        fail(op, name, "finite floats of at least 0.0", list(scales))
+
+
+def check_factor(op: str, name: str, scale: object) -> float:
+    """Check a number by which a call multiplies keys or values of a cache."""
+    found = check_float(op, name, scale)
+    if not 0 <= found < math.inf:
+        fail(op, name, "a finite number of at least 0.0", scale)
+    return found
 
 
 def check_divisors(name: str, scales: Sequence[float]) -> None:
     """Check the numbers, one for each key head, by which `append` divides keys or values."""
-    if any(scale <= 0 for scale in scales):
-        fail("append", name, "floats above 0", list(scales))
+    if not all(0 < scale < math.inf for scale in scales):
+        fail("append", name, "finite floats above 0", list(scales))
 
 
 def check_divisor(name: str, scale: object) -> float:

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
 from ..archs import MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
-from .checks import Size, at_least, check_int, fail
+from .checks import Size, at_least, check_deterministic, check_int, check_padding_id, fail
 from .launches import Tensor
 from .paged import FP8, NUM_TABLES, WHOLE_ROW, CacheCall
 from .paged_tiles import PagedConfig, PagedTiles
@@ -37,12 +37,21 @@ _NOT_BESIDE_PAGES = (
 )
 
 
-def check_beside_pages(op: str, *others: object, family: object = None, q_scale: object = None) -> None:
+def check_beside_pages(
+    op: str,
+    *others: object,
+    padding_id: object,
+    deterministic: object,
+    family: object = None,
+    q_scale: object = None,
+) -> None:
     """Refuse arguments that a call on paged caches does not take.
 
     They are those of _NOT_BESIDE_PAGES, in this order, `q_scale`, and `family` if the framework has only one family of
-    kernels on paged caches.
+    kernels on paged caches. `padding_id` and `deterministic` have no effect in such a call, but must exist.
     """
+    check_padding_id(op, padding_id)
+    check_deterministic(op, deterministic)
     for name, x in (*zip(_NOT_BESIDE_PAGES, others, strict=True), ("family", family), ("q_scale", q_scale)):
         if x is not None:
             fail(op, name, "None beside page_table", type(x).__name__)
@@ -147,6 +156,12 @@ def check_lengths(
             holder = "its pages'"
         if not 0 <= length <= own:
             fail(op, "kv_lengths", f"lengths from 0 to {holder} {own} keys", f"{length} at {number}")
+
+
+def fail_pages(op: str, num_pages: int, pages: Sequence[int], number: int) -> NoReturn:
+    """Raise the error of pages beyond the cache, of the sequence of this number, on which a query sees keys."""
+    expected = f"pages from 0 to {num_pages - 1} for all keys that a query sees"
+    fail(op, "page_table", expected, f"{', '.join(map(str, pages))} in sequence {number}")
 
 
 def most_queries(begins: Sequence[int]) -> int:

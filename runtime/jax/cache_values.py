@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.checks import check_float
-from ..core.paged import FP8, check_factors, check_scale_given
+from ..core.paged import FP8, check_factor, check_factors, check_scale_given
 from ..core.paged_calls import check_cache_dtype, check_converts, check_scale_array
 from .support import canonical, host_number, is_array, values_are_checked
 
@@ -36,7 +35,7 @@ def checked_scale(op: str, name: str, scale: Any, dtype: Any, cache: tuple[int, 
     check_scale_given(op, name, scale, dtype.name)
     scale = canonical(host_number(op, name, scale) if not isinstance(scale, jax.Array) else scale)
     if not is_array(scale):
-        return CacheScale(1.0 if scale is None else float(check_float(op, name, scale, 0.0)), None)
+        return CacheScale(1.0 if scale is None else check_factor(op, name, scale), None)
     if scale.shape == ():
         scale = jnp.broadcast_to(scale, cache[2:3])
     fits = bool(jnp.issubdtype(scale.dtype, jnp.floating))

@@ -81,7 +81,7 @@ class Arguments:
         q_offset, cu_seqlens_q, cu_seqlens_k = sequences.q_offset, sequences.cu_seqlens_q, sequences.cu_seqlens_k
         scale = host_number(op, "scale", scale)
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
-            check_alone(op, layout, *sequences.of_tokens)
+            check_alone(op, layout, host_number(op, "padding_id", sequences.padding_id), *sequences.of_tokens)
             cu_seqlens_q, cu_seqlens_k = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
             row_offset, row_offsets = packed_offset(op, q_offset, cu_seqlens_q, cu_seqlens_k)
             q, k, v = canonical(q), canonical(k), canonical(v)

@@ -1,7 +1,7 @@
 """Calls on paged caches in JAX: the checks of their arguments, and the primitive that computes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from ..core.paged_calls import (
     check_longest,
     check_sequences,
     columns_of_values,
+    fail_pages,
     is_empty,
     most_keys,
     most_queries,
@@ -233,7 +234,8 @@ def _offset(op: str, q_offset: Any, num_seqs: int) -> tuple[int | None, jax.Arra
     if is_array(q_offset):
         return 0, offset_array(op, q_offset, num_seqs)
     if q_offset is None or isinstance(q_offset, str):
-        check_offset_word(op, q_offset or "end")
+        if q_offset is not None:
+            check_offset_word(op, q_offset)
         return None, None
     return checks.check_int(op, "q_offset", host_number(op, "q_offset", q_offset)), None
 
@@ -285,7 +287,36 @@ def paged_attention(
         o, lse = PagedForward(kernels).plain(call, arrays)
     else:
         o, lse = _primitive_of(kernels).bind(*varying_alike(arrays), call=call)
+        if launches_on() is None and values_are_checked(lse):
+            _check_pages(kernels, arguments, lse)
     return o.astype(arguments.dtype), lse
+
+
+def _check_pages(kernels: PagedKernels, arguments: CacheArguments, lse: jax.Array) -> None:
+    """Refuse pages beyond the cache on which a query sees keys. For such queries the reference gives an lse of NaN."""
+    given, made = arguments.operands, arguments.cache_call
+    lengths, size = given["kv_lengths"].tolist(), made.page_size
+    tables = given["page_table"].tolist()
+    if "page_starts" in given:
+        tables = [tables[start:] for start in given["page_starts"].tolist()[:-1]]
+    used = [row[: -(-length // size)] for row, length in zip(tables, lengths, strict=True)]
+    beyond = [sorted({page for page in row if not 0 <= page < made.k.shape[0]}) for row in used]
+    if not any(beyond) or not jnp.isnan(lse).any():
+        return
+    # Whatever else is not a number must not look like a page beyond the cache.
+    clean = {name: _numbers(given[name]) for name in ("q", "k")}
+    call, arrays = _call(replace(arguments, operands={**given, **clean}))
+    _, marks = _primitive_of(kernels).bind(*varying_alike(arrays), call=call)
+    begins = given["cu_seqlens_q"].tolist() if made.packed else range(len(beyond) + 1)
+    for number, pages in enumerate(beyond):
+        rows = slice(begins[number], begins[number + 1])
+        if pages and jnp.isnan(marks[:, rows] if made.packed else marks[rows]).any():
+            fail_pages(arguments.op, made.k.shape[0], pages, number)
+
+
+def _numbers(x: jax.Array) -> jax.Array:
+    """An array without NaN and infinity, in the same dtype."""
+    return jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
 
 
 def plan_of(kernels: PagedKernels, arguments: CacheArguments) -> Schedule:

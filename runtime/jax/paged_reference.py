@@ -60,7 +60,8 @@ def _results(
     """o and lse of a call, computed in the dtypes of its operands.
 
     Shapes follow from the capacity of the page table, so that lengths may be traced. Caches may hold any values, NaN
-    included, after a sequence's last key and at keys that no query attends to.
+    included, after a sequence's last key and at keys that no query attends to. A query that sees a page beyond the
+    cache has NaN.
     """
     q = operands["q"]
     k = _filled(operands["k"].transpose(cache_axes))
@@ -91,12 +92,14 @@ def _results(
         is_flat = "page_starts" in operands
         entries = table if is_flat else table[number]
         first = operands["page_starts"][number] if is_flat else 0
-        page = jnp.clip(entries.take(first + places // page_size, mode="clip"), 0, num_pages - 1)
+        named = entries.take(first + places // page_size, mode="clip")
+        page = jnp.clip(named, 0, num_pages - 1)
         slot = places % page_size
         rows = jnp.clip(begins[number] + jnp.arange(most), 0, len(rows_of_q) - 1)
         gathered = _Gathered(number, rows, page, slot, call.packed)
         seen = (places < lengths[number])[:, None, None]
         keys = jnp.where(seen, dequantised(k, k_scale, 1.0, page, slot), 0)
+        keys = jnp.where(seen & (named != page)[:, None, None], jnp.nan, keys)
         values = jnp.where(seen, dequantised(v, v_scale, call.number("v_factor"), page, slot), 0)
         # A key that no query attends to may have a value of NaN, and zero times NaN is NaN. So 0 replaces values that
         # are not finite, and one more column is 1 for their keys: a result with weight in this column becomes NaN.

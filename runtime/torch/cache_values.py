@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_float, fail, host_number
-from ..core.paged import FP8, CacheCall, check_factors, check_scale_given, score_factor
+from ..core.checks import fail, host_number
+from ..core.paged import FP8, CacheCall, check_factor, check_factors, check_scale_given, score_factor
 from ..core.paged_calls import check_converts, check_scale_array
 from .sequences import values_are_checked
+from .transforms import refuse_tangents
 
 FP8_DTYPES = tuple(getattr(torch, name) for name in FP8)
 
@@ -37,13 +38,14 @@ def _scale(op: str, name: str, scale: Any, x: Tensor) -> tuple[float, Tensor | N
     if isinstance(scale, Tensor) and scale.dim() == 0 and scale.device.type == "cpu":
         scale = host_number(op, name, scale)
     if scale is None or not isinstance(scale, Tensor):
-        return 1.0 if scale is None else float(check_float(op, name, scale, 0.0)), None
+        return 1.0 if scale is None else check_factor(op, name, scale), None
     heads = x.shape[2]
     if scale.dim() == 0:
         scale = scale.expand(heads)
     fits = scale.dtype.is_floating_point and scale.device == x.device
     got = f"{scale.dtype} {list(scale.shape)} on {scale.device}"
     check_scale_array(op, name, scale.shape, x.shape, fits=fits, where=f" on {x.device}", got=got)
+    refuse_tangents(op, **{name: scale})
     if torch.is_grad_enabled() and scale.requires_grad:
         fail(op, name, "a tensor without gradient", "one that requires grad")
     if scale.dim() == 1 and values_are_checked(scale):

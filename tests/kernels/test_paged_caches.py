@@ -89,7 +89,8 @@ def test_scales_serve_caches_of_the_dtype_of_q() -> None:
     [
         ({"k_scale": None}, "k_scale: expected a number, floats .* for a cache of float8_e4m3fn, got None"),
         ({"v_scale": None}, "v_scale: expected a number, floats .* for a cache of float8_e4m3fn, got None"),
-        ({"k_scale": -1.0}, "k_scale: expected a number of at least 0.0, got -1.0"),
+        ({"k_scale": -1.0}, "k_scale: expected a finite number of at least 0.0, got -1.0"),
+        ({"v_scale": float("inf")}, "v_scale: expected a finite number of at least 0.0, got inf"),
         ({"v_scale": torch.ones(3)}, r"v_scale: expected .*\[2\] or .*, got torch.float32 \[3\]"),
         ({"v_scale": torch.ones(2, dtype=torch.int32)}, "v_scale: expected .* got torch.int32"),
         ({"k_scale": torch.ones(2, requires_grad=True)}, "k_scale: expected a tensor without gradient"),
@@ -103,10 +104,11 @@ def test_bad_scales(change: dict[str, Any], expected: str) -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a call does not wait for the values of scales on a GPU")
-def test_negative_scales_of_heads_are_refused() -> None:
+@pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan")])
+def test_scales_of_heads_are_finite_and_not_negative(bad: float) -> None:
     case = draw_case("causal", 16, (2,) * 5)
-    with pytest.raises(ValueError, match=r"v_scale: expected floats of at least 0\.0, got \[1\.0, -1\.0\]"):
-        case.call(v_scale=torch.tensor([1.0, -1.0]))
+    with pytest.raises(ValueError, match=rf"v_scale: expected finite floats of at least 0\.0, got \[1\.0, {bad}\]"):
+        case.call(v_scale=torch.tensor([1.0, bad]))
 
 
 @pytest.mark.parametrize("of_heads", [False, True], ids=["number", "head"])
@@ -228,7 +230,12 @@ def test_append_is_the_same_in_jax(kind: str) -> None:
         (torch.ones(2, 4, 2), torch.float16, "k_scale: expected .* 8-bit floats alone, got a cache of 16 bits"),
         (torch.ones(2, 4, 2).half(), torch.float8_e4m3fn, "k_scale: expected dense float32 .*, got torch.float16"),
         (torch.ones(3), torch.float8_e4m3fn, r"k_scale: expected a number or floats \[2\] .*, got .* \[3\]"),
-        (torch.tensor([1.0, 0.0]), torch.float16, r"k_scale: expected floats above 0, got \[1.0, 0.0\]"),
+        (torch.tensor([1.0, 0.0]), torch.float16, r"k_scale: expected finite floats above 0, got \[1.0, 0.0\]"),
+        (
+            torch.tensor([1.0, float("nan")]),
+            torch.float16,
+            r"k_scale: expected finite floats above 0, got \[1.0, nan\]",
+        ),
         (0.0, torch.float16, "k_scale: expected a finite number above 0, got 0.0"),
         (float("nan"), torch.float16, "k_scale: expected a finite number above 0, got nan"),
     ],

@@ -179,3 +179,23 @@ def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
         got = op(q, k, v, return_lse=True, schedule=op.plan(q, k, **faked), **faked)
     for x, wanted in zip(got, want, strict=True):
         assert (x.shape, x.stride(), x.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "page_table", "kv_lengths", "slope"])
+def test_calls_are_mapped(name: str) -> None:
+    """`torch.func.vmap` over any tensor of a call."""
+    case = draw_case("alibi", 16, (1,) * 5)
+    op: Any = golden.load_op("alibi")
+    given = {"q": case.q, "k": case.k, "v": case.v, **case.own, **case.kwargs}
+    table = case.kwargs["page_table"].clone()
+    table[[0, 3], 0] = table[[3, 0], 0]
+    other = {"q": -case.q, "k": case.k * 2, "slope": -case.own["slope"], "page_table": table}
+    other["kv_lengths"] = case.kwargs["kv_lengths"].clamp(max=60)
+    pair = [given[name], other[name]]
+
+    def call(x: Tensor) -> Tensor:
+        o: Tensor = op(**{**given, name: x})
+        return o
+
+    got = torch.func.vmap(call)(torch.stack(pair))
+    assert torch.equal(got, torch.stack([call(x) for x in pair]))

@@ -194,6 +194,12 @@ def check_float(
     return float(value)
 
 
+def check_deterministic(op: str, deterministic: object) -> None:
+    """Check whether a call asks for gradients of equal bits: by a bool, or None for the default."""
+    if deterministic is not None and not isinstance(deterministic, bool):
+        fail(op, "deterministic", "None, True or False", repr(deterministic))
+
+
 def check_padding_id(op: str, padding_id: object) -> int:
     """The segment id of padding, checked: any number that an int32 tensor can hold."""
     padding_id = host_number(op, "padding_id", padding_id)

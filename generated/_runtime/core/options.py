@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..archs import TILE_VALUES
 from ..kernels import TRAITS
-from .checks import check_int, fail
+from .checks import check_deterministic, check_int, fail
 from .families import FAMILIES
 from .tiles import Tile
 
@@ -121,8 +121,7 @@ def checked_options(
     """Check the arguments `config`, `family`, `deterministic` and LENGTHS of a call of this mode."""
     if family is not None and family not in FAMILIES:
         fail(op, "family", f"None or one of {', '.join(map(repr, FAMILIES))}", repr(family))
-    if deterministic is not None and not isinstance(deterministic, bool):
-        fail(op, "deterministic", "None, True or False", repr(deterministic))
+    check_deterministic(op, deterministic)
     if deterministic and mode in TRAITS[op].atomic_modes:
         why = f"as {mode} calls add one of its gradients with atomics, in any order"
         fail(op, "deterministic", f"None or False, {why}", "True")

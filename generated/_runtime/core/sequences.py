@@ -4,7 +4,7 @@
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .checks import check_layout, fail
+from .checks import check_layout, check_padding_id, fail
 
 TOKEN_ARGUMENTS = ("q_segment_ids", "kv_segment_ids", "q_positions", "kv_positions", "kv_lengths")
 
@@ -80,10 +80,11 @@ def check_begins(op: str, name: str, begins: list[int], packed: str, total: int)
         fail(op, name, f"a last value of {total}, the rows of {packed}", begins[-1])
 
 
-def check_alone(op: str, layout: object, *tokens: object) -> None:
-    """Refuse the arguments that a packed call does not take, those of TOKEN_ARGUMENTS in that order, and a layout that
-    does not exist. Packed tensors have one layout, so either name is taken."""
+def check_alone(op: str, layout: object, padding_id: object, *tokens: object) -> None:
+    """Refuse the arguments that a packed call does not take, those of TOKEN_ARGUMENTS in that order, and a layout or a
+    padding id that does not exist. Packed tensors have one layout, so either name is taken."""
     check_layout(op, layout)
+    check_padding_id(op, padding_id)
     for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):
         if value is not None:
             fail(op, name, "None in a packed call, beside cu_seqlens_q", type(value).__name__)

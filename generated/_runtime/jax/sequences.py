@@ -117,9 +117,9 @@ def check_tokens(
     op: str, batch: int, q_len: int, kv_len: int, given: SequenceArguments, kv_lengths: jax.Array | None
 ) -> Tokens | None:
     """Check the token arguments of a call; None if it has none. `kv_lengths` is int32 `[B]` already."""
+    padding_id = check_padding_id(op, host_number(op, "padding_id", given.padding_id))
     if all(x is None for x in given.of_tokens):
         return None
-    padding_id = check_padding_id(op, host_number(op, "padding_id", given.padding_id))
     q_offset, shapes = given.q_offset, ((batch, q_len), (batch, kv_len))
     q_ids, kv_ids = _pair(op, "q_segment_ids", given.q_segment_ids, "kv_segment_ids", given.kv_segment_ids, *shapes)
     q_positions, kv_positions = _pair(op, "q_positions", given.q_positions, "kv_positions", given.kv_positions, *shapes)

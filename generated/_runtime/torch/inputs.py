@@ -35,13 +35,7 @@ def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) ->
 def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
     """Check q, k, v and scale; `layout` may be PACKED."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            fail(op, name, "a torch.Tensor", type(x).__name__)
-        if x.is_nested:
-            expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
-            fail(op, name, expected, f"a nested tensor, layout {x.layout}")
-        if x.layout != torch.strided:
-            fail(op, name, f"layout {torch.strided}", x.layout)
+        check_strided(op, name, x)
     if q.dtype not in _INPUT_DTYPES:
         fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
     # Under autocast rotary embeddings in float32 leave q and k in another dtype than v.
@@ -55,6 +49,17 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> No
     refuse_tangents(op, q=q, k=k, v=v)
     if scale is not None:
         check_scale(op, scale)
+
+
+def check_strided(op: str, name: str, x: Any) -> None:
+    """Check that an argument is a tensor with strides."""
+    if not isinstance(x, Tensor):
+        fail(op, name, "a torch.Tensor", type(x).__name__)
+    if x.is_nested:
+        expected = "a tensor that is not nested: pass its values, and its offsets as cu_seqlens"
+        fail(op, name, expected, f"a nested tensor, layout {x.layout}")
+    if x.layout != torch.strided:
+        fail(op, name, f"layout {torch.strided}", x.layout)
 
 
 def check_tensor(

@@ -2,6 +2,7 @@
 """Calls on paged caches: their checks, what their kernels take, and the reference."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from ..core.paged_calls import (
     check_lengths,
     check_longest,
     check_sequences,
+    fail_pages,
     is_empty,
     lies_in_pages,
     most_keys,
@@ -33,10 +35,24 @@ from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
 from .dispatch import runs_reference
-from .dtypes import as_integers, is_integer
-from .inputs import check_offset_word, check_tensor, offset_number, offset_tensor, positive_scale
+from .dtypes import as_integers, is_autocast, is_integer
+from .inputs import check_offset_word, check_strided, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import tile_of_prompts
 from .sequences import begins_of, values_are_checked
+from .transforms import refuse_tangents
+
+_QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def autocast_queries(q: Any, k: Any, v: Any) -> Any:
+    """q, where autocast is on in the dtype of the caches k and v, because they are read in place.
+
+    Beside caches of 8-bit floats it is in autocast's dtype.
+    """
+    if not all(isinstance(x, Tensor) for x in (q, k, v)) or not is_autocast(q) or q.dtype not in _QUERY_DTYPES:
+        return q
+    wide = [x.dtype for x in (k, v) if x.dtype in _QUERY_DTYPES]
+    return q.to(wide[0] if wide else torch.get_autocast_dtype(q.device.type))
 
 
 def check_caches(
@@ -59,10 +75,10 @@ def check_caches(
     """Check the arguments of a call on paged caches."""
     check_layout(op, layout)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            fail(op, name, "a torch.Tensor", type(x).__name__)
+        check_strided(op, name, x)
         if torch.is_grad_enabled() and x.requires_grad:
             fail(op, name, "a tensor without gradient in a paged call; packed calls have one", "one that requires grad")
+    refuse_tangents(op, q=q, k=k, v=v)
     packed = cu_seqlens_q is not None
     check_cache_shapes(op, q.shape, k.shape, v.shape, packed=packed, layout=layout)
     _check_caches(op, q, k, v)
@@ -116,7 +132,7 @@ def with_classes(op: str, call: CacheCall) -> CacheCall:
 
 def _check_caches(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Check dtypes, devices and strides."""
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if q.dtype not in _QUERY_DTYPES:
         fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
     for name, x in (("k", k), ("v", v)):
         check_cache_dtype(op, name, x.dtype, q.dtype, FP8_DTYPES)
@@ -189,7 +205,11 @@ def computes_reference(call: CacheCall) -> bool:
 
 
 class Gathered(NamedTuple):
-    """The sequences of a call in the form of a packed call."""
+    """The sequences of a call in the form of a packed call.
+
+    `page` and `slot` are the places of the keys, `number` the pages as the table names them. Keys on pages beyond the
+    cache are NaN.
+    """
 
     q: Tensor
     k: Tensor
@@ -199,6 +219,7 @@ class Gathered(NamedTuple):
     q_offset: int | Tensor
     page: Tensor
     slot: Tensor
+    number: Tensor
     packed: bool
 
     def own(self, x: Tensor, *dims: str | int) -> Tensor:
@@ -250,16 +271,27 @@ def gathered(call: CacheCall) -> Gathered:
     else:
         page = call.page_table.long()[call.page_starts.long()[seq] + place // call.page_size]
     # Entries of the table for pages that no query sees may have any value.
-    page = page.clamp(0, call.k.shape[0] - 1)
+    number, page = page, page.clamp(0, call.k.shape[0] - 1)
     slot = place % call.page_size
     q, cu_seqlens_q = call.q, call.cu_seqlens_q
     if cu_seqlens_q is None:
         q = q.transpose(1, 2).flatten(0, 1)
         cu_seqlens_q = torch.arange(call.num_seqs + 1, device=q.device, dtype=torch.int32) * call.q.shape[2]
     keys = dequantised(call.k, call.k_scale, 1.0, page, slot)
+    keys = keys.masked_fill((number != page)[:, None, None], float("nan"))
     values = dequantised(call.v, call.v_scale, call.v_factor, page, slot)
     offset = lengths.int() - cu_seqlens_q.diff() if call.at_end else call.offset
-    return Gathered(q, keys, values, cu_seqlens_q, ends.int(), offset, page, slot, call.packed)
+    return Gathered(q, keys, values, cu_seqlens_q, ends.int(), offset, page, slot, number, call.packed)
+
+
+def check_pages(op: str, call: CacheCall, packed: Gathered, lse: Tensor) -> None:
+    """Refuse pages beyond the cache on which a query sees keys: then a row of lse, `[Hq, total_q]`, is NaN."""
+    beyond = packed.number != packed.page
+    begins = zip(*(pairwise(x.tolist()) for x in (packed.cu_seqlens_q, packed.cu_seqlens_k)), strict=True)
+    for number, (rows, keys) in enumerate(begins):
+        pages = packed.number[slice(*keys)][beyond[slice(*keys)]]
+        if len(pages) > 0 and lse[:, slice(*rows)].isnan().any():
+            fail_pages(op, call.k.shape[0], pages.unique().tolist(), number)
 
 
 def reference_results(call: CacheCall, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from . import backend
 from .dtypes import as_integers, is_integer
 from .paged import Gathered
 from .sequences import begins_of, values_are_checked
+from .transforms import refuse_tangents
 
 
 def check_decay_caches(op: str, call: CacheCall, g: Any, g_base: Any) -> None:
@@ -50,6 +51,7 @@ def _check_cache(op: str, name: str, x: Any, shape: tuple[int, ...], device: tor
     fits = is_tensor and x.dtype == torch.float32 and x.device == device
     got = f"{x.dtype} {list(x.shape)} on {x.device}" if is_tensor else "nothing" if x is None else type(x).__name__
     check_decay_cache(op, name, x.shape if is_tensor else None, shape, fits=fits, where=f" on {device}", got=got)
+    refuse_tangents(op, **{name: x})
     if torch.is_grad_enabled() and x.requires_grad:
         fail(op, name, "a tensor without gradient in a paged call; packed calls have one", "one that requires grad")
 

@@ -19,7 +19,15 @@ from . import backend
 from .attention import NAMESPACE
 from .dispatch import launches_directly
 from .operators import register_operator
-from .paged import computes_reference, gathered, paged_schedule, plan_tables, reference_results, with_classes
+from .paged import (
+    check_pages,
+    computes_reference,
+    gathered,
+    paged_schedule,
+    plan_tables,
+    reference_results,
+    with_classes,
+)
 from .paged_decay import log_decays
 from .prompts import check_pointers
 from .strides import aligned, empty_like_layout, in_memory
@@ -86,22 +94,24 @@ class PagedKernels:
     def forward(self, call: CacheCall, schedule: Schedule | None, *own: Any) -> tuple[Tensor, Tensor]:
         """o and lse of a call; `own` are the variant's own arguments, checked."""
         tables = [] if schedule is None else plan_tables(self.op, schedule, call)
-        if launches_directly(call.q):
+        if call.q.is_meta:
+            return call.results(backend)
+        if _launches_directly(call):
             return self._forward(with_classes(self.op, call), tables, own)
         found: tuple[Tensor, Tensor] = self.forward_op(*_given(call), tables, *own)
         return found
 
     def plan(self, call: CacheCall, *bounds: Any) -> Schedule:
         """A schedule that says how the keys of each sequence are split."""
-        if launches_directly(call.q):
+        if call.q.is_meta:
+            return paged_schedule(self.op, call, [])
+        if _launches_directly(call):
             return paged_schedule(self.op, call, self._plan(with_classes(self.op, call), bounds))
         return paged_schedule(self.op, call, self.plan_op(*_given(call), *bounds))
 
     # -------------------------------------------------------------------------------------------------------- launches
 
     def _forward(self, call: CacheCall, tables: list[Tensor], own: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        if call.q.is_meta:
-            return call.results(backend)
         if computes_reference(call):
             return self._reference(call, own)
         call, own = _readable(call), [*map(in_memory, own)]
@@ -136,6 +146,11 @@ class PagedKernels:
         given |= {"scale": call.scale, "return_lse": True, "q_offset": packed.q_offset}
         given |= {"cu_seqlens_q": packed.cu_seqlens_q, "cu_seqlens_k": packed.cu_seqlens_k}
         o, lse = self.reference(q, k, v, **given)
+        if lse.isnan().any() and (packed.number != packed.page).any():
+            # Whatever else is not a number must not look like a page beyond the cache.
+            clean = k.nan_to_num(0.0, 0.0, 0.0).where((packed.number == packed.page)[:, None, None], k)
+            _, marks = self.reference(q.nan_to_num(0.0, 0.0, 0.0), clean, v, **given)
+            check_pages(self.op, call, packed, marks)
         is_number = v.isfinite()
         if not is_number.all():
             # A page that no query sees may hold NaN, and zero times NaN is NaN. One more column of values sums the
@@ -184,6 +199,14 @@ def results_of(
 def _signature(types: Mapping[str, Any], result: Any) -> Signature:
     kind = Parameter.POSITIONAL_OR_KEYWORD
     return Signature([Parameter(name, kind, annotation=x) for name, x in types.items()], return_annotation=result)
+
+
+def _launches_directly(call: CacheCall) -> bool:
+    """Whether kernels can be launched at once.
+
+    A transform of `torch.func` may wrap any tensor of the call, so that only the custom operator finds its values.
+    """
+    return launches_directly(call.q) and not torch._C._are_functorch_transforms_active()
 
 
 def _given(call: CacheCall) -> list[Any]:

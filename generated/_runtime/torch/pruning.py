@@ -46,7 +46,7 @@ def first_keys(
     check_unpruned(op, prune, getattr(q, "dtype", ""))
     with torch.no_grad():
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
-            check_alone(op, layout, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
+            check_alone(op, layout, padding_id, q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths)
             begins, kv_begins = check_packed(op, q, k, v, scale, cu_seqlens_q, cu_seqlens_k)
             q, k, v = autocast_inputs(q, k, v)
             row_offset, row_offsets = packed_offset(op, q_offset, q, begins, kv_begins)

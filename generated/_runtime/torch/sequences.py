@@ -103,10 +103,10 @@ def check_tokens(
 
     Nothing waits for the device.
     """
+    padding_id = check_padding_id(op, padding_id)
     by_ids = q_segment_ids is not None or kv_segment_ids is not None or kv_lengths is not None
     if not by_ids and q_positions is None and kv_positions is None:
         return None
-    padding_id = check_padding_id(op, padding_id)
     q_ids, kv_ids = _pair(op, "q_segment_ids", q_segment_ids, "kv_segment_ids", kv_segment_ids, q, k)
     q_positions, kv_positions = _pair(op, "q_positions", q_positions, "kv_positions", kv_positions, q, k)
     if q_positions is not None and not (type(q_offset) is int and q_offset == 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -168,8 +169,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"q": jnp.ones((4, 4, 16)), "cu_seqlens_q": jnp.asarray([0, 4])},
         "cu_seqlens_q: expected 3 elements for kv_lengths of 2",
     ),
+    "padding": ({"padding_id": "x"}, "padding_id: expected an int of 32 bits, got 'x'"),
+    "determinism": ({"deterministic": 2}, "deterministic: expected None, True or False, got 2"),
     "splits": ({"splits": 0}, "splits: expected None, 'balanced', 1 for no split, or an int of keys a split, got 0"),
     "offset": ({"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer array, got 'start'"),
+    "empty offset": ({"q_offset": ""}, "q_offset: expected an int, 'end' or an integer array, got ''"),
     "page layout": ({"page_layout": "psdh"}, "page_layout: expected 'pshd' or 'phsd', got 'psdh'"),
     "queries": ({"max_seqlen_q": 0}, "max_seqlen_q: expected an int of at least 1, got 0"),
     "queries of a sequence": (
@@ -199,10 +203,47 @@ def test_bad_arguments(case: str) -> None:
     arguments = {"q": q, "k": cache, "v": cache, **given, **changed}
     with pytest.raises(ArgumentError, match=f"^causal: {message}"):
         ops().causal(**arguments)
-    if not {"v", "family", "q_segment_ids", "schedule"} & changed.keys() and arguments["page_table"] is not None:
+    not_of_plans = {"v", "family", "q_segment_ids", "schedule", "padding_id", "deterministic"}
+    if not not_of_plans & changed.keys() and arguments["page_table"] is not None:
         del arguments["v"]
         with pytest.raises(ArgumentError, match=f"^causal: {message}"):
             ops().causal.plan(**arguments)
+
+
+def test_pages_beyond_the_cache_are_refused_where_a_query_sees_them() -> None:
+    q, cache, given = small()
+    op: Any = ops().window
+    beyond = jnp.asarray([[9, 3, -1], [-2, 9, 2]])
+    window = functools.partial(op, q, cache, cache, kv_lengths=given["kv_lengths"])
+    np.testing.assert_array_equal(
+        window(page_table=beyond, size=2), window(page_table=jnp.asarray([[0, 3, 0], [0, 0, 2]]), size=2)
+    )
+    with pytest.raises(
+        ArgumentError, match=r"^window: page_table: expected pages from 0 to 5 .*, got -2, 9 in seq.* 1"
+    ):
+        window(page_table=beyond.at[0, 0].set(0), size=7)
+    traced = jax.jit(lambda table: window(page_table=table, size=7))(beyond.at[0, 0].set(0))
+    assert jnp.isnan(traced).all((1, 2, 3)).tolist() == [False, True]
+    packed = {"cu_seqlens_q": jnp.asarray([0, 2, 2]), "size": 12, "page_table": jnp.asarray([0, 3, 9, 1, 2])}
+    starts = {"page_starts": jnp.asarray([0, 2, 5]), "kv_lengths": given["kv_lengths"]}
+    op(q[0], cache, cache, **packed, **starts)
+    with pytest.raises(ArgumentError, match=r"page_table: expected pages from 0 to 5 .*, got 9 in sequence 1"):
+        op(q[0], cache, cache, **{**packed, **starts, "cu_seqlens_q": jnp.asarray([0, 1, 2])})
+
+
+def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
+    q, cache, given = small()
+    table = jnp.asarray([[9, 3, -1], [-2, 9, 2]])
+    o = ops().window(q.at[0].set(jnp.nan), cache, cache, page_table=table, kv_lengths=given["kv_lengths"], size=2)
+    assert jnp.isnan(o).all((1, 2, 3)).tolist() == [True, False]
+
+
+def test_a_plan_takes_values() -> None:
+    q, cache, given = small()
+    plan = ops().causal.plan(q, cache, cache, **given)
+    np.testing.assert_array_equal(
+        ops().causal(q, cache, cache, schedule=plan, **given), ops().causal(q, cache, cache, **given)
+    )
 
 
 def test_own_tensors_are_checked() -> None:

@@ -110,8 +110,13 @@ def test_append_to_caches_with_heads_before_slots() -> None:
     [
         ({"k_scale": None}, r"k_scale: expected a number, floats .* for a cache of float8_e5m2, got None"),
         ({"v_scale": None}, r"v_scale: expected a number, floats .* for a cache of float8_e5m2, got None"),
-        ({"k_scale": -1.0}, r"k_scale: expected a number of at least 0.0, got -1.0"),
-        ({"k_scale": jnp.asarray([1.0, -1.0])}, r"k_scale: expected floats of at least 0.0, got \[1.0, -1.0\]"),
+        ({"k_scale": -1.0}, r"k_scale: expected a finite number of at least 0.0, got -1.0"),
+        ({"k_scale": jnp.asarray([1.0, -1.0])}, r"k_scale: expected finite floats of at least 0.0, got \[1.0, -1.0\]"),
+        (
+            {"v_scale": jnp.asarray([1.0, jnp.inf])},
+            r"v_scale: expected finite floats of at least 0.0, got \[1.0, inf\]",
+        ),
+        ({"k_scale": jnp.inf}, r"k_scale: expected a finite number of at least 0.0, got inf"),
         ({"v_scale": jnp.ones(3)}, r"v_scale: expected a number, floats \[2\] or \[6, 4, 2\], got float32 \[3\]"),
         ({"v_scale": jnp.ones(2, int)}, r"v_scale: expected a number, floats .*, got int32 \[2\]"),
         ({"k": jnp.ones((6, 4, 2, 16), jnp.int8)}, "k: expected dtype float32, that of q, or float8_e4m3fn or"),
@@ -130,8 +135,8 @@ def test_bad_scales(change: dict[str, Any], expected: str) -> None:
     ("change", "expected"),
     [
         ({"slots": jnp.asarray([0, 24])}, "slots: expected slots below 24, the pages of k_cache times the page size"),
-        ({"k_scale": jnp.asarray([1.0, 0.0])}, r"k_scale: expected floats above 0, got \[1.0, 0.0\]"),
-        ({"v_scale": jnp.asarray(-2.0)}, r"v_scale: expected floats above 0, got \[-2.0\]"),
+        ({"k_scale": jnp.asarray([1.0, 0.0])}, r"k_scale: expected finite floats above 0, got \[1.0, 0.0\]"),
+        ({"v_scale": jnp.asarray(-2.0)}, r"v_scale: expected finite floats above 0, got \[-2.0\]"),
     ],
 )
 @pytest.mark.parametrize("page_layout", ["pshd", "phsd"])

@@ -1,0 +1,132 @@
+"""Arguments of calls on paged caches in PyTorch, on the CPU: what is refused, and what autocast does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from codegen.testing.golden import load_op
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.settings import INTERPRET
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
+
+
+def small() -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """q of two queries in two sequences, a cache of six pages, and the other arguments."""
+    generator = torch.Generator().manual_seed(0)
+    q, cache = torch.randn(2, 4, 2, 16, generator=generator), torch.randn(6, 4, 2, 16, generator=generator)
+    return q, cache, {"page_table": torch.tensor([[0, 3, -1], [5, 1, 2]]), "kv_lengths": torch.tensor([7, 12])}
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+def test_pages_beyond_the_cache_are_refused_where_a_query_sees_them() -> None:
+    q, cache, given = small()
+    op: Any = load_op("window")
+    beyond = torch.tensor([[9, 3, -1], [-2, 9, 2]])
+
+    def window(table: Tensor, size: int) -> Tensor:
+        o: Tensor = op(q, cache, cache, page_table=table, kv_lengths=given["kv_lengths"], size=size)
+        return o
+
+    assert torch.equal(window(beyond, 2), window(torch.tensor([[0, 3, 0], [0, 0, 2]]), 2))
+    beyond[0, 0] = 0
+    with pytest.raises(
+        ArgumentError, match=r"^window: page_table: expected pages from 0 to 5 .*, got -2, 9 in seq.* 1"
+    ):
+        window(beyond, 7)
+    compiled = torch.compile(window, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ArgumentError, match=r"page_table: expected pages from 0 to 5 .*, got -2, 9 in sequence 1"):
+        compiled(beyond, 7)
+
+
+def test_pages_of_sequences_without_queries_are_not_looked_at() -> None:
+    q, cache, given = small()
+    op: Any = load_op("causal")
+    flat = {"page_table": torch.tensor([0, 3, 9, 1, 2]), "page_starts": torch.tensor([0, 2, 5])}
+    arguments = {"kv_lengths": given["kv_lengths"], **flat}
+    rows = q[0].transpose(0, 1)
+    assert op(rows, cache, cache, cu_seqlens_q=torch.tensor([0, 2, 2]), **arguments).isfinite().all()
+    with pytest.raises(ArgumentError, match=r"page_table: expected pages from 0 to 5 .*, got 9 in sequence 1"):
+        op(rows, cache, cache, cu_seqlens_q=torch.tensor([0, 1, 2]), **arguments)
+
+
+def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
+    q, cache, given = small()
+    q[0] = float("nan")
+    cache[2] = float("nan")
+    table = torch.tensor([[9, 3, -1], [-2, 9, 2]])
+    o = load_op("window")(q, cache, cache, page_table=table, kv_lengths=given["kv_lengths"], size=2)
+    assert o.isnan().all()
+
+
+# ------------------------------------------------------------------------------------------------------ bad arguments
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"padding_id": "x"}, "padding_id: expected an int of 32 bits, got 'x'"),
+        ({"deterministic": 2}, "deterministic: expected None, True or False, got 2"),
+        ({"k_scale": float("inf")}, "k_scale: expected a finite number of at least 0.0, got inf"),
+        ({"q": torch.zeros(2, 4, 2, 16).to_sparse()}, "q: expected layout torch.strided, got torch.sparse_coo"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], expected: str) -> None:
+    q, cache, given = small()
+    with pytest.raises(ArgumentError, match=f"^causal: {expected}"):
+        load_op("causal")(**{"q": q, "k": cache, "v": cache, **given, **change})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_padding_ids_are_checked_in_calls_without_pages(packed: bool) -> None:
+    x = torch.zeros(3, 2, 16) if packed else torch.zeros(1, 2, 3, 16)
+    kwargs: dict[str, Any] = {"cu_seqlens_q": torch.tensor([0, 3])} if packed else {}
+    with pytest.raises(ArgumentError, match=r"padding_id: expected an int of 32 bits, got 1\.5"):
+        load_op("causal")(x, x, x, padding_id=1.5, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "k_scale", "g", "g_base"])
+def test_derivatives_in_forward_mode_are_refused(name: str) -> None:
+    q, cache, given = small()
+    arguments = {"q": q, "k": cache, "v": cache, "k_scale": torch.ones(2)}
+    arguments |= {"g": torch.zeros(6, 4, 4), "g_base": torch.zeros(6, 4)}
+    with forward_ad.dual_level():
+        arguments[name] = forward_ad.make_dual(arguments[name], torch.ones_like(arguments[name]))
+        with pytest.raises(NotImplementedError, match=f"forgetting: {name}: derivatives in forward mode"):
+            load_op("forgetting")(**arguments, **given)
+
+
+# --------------------------------------------------------------------------------------------------- dtypes and devices
+
+
+@pytest.mark.parametrize("of_caches", [torch.bfloat16, torch.float32, torch.float8_e4m3fn], ids=str)
+def test_autocast_casts_queries_to_the_dtype_of_caches(of_caches: torch.dtype) -> None:
+    q, cache, given = small()
+    op: Any = load_op("causal")
+    cache = cache.to(of_caches)
+    scales = {"k_scale": 0.5, "v_scale": 0.5} if of_caches.itemsize == 1 else {}
+    of_queries = torch.bfloat16 if scales else of_caches
+    want = op(q.to(of_queries), cache, cache, **given, **scales)
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
+            plan = op.plan(q.to(dtype), cache, **given)
+            got = op(q.to(dtype).float(), cache, cache, schedule=plan, **given, **scales)
+            assert got.dtype == of_queries
+            exact = dtype == torch.float32 or of_queries == torch.bfloat16
+            assert torch.equal(got, op(q.to(dtype).to(of_queries), cache, cache, **given, **scales))
+            assert not exact or torch.equal(got, want)
+
+
+def test_meta_tensors_have_the_shapes_of_results() -> None:
+    q, cache, given = small()
+    op: Any = load_op("causal")
+    q, cache, given = q.to("meta"), cache.to("meta"), {name: x.to("meta") for name, x in given.items()}
+    o, lse = op(q, cache, cache, schedule=op.plan(q, cache, **given), return_lse=True, **given)
+    assert (o.shape, lse.shape) == (q.shape, q.shape[:3])
