@@ -20,10 +20,9 @@ ZERO = const(0)
 MOST_POSITION = 2**30
 """The largest position and integer scalar of a call. The sum of two fits 32 bits."""
 
-POSITION = "position "
-"""Prefix of a placeholder name that stands for an expression `of_positions`."""
+MOST_INTEGER = 2**31 - 1
 
-_BOUNDED = frozenset(("q_first", "q_last", "kv_first", "kv_last", "b", "h", "hkv")) | expr.QUERY_NAMES | expr.KEY_NAMES
+_BOUNDED = frozenset((*expr.BLOCK_ENDS, "b", "h", "hkv")) | expr.QUERY_NAMES | expr.KEY_NAMES
 
 MOST_TERMS = 8
 """A mask that expands to more terms than this gets the `lists` schedule."""
@@ -38,10 +37,91 @@ class Linear:
     rest: Expr
 
 
+@dataclass(frozen=True)
+class Given(expr.Var):
+    """A placeholder for an expression, `value`, that is one number in a run of the looped position."""
+
+    value: Expr
+
+
+def given(value: Expr, number: int) -> Given:
+    """The placeholder of that number."""
+    return Given(Type.INT, f"given {number}", value)
+
+
 def of_positions(e: Expr) -> bool:
     """True if an integer expression reads only positions, batch rows and heads: no scalar and no tensor."""
-    read = (name for name in expr.names(e) if not name.startswith(POSITION))
-    return _BOUNDED.issuperset(read) and not expr.loads(e)
+    return _BOUNDED.issuperset(expr.names(e)) and not expr.loads(e)
+
+
+def reach(e: Expr) -> int | None:
+    """The most that an integer may be either way, with positions up to MOST_POSITION; None if that is not known, as for
+    a scalar or a tensor's element."""
+    if isinstance(e, expr.Const):
+        return abs(int(e.value))
+    if isinstance(e, Given):
+        return reach(e.value)
+    if isinstance(e, expr.Var):
+        return MOST_POSITION if e.name in _BOUNDED else None
+    e = expr.as_product(e)
+    if not isinstance(e, Op) or e.op not in _REACH:
+        return None
+    if e.op == "floordiv" and not isinstance(e.args[1], expr.Const):
+        return reach(e.args[0])
+    parts = [reach(a) for a in e.args]
+    known = [part for part in parts if part is not None]
+    return _REACH[e.op](*known) if len(known) == len(parts) else None
+
+
+_REACH: dict[str, Callable[..., int]] = {
+    "neg": int,
+    "abs": int,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a + b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, by: -(-a // by),
+    "min": max,
+    "max": max,
+}
+
+
+def _reads_tensor(e: Expr) -> bool:
+    return bool(expr.loads(e)) or any(isinstance(x, Given) and _reads_tensor(x.value) for x in expr.walk(e))
+
+
+def within_bits(bound: Expr) -> Expr:
+    """A bound of a position such that its sums fit 32 bits, whatever the elements of tensors are.
+
+    An element may be the largest integer, which means "no limit": `kv_idx <= limit[b, q_idx]` has the end `limit + 1`,
+    and `q_idx - kv_idx < size[h]` the end `kv_idx + size` along the queries.
+    """
+    rest, literal = expr.split_literal(bound)
+    if len(list(summands(rest))) > 1:
+        return expr.rebuild(bound, _clamped)
+    if literal > 0 and _reads_tensor(rest):
+        return expr.add(expr.minimum(rest, const(MOST_POSITION)), const(literal))
+    return bound
+
+
+def summands(e: Expr) -> Iterable[Expr]:
+    """The operands of a sum, with nested ones; any other expression is its own only operand."""
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        for part in e.args:
+            yield from summands(part)
+    else:
+        yield e
+
+
+def _clamped(e: Expr) -> Expr | None:
+    """A summand that reads a tensor, limited to positions; None for a sum, whose operands are to be limited."""
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
+        return None
+    return _limited(e) if _reads_tensor(e) else e
+
+
+def _limited(e: Expr) -> Expr:
+    """A number that is compared with a position, limited to MOST_POSITION either way."""
+    return expr.maximum(expr.minimum(e, const(MOST_POSITION)), const(-MOST_POSITION))
 
 
 def linear(e: Expr) -> Linear | None:
@@ -111,10 +191,12 @@ class Step:
     def _times_period(self, quotient: Expr) -> Expr:
         """`quotient` periods as a number of positions.
 
-        A scalar or a tensor may hold a huge number that means "no limit". It is clamped so that the product fits 32
-        bits and still lies beyond every position.
+        A scalar or a tensor may hold a huge number that means "no limit", and a position times a period may leave 32
+        bits: `kv_idx // 1000 <= q_idx`. It is clamped so that the product fits 32 bits and still lies beyond every
+        position.
         """
-        if self.period > 1 and not of_positions(quotient):
+        most_known = reach(quotient)
+        if self.period > 1 and (most_known is None or most_known * self.period > MOST_INTEGER):
             most = const(MOST_POSITION // self.period)
             quotient = expr.maximum(expr.minimum(quotient, most), expr.neg(most))
         return expr.mul(const(self.period), quotient)

@@ -28,7 +28,7 @@ from codegen.analysis.interval_arithmetic import (
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, Level, Op, Type, Var, const, int_var, level
 
-Q_FIRST, Q_LAST, KV_FIRST, KV_LAST = map(int_var, ("q_first", "q_last", "kv_first", "kv_last"))
+Q_FIRST, Q_LAST, KV_FIRST, KV_LAST = map(int_var, expr.BLOCK_ENDS)
 Q_POSITIONS, KV_POSITIONS = Interval(Q_FIRST, Q_LAST), Interval(KV_FIRST, KV_LAST)
 
 LEAST_BLOCK = 16

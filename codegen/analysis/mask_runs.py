@@ -8,7 +8,7 @@ from functools import reduce
 
 from codegen.analysis import affine
 from codegen.ir import expr
-from codegen.ir.expr import Expr, Level, Load, Op, Type, const, int_var, level
+from codegen.ir.expr import Expr, Level, Load, Op, Type, const, level
 
 _FIRST, _BEYOND = const(-affine.MOST_POSITION), const(affine.MOST_POSITION + 1)
 """The smallest possible position, and a position beyond the largest."""
@@ -88,25 +88,24 @@ class _Run:
 
 def _run(part: Expr, along: str, other: Level) -> _Run | None:
     """The run of positions that a condition keeps, or that it leaves out; None if it keeps something else."""
-    names: dict[Expr, str] = {}
+    placeholders: dict[Expr, affine.Given] = {}
 
-    def given(node: Expr) -> Expr | None:
-        """Replace a number that reads only the other position by a placeholder name."""
+    def replaced(node: Expr) -> Expr | None:
+        """Replace a number that reads only the other position by a placeholder."""
         if isinstance(node, Load) and level(node) is not other:
             return node
         if node.type is Type.INT and level(node) is other:
-            kind = affine.POSITION if affine.of_positions(node) else "given "
-            return int_var(names.setdefault(node, f"{kind}{len(names)}"))
+            return placeholders.setdefault(node, affine.given(node, len(placeholders)))
         return None
 
-    terms = affine.terms(expr.rebuild(part, given)) or ()
+    terms = affine.terms(expr.rebuild(part, replaced)) or ()
     always = [expr.logical_and(*term) for term in terms if not any(_reads(atom, along) for atom in term)]
     runs = [_run_of_term(term, along) for term in terms if any(_reads(atom, along) for atom in term)]
     known = [run for run in runs if run is not None]
     if not known or len(known) < len(runs):
         return None
     joined = _joined(known, expr.logical_or(*always))
-    values = {name: node for node, name in names.items()}
+    values = {placeholder.name: node for node, placeholder in placeholders.items()}
     if joined is None:
         return None
     first, end = (None if e is None else _with(e, values) for e in (joined.first, joined.end))
@@ -148,9 +147,9 @@ def _run_of_term(term: Sequence[Expr], along: str) -> _Run | None:
             if beside.factor != 0 or step.factor == 0:
                 return None
             if step.factor > 0:
-                firsts.append(step.least(_negative(form.rest)))
+                firsts.append(affine.within_bits(step.least(_negative(form.rest))))
             else:
-                ends.append(expr.add(step.most(form.rest), const(1)))
+                ends.append(affine.within_bits(expr.add(step.most(form.rest), const(1))))
     first, end = reduce(expr.maximum, firsts) if firsts else None, reduce(expr.minimum, ends) if ends else None
     return _Run(first=first, end=end)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from codegen.analysis.affine import Form, forms, terms
+from codegen.analysis.affine import Form, forms, summands, terms, within_bits
 from codegen.analysis.intervals import Decision, decide
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, Level, Op, Var, const, int_var
@@ -178,19 +178,11 @@ def _separated(atom: Expr, operations: Sequence[str]) -> tuple[list[Expr], list[
     """The query's and the key's summands of a comparison of monotone values; None for any other atom."""
     if not (isinstance(atom, Op) and atom.op in operations):
         return None
-    parts = [part for side in atom.args for part in _summands(side)]
+    parts = [part for side in atom.args for part in summands(side)]
     if not all(expr.level(x) is Level.UNIFORM or _monotone(x) for x in parts):
         return None
     queries, keys = ([x for x in parts if expr.level(x) is level] for level in (Level.QUERY, Level.KEY))
     return (queries, keys) if queries and keys else None
-
-
-def _summands(e: Expr) -> Iterable[Expr]:
-    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        for part in e.args:
-            yield from _summands(part)
-    else:
-        yield e
 
 
 def _monotone(e: Expr) -> bool:
@@ -279,12 +271,12 @@ class _Axis:
             for form in found:
                 best, worst = (self.high, self.low) if form.q.factor >= 0 else (self.low, self.high)
                 if form.kv.factor > 0:
-                    first.append(self._row(form.kv.least(expr.neg(_at(form, best)))))
-                    full_first.append(self._row(form.kv.least(expr.neg(_at(form, worst)))))
+                    first.append(self._first(form, best))
+                    full_first.append(self._first(form, worst))
                     starts.append(form)
                 else:
-                    end.append(expr.add(self._row(form.kv.most(_at(form, best))), const(1)))
-                    full_end.append(expr.add(self._row(form.kv.most(_at(form, worst))), const(1)))
+                    end.append(self._end(form, best))
+                    full_end.append(self._end(form, worst))
                     ends.append(form)
         return _Piece(
             first=_extreme(first, largest=True, other=const(0)),
@@ -296,6 +288,14 @@ class _Axis:
             starts=frozenset(starts),
             ends=frozenset(ends),
         )
+
+    def _first(self, form: Form, x: Expr) -> Expr:
+        """The first element for which an inequality holds beside the element at `x` of the other axis."""
+        return self._row(within_bits(form.kv.least(expr.neg(_at(form, x)))))
+
+    def _end(self, form: Form, x: Expr) -> Expr:
+        """The element after the last one for which an inequality holds, as for `_first`."""
+        return self._row(within_bits(expr.add(form.kv.most(_at(form, x)), const(1))))
 
     def _row(self, position: Expr) -> Expr:
         return position if self.keys else expr.sub(position, int_var("q_shift"))

@@ -10,22 +10,51 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from codegen.ir.nodes import Const, Expr, Op, const, is_const, level
-from codegen.ir.types import Level, Type
+from codegen.ir.nodes import Const, Expr, Op, Var, const, is_const, level
+from codegen.ir.types import POSITION_NAMES, Level, Type
+
+MOST_EXACT = 2**24
+"""Integers up to this, either way, are exact in float32."""
 
 
 def to_float(e: Expr) -> Expr:
     """Convert to float. The conversion moves down to the leaves of sums: `float(kv_idx) - float(q_idx)` converts two
-    vectors where `float(kv_idx - q_idx)` would convert a tile. Exact for positions below 2**24."""
+    vectors where `float(kv_idx - q_idx)` would convert a tile. Exact for positions below 2**24.
+
+    A sum of two operands that may be larger is converted as a whole: `time[q_idx] - time[kv_idx]` is a few seconds
+    where each time in float32 is off by minutes.
+    """
     if e.type is Type.FLOAT:
         return e
     if isinstance(e, Const):
         return const(float(e.value))
+    if isinstance(e, Op) and e.op in ("add", "sub") and _large_operands(e) > 1:
+        return Op(Type.FLOAT, "float", (e,))
     if isinstance(e, Op) and e.op in _OF_FLOATS_TOO:
         return _OF_FLOATS_TOO[e.op](*(to_float(a) for a in e.args))
     if isinstance(e, Op) and e.op == "where":
         return where(e.args[0], to_float(e.args[1]), to_float(e.args[2]))
     return Op(Type.FLOAT, "float", (e,))
+
+
+def _large_operands(e: Expr) -> int:
+    """How many operands of an integer sum may lie beyond `MOST_EXACT`, provided that positions do not."""
+    if isinstance(e, Op) and e.op in ("add", "sub", "neg", "abs"):
+        return sum(map(_large_operands, e.args))
+    if isinstance(e, Op) and e.op in ("min", "max"):
+        return max(map(_large_operands, e.args))
+    return int(not _is_exact(e))
+
+
+def _is_exact(e: Expr) -> bool:
+    """True if an integer is known to lie within `MOST_EXACT`, provided that positions do."""
+    if isinstance(e, Const):
+        return abs(e.value) <= MOST_EXACT
+    if isinstance(e, Var):
+        return e.name in POSITION_NAMES
+    if isinstance(e, Op) and e.op == "floordiv":
+        return isinstance(e.args[1], Const) and _is_exact(e.args[0])
+    return isinstance(e, Op) and e.op == "mod" and _is_exact(e.args[1])
 
 
 def to_integer(e: Expr) -> Expr:

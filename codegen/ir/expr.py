@@ -74,6 +74,7 @@ from codegen.ir.nodes import (
 )
 from codegen.ir.tensors import TensorSpec
 from codegen.ir.types import (
+    BLOCK_ENDS,
     INDEX_NAMES,
     KEY_NAMES,
     LENGTH_NAMES,
@@ -86,6 +87,7 @@ from codegen.ir.types import (
 )
 
 __all__ = [
+    "BLOCK_ENDS",
     "COMPARISONS",
     "FALSE",
     "FLOAT_FUNCTIONS",

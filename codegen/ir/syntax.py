@@ -101,7 +101,9 @@ def source(node: ast.AST) -> str:
 
 
 def indexing_example(name: str, dims: tuple[str | int, ...]) -> str:
-    """How to index a tensor: `doc[b, kv_idx]`."""
+    """How to index a tensor: `doc[b, kv_idx]`. One without dims is its name alone."""
+    if not dims:
+        return name
     return f"{name}[{', '.join(d if isinstance(d, str) else 'i' + str(n) for n, d in enumerate(dims))}]"
 
 

@@ -48,3 +48,9 @@ QUERY_NAMES = frozenset(("q_idx", "q_row", "rows", "q_head"))
 
 KEY_NAMES = frozenset(("kv_idx", "cols"))
 """Names of vectors over keys. `cols` is where the token of a key lies."""
+
+BLOCK_ENDS = ("q_first", "q_last", "kv_first", "kv_last")
+"""Names of the first and last positions of a block."""
+
+POSITION_NAMES = frozenset((*INDEX_NAMES, *LENGTH_NAMES, *BLOCK_ENDS)) | QUERY_NAMES | KEY_NAMES
+"""Names of positions, of lengths, and of batch rows and heads."""

@@ -96,7 +96,10 @@ def _read_pass(
     """`head_dim: config` entries of one pass; a config with problems is left out."""
     found: dict[int, Config] = {}
     seen: set[int] = set()
-    for key, head_dim, value in table.items(doc, item):
+    before, entries = len(doc.problems), list(table.items(doc, item))
+    if not entries and not table.may_be_empty and len(doc.problems) == before:
+        doc.note(item, "needs a config for at least one head_dim, got none; leave the key out for the library's")
+    for key, head_dim, value in entries:
         if head_dim is not None and head_dim in seen:
             doc.note(key, f"duplicate head_dim {head_dim}")
             continue

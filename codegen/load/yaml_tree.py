@@ -169,7 +169,13 @@ class Document:
         if item.kind != "mapping":
             self.note(item, f"must be a mapping, got {item.got}")
             return []
+        self._check_tag(item, "map")
         return [self._entry(item, key, value) for key, value in item.node.value if self._is_key(item, key)]
+
+    def _check_tag(self, item: Item, usual: str) -> None:
+        """Refuse a tag in front of a mapping or a list, which would have no effect."""
+        if item.node.tag != _TAG + usual:
+            self.note(item, f"must be a {item.kind} without a tag, got the tag {item.node.tag.replace(_TAG, '!!')}")
 
     def _is_key(self, item: Item, node: yaml.Node) -> bool:
         key = Item(where=item.where, line=_line(node), node=node)
@@ -212,6 +218,7 @@ class Document:
         if item.kind != "list":
             self.note(item, f"must be a list, got {item.got}")
             return []
+        self._check_tag(item, "seq")
         return [Item(where=f"{item.where}[{n}]", line=_line(node), node=node) for n, node in enumerate(item.node.value)]
 
     # ------------------------------------------------------------------------------------------------------- scalars

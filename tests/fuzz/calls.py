@@ -177,19 +177,20 @@ class _Builder:
         return {"b": call.sequences, "h": call.heads, "hkv": call.kv_heads}.get(dim, call.free)
 
     def _shape(self, name: str) -> list[int]:
-        """A free dim that a position alone indexes is as long as the positions go: ops ask for that."""
+        """A free dim that a position alone indexes is as long as the positions go: ops ask for that. All tensors with a
+        dim of this name share its size."""
         dims = self.entry["tensors"][name]["dims"]
-        by_position = position_axes(self.entry, name)
-        reach = self._size("q_idx")
-
-        def size(axis: int, dim: str | int) -> int:
-            is_free = isinstance(dim, str) and dim not in INDEX_DIMS
-            return max(self._size(dim), reach) if is_free and axis in by_position else self._size(dim)
-
-        sizes = [size(axis, dim) for axis, dim in enumerate(dims)]
+        reach, long = self._size("q_idx"), self._long_dims()
+        sizes = [max(self._size(dim), reach) if dim in long else self._size(dim) for dim in dims]
         if not self.call.packed or not any(dim in ("q_idx", "kv_idx") for dim in dims):
             return sizes
         return [length for length, dim in zip(sizes, dims, strict=True) if dim != "b"]
+
+    def _long_dims(self) -> set[str]:
+        """The free dims that a position alone indexes in some tensor."""
+        tensors = self.entry["tensors"]
+        found = {tensors[name]["dims"][axis] for name in tensors for axis in position_axes(self.entry, name)}
+        return {dim for dim in found if isinstance(dim, str) and dim not in INDEX_DIMS}
 
     def _own(self, name: str) -> Tensor:
         declared = self.entry["tensors"][name]

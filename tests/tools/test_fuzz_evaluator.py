@@ -217,6 +217,14 @@ def test_given_dtypes_hold_what_tensors_do(mode: str) -> None:
         assert torch.equal(w.to(torch.bfloat16).to(w.dtype), w)
 
 
+def test_tensors_share_the_size_of_a_free_dim() -> None:
+    """Also where a position indexes it in one of them alone, and an op asks for as many elements there."""
+    tensors = {"w": {"dims": ["h", "m"]}, "i": {"dims": ["m"], "dtype": "int32"}}
+    entry = {"tensors": tensors, "score": "score + w[h, kv_idx] * i[q_idx // 3]"}
+    built = build(entry, Call(kv_lens=(40,), free=8))
+    assert [built.arguments[name].shape[-1] for name in ("w", "i")] == [40, 40]
+
+
 @pytest.mark.parametrize("call", [Call(q_lens=(20,), kv_lens=(33,), heads=4, kv_heads=2, batch=2, q_offset="end")])
 def test_attention_equals_sdpa(call: Call) -> None:
     inputs = build({"mask": "causal"}, call)

@@ -105,6 +105,34 @@ def test_runs_of_keys(text: str, sides: str) -> None:
         check(read(text), limits, "kv_idx", *inputs(seed))
 
 
+@pytest.mark.parametrize("along", ALONG)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{0} <= place[{1}]",
+        "{0} > place[{1}] and {0} < 9",
+        "{0} // 64 <= place[{1}]",
+        "{1} - {0} < place[{1}]",
+        "{0} - {1} <= place[{1}]",
+        "{0} // 1000 <= {1}",
+    ],
+)
+def test_limits_fit_32_bits(text: str, along: str) -> None:
+    """An element of a tensor may be the largest integer, and positions may be large."""
+    mask = read(text.format(along, "q_idx" if along == "kv_idx" else "kv_idx"))
+    limits = split_limits(mask, along)
+    assert limits.found
+    variables, tensors = inputs(0)
+    variables |= {name: variables[name].astype(np.int32) for name in ALONG}
+    for place, shift in ((2**31 - 1, 0), (2**31 - 9, 0), (3, 3_000_000), (3, 0)):
+        moved = np.int32(shift)
+        own = {**tensors, "place": np.full(16, place, np.int32)}
+        values = {**variables, **{n: variables[n] + moved for n in ALONG if n != along}}
+        check(mask, limits, along, values, own)
+        for node in (node for e in limits.all for node in expr.walk(e) if node.type is Type.INT):
+            assert np.abs(evaluate(node, values, own).astype(np.int64)).max() < 2**31
+
+
 def test_split_limits_makes_one_gap() -> None:
     text = "kv_idx <= q_idx and (q_idx - kv_idx < size or kv_idx < 4) and (kv_idx < 2 or kv_idx > size)"
     limits = split_limits(read(text), "kv_idx")

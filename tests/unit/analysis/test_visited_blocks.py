@@ -283,6 +283,39 @@ def test_loops_are_right_for_the_largest_scalars_that_a_sum_admits(text: str, sh
     check(text, text, mask, [(call, (64, 64)) for call in calls])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kv_idx <= limit[b]",
+        "kv_idx > limit[b]",
+        "kv_idx - 3 <= limit[b]",
+        "(q_idx >= kv_idx) & (q_idx - kv_idx < span[h, 1])",
+        "(q_idx >= kv_idx) & (q_idx - kv_idx <= span[h, 1])",
+        "abs(q_idx - kv_idx) <= span[h, 1]",
+        "(q_idx <= limit[b]) | (kv_idx < n)",
+    ],
+)
+def test_loops_are_right_for_the_largest_elements_of_tensors(text: str) -> None:
+    mask = parse(text.replace("&", "and").replace("|", "or"), SCOPE, Type.BOOL)
+    assert analyse(mask).schedule is Schedule.CLOSED_FORM
+    rng = random.Random(text)
+    calls = []
+    for value in (2**31 - 1, 2**31 - 40, 2**30):
+        call = Call.drawn(rng)
+        tensors = {**call.tensors, "limit": np.full(2, value, np.int32), "span": np.full((4, 3), value, np.int32)}
+        calls.append(replace(call, tensors=tensors))
+    check(text, text, mask, [(call, (64, 64)) for call in calls])
+
+
+@pytest.mark.parametrize(
+    "text", ["kv_idx // 1000 <= q_idx", "q_idx >= 3 * (kv_idx // 1000)", "kv_idx <= q_idx // 1000"]
+)
+def test_loops_are_right_for_positions_that_no_period_may_multiply(text: str) -> None:
+    rng = random.Random(text)
+    calls = [replace(Call.drawn(rng), q_shift=shift) for shift in (0, 2_200_000, 3_000_000, 2**29)]
+    check(text, text, parse(text, SCOPE, Type.BOOL), [(call, (64, 64)) for call in calls])
+
+
 @pytest.mark.parametrize("text", ["q_idx - kv_idx < 2147483647", "kv_idx // 2**29 < 8", "kv_idx >= 2147483647"])
 def test_a_literal_whose_bounds_may_not_fit_32_bits_has_no_closed_form(text: str) -> None:
     assert analyse(parse(text, SCOPE, Type.BOOL)).schedule is not Schedule.CLOSED_FORM

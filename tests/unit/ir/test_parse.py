@@ -107,6 +107,24 @@ def test_integer_is_accepted_as_a_score() -> None:
     assert score("h") == expr.to_float(H)
 
 
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("doc[b, q_idx] - doc[b, kv_idx]", True),
+        ("abs(doc[b, q_idx] - doc[b, kv_idx]) + q_idx", True),
+        ("doc[b, q_idx] - 1700000000", True),
+        ("q_idx * q_idx - kv_idx * kv_idx", True),
+        ("size - doc[b, kv_idx]", True),
+        ("q_idx - kv_idx", False),
+        ("q_idx // 64 - kv_idx % 64 + 3", False),
+        ("doc[b, q_idx] - kv_idx", False),
+    ],
+)
+def test_a_sum_of_large_integers_is_converted_as_a_whole(text: str, whole: bool) -> None:
+    """float32 is exact up to 2**24: two large integers lose their difference if each is converted."""
+    assert (score(text) == Op(Type.FLOAT, "float", (parse(text, SCOPE, Type.INT),))) is whole
+
+
 def test_every_function_parses() -> None:
     for name, (fewest, most, _) in FUNCTIONS.items():
         for count in {fewest, most}:
