@@ -48,6 +48,9 @@ def autocast_queries(q: Any, k: Any, v: Any) -> Any:
 
     Beside caches of 8-bit floats it is in autocast's dtype.
     """
+    # The first condition alone decides most calls of a decoding loop.
+    if getattr(q, "dtype", None) is getattr(k, "dtype", None):
+        return q
     if not all(isinstance(x, Tensor) for x in (q, k, v)) or not is_autocast(q) or q.dtype not in _QUERY_DTYPES:
         return q
     wide = [x.dtype for x in (k, v) if x.dtype in _QUERY_DTYPES]
