@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codegen.compile.packages import find_package
-from codegen.plan.torch_modules import class_name
+from codegen.plan.ops.torch_modules import class_name
 from codegen.testing.calls import Inputs, Shape, draw_inputs, evaluate, load_manifest, load_op
 from codegen.util.errors import CodegenError
 

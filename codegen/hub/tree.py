@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.hub.modules import accepted
-from codegen.plan.torch_modules import class_name
+from codegen.plan.ops.torch_modules import class_name
 from codegen.render.files import MANIFEST, TUNED, with_manifest
 from codegen.render.formatting import format_files
 from codegen.render.package import LICENCE, make_environment, templates_path

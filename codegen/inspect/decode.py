@@ -15,7 +15,7 @@ from codegen.inspect.call import EXAMPLE_HEADS, example_tensor
 from codegen.ir import expr
 from codegen.ir.evaluate import Array, evaluate
 from codegen.ir.expr import Expr
-from codegen.plan.paged import visited
+from codegen.plan.paged.kernels import visited
 from codegen.spec.model import Variant
 
 SPLITS_PER_PROCESSOR, FOLDED = 2, 8

@@ -18,7 +18,7 @@ from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.packages import find_package
 from codegen.inspect.decode import split, splitting, text_of
 from codegen.inspect.tuned_files import this_gpu
-from codegen.plan.paged import paged_plan
+from codegen.plan.paged.kernels import paged_plan
 from codegen.spec.model import DTYPE_NAMES, DTYPES, Variant
 from codegen.util.choices import checked_names
 from codegen.util.errors import CodegenError, did_you_mean

@@ -13,7 +13,7 @@ from codegen.inspect.call import Call
 from codegen.inspect.decode import TileSplits, ceil_div, split, splitting, text_of
 from codegen.inspect.show import MOST_COLUMNS, can_print, facts, mask_of
 from codegen.ir.evaluate import Array, evaluate
-from codegen.plan.paged import is_legal, paged_plan
+from codegen.plan.paged.kernels import is_legal, paged_plan
 from codegen.spec.model import Spec, Variant
 from codegen.util.errors import CodegenError
 from codegen.util.text import aligned

@@ -23,7 +23,7 @@ HALF_DTYPE = "bfloat16"
 """Stands for both 16-bit dtypes: their kernels differ only in the names of instructions."""
 
 FP8 = "float8_e4m3fn"
-"""The 8-bit dtype that forwards of Hopper's family take, too: `codegen.plan.hopper_fp8`."""
+"""The 8-bit dtype that forwards of Hopper's family take, too: `codegen.plan.hopper.fp8`."""
 
 FAST_VARIANT = "causal"
 """The variant that `--fast` compiles with every config; if it is not selected, the first one that is."""

@@ -15,7 +15,7 @@ from codegen.compile.packages import imported
 from codegen.lint.jobs import Job
 from codegen.lint.kernels import Usage, errors, usage, warnings
 from codegen.lint.paged_jobs import PagedJob, pipeline_warnings
-from codegen.plan.paged import paged_plan
+from codegen.plan.paged.kernels import paged_plan
 from codegen.spec.model import KERNEL_ENDINGS, Pass, Variant
 
 

@@ -18,8 +18,8 @@ from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import BLOCK_SIZES, NARROW_HEAD_DIM
 from codegen.lint.jobs import FAST_ARCH, FAST_DIM, FAST_VARIANT, Job, Selection
 from codegen.lint.kernels import Usage
-from codegen.plan.paged import is_legal
-from codegen.plan.paged_hopper import has_hopper_forward
+from codegen.plan.paged.hopper import has_hopper_forward
+from codegen.plan.paged.kernels import is_legal
 from codegen.plan.traits import hopper_forward_tile
 from codegen.spec.model import Spec
 from codegen.util.cover import cover

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.plan.hopper_kernels import sums_by_keys
-from codegen.plan.paged import PagedPlan
+from codegen.plan.hopper.kernels import sums_by_keys
+from codegen.plan.paged.kernels import PagedPlan
 from codegen.plan.variant import VariantPlan
 
 PORTABLE = "portable"

@@ -13,10 +13,10 @@ from codegen.arch.hopper import FAMILY
 from codegen.arch.tile_rules import TileConfig
 from codegen.ir import expr
 from codegen.ir.expr import Level, Load, Op, Var
-from codegen.plan.code import Literal
-from codegen.plan.hopper_tanh import exponentials
+from codegen.plan.code.tree import Literal
+from codegen.plan.hopper.tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
-from codegen.plan.paged_hopper import has_hopper_forward
+from codegen.plan.paged.hopper import has_hopper_forward
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
 

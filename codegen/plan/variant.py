@@ -14,14 +14,15 @@ from codegen.analysis.call_modes import Mode, specialised, split_mask
 from codegen.analysis.distances import Lags, kept_lags
 from codegen.analysis.gradients import GradientTerm, gradient_terms
 from codegen.analysis.shifts import computes_runs_alone
-from codegen.plan import hopper_kernels, portable
-from codegen.plan.block_tables import ListsPlan, lists_plan
-from codegen.plan.far_blocks import host_limits
-from codegen.plan.hopper_fp8 import fp8_kernel
-from codegen.plan.host_code import HostCode
-from codegen.plan.kernel import KernelPlan, pointers
-from codegen.plan.signature import TABLES, Signatures
-from codegen.plan.token_layout import InMode
+from codegen.plan.code.host import HostCode
+from codegen.plan.hopper import kernels as hopper_kernels
+from codegen.plan.hopper.fp8 import fp8_kernel
+from codegen.plan.kernels import portable
+from codegen.plan.kernels.block_tables import ListsPlan, lists_plan
+from codegen.plan.kernels.far_blocks import host_limits
+from codegen.plan.kernels.kernel import KernelPlan, pointers
+from codegen.plan.kernels.signature import TABLES, Signatures
+from codegen.plan.kernels.token_layout import InMode
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 

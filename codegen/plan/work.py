@@ -11,7 +11,7 @@ from codegen.analysis.token_order import by_row
 from codegen.ir.expr import Expr, Load, Op, Var, loads, names, walk
 from codegen.ir.printers import jnp_printer
 from codegen.ir.printers.array import ArrayPrinter
-from codegen.plan.references import computes_with
+from codegen.plan.ops.references import computes_with
 from codegen.plan.variant import VariantPlan
 from codegen.spec.dims import names_of
 

@@ -19,17 +19,18 @@ from codegen.arch.hopper import FAMILY
 from codegen.ir.expr import TensorSpec
 from codegen.ir.printers import FormulaPrinter
 from codegen.ir.syntax import TOO_DEEP
-from codegen.plan import dialects, kernel_files
-from codegen.plan.device import device_functions
-from codegen.plan.frameworks import Framework
-from codegen.plan.hopper_backward import BackwardPlan, backward_imports
-from codegen.plan.hopper_forward import ForwardPlan
-from codegen.plan.hopper_fp8 import Fp8ForwardPlan
-from codegen.plan.op import op_plan
-from codegen.plan.op_source import OpSource
-from codegen.plan.paged import PagedPlan, is_legal, paged_plan
-from codegen.plan.paged_hopper import paged_hopper_plan
-from codegen.plan.torch_modules import ModulePlan, module_plans
+from codegen.plan import kernel_files
+from codegen.plan.code import dialects
+from codegen.plan.code.device import device_functions
+from codegen.plan.hopper.backward import BackwardPlan, backward_imports
+from codegen.plan.hopper.forward import ForwardPlan
+from codegen.plan.hopper.fp8 import Fp8ForwardPlan
+from codegen.plan.ops.frameworks import Framework
+from codegen.plan.ops.op import op_plan
+from codegen.plan.ops.source import OpSource
+from codegen.plan.ops.torch_modules import ModulePlan, module_plans
+from codegen.plan.paged.hopper import paged_hopper_plan
+from codegen.plan.paged.kernels import PagedPlan, is_legal, paged_plan
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
 from codegen.plan.work import work_source

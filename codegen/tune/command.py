@@ -249,7 +249,7 @@ def _named_passes(choice: Choice) -> Sequence[str]:
 
 def _paged_groups(choice: Choice, spec: Spec, package: Package) -> list[PagedGroup]:
     """The kernels on paged caches to tune: only those of passes that are named, because tuning them takes long."""
-    from codegen.plan.paged import is_legal
+    from codegen.plan.paged.kernels import is_legal
     from codegen.testing.calls import load_manifest
     from codegen.tune.paged_space import GROUPS
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from codegen.arch.hopper import NAME as FAMILY
 from codegen.arch.tile_rules import TileConfig
-from codegen.plan.arguments import mask_arguments, own_arguments
+from codegen.plan.ops.arguments import mask_arguments, own_arguments
 from codegen.spec.model import Pass
 from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, HopperTask, Task, fault_of
 from codegen.tune.measuring import Contender, FamilyBench, timed_heads

@@ -12,7 +12,7 @@ from codegen.arch.paged import PagedTileConfig
 from codegen.inspect.call import example_tensor
 from codegen.inspect.decode import split, splitting
 from codegen.load.spec_file import load
-from codegen.plan.paged import paged_plan
+from codegen.plan.paged.kernels import paged_plan
 from codegen.testing import golden
 from generated._runtime.torch.devices import multiprocessors
 from tests.support.cases import DEVICE

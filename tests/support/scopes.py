@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 _MADE = re.compile(r"(term|\w+_(val|q|kv|qk|pos))(_\d+)?")
-"""Names that `codegen.plan.lower` makes for parts of a variant's expressions."""
+"""Names that `codegen.plan.code.lower` makes for parts of a variant's expressions."""
 
 
 def scope_problems(source: str) -> list[str]:

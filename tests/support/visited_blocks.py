@@ -1,6 +1,6 @@
 """The loops over a mask's blocks, as the templates print them, run as plain Python: which blocks they visit.
 
-The statements and loops of `shared/program.jinja` (portable) and `codegen.plan.hopper_visits` (Hopper) are rendered
+The statements and loops of `shared/program.jinja` (portable) and `codegen.plan.hopper.visits` (Hopper) are rendered
 as for a kernel and executed with stand-ins for `tl` and `gl`: 32-bit integers whose division truncates as a GPU's does.
 """
 
@@ -19,10 +19,10 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import analyse
 from codegen.ir.evaluate import Array
 from codegen.ir.expr import Expr, TensorSpec
-from codegen.plan.hopper_visits import full_start, partial_start, visit_counts
-from codegen.plan.loop_bounds import LoopBounds, key_bounds, query_bounds
-from codegen.plan.lower import Lowering
-from codegen.plan.token_layout import token_layout
+from codegen.plan.code.loop_bounds import LoopBounds, key_bounds, query_bounds
+from codegen.plan.code.lower import Lowering
+from codegen.plan.hopper.visits import full_start, partial_start, visit_counts
+from codegen.plan.kernels.token_layout import token_layout
 from codegen.render.package import make_environment, templates_path
 
 

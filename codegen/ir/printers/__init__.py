@@ -1,7 +1,7 @@
 """Printers: expressions as source text, one printer for each dialect.
 
 `FormulaPrinter` prints the spec's own language, `NumberPrinter` plain Python, `torch_printer` and `jnp_printer` give
-array code, `MathPrinter` MathML. Kernel code is printed from typed statements (`codegen.plan.dialects`).
+array code, `MathPrinter` MathML. Kernel code is printed from typed statements (`codegen.plan.code.dialects`).
 """
 
 from codegen.ir.printers.array import ROWS, ArrayPrinter, jnp_printer, torch_printer

@@ -9,7 +9,7 @@ from codegen.analysis.distances import LAG, by_lag
 from codegen.analysis.far_distances import FarLags, SizeLimit, distance_loads, far_lags
 from codegen.ir.evaluate import evaluate
 from codegen.load.spec_file import load_text
-from codegen.plan.far_blocks import host_limits
+from codegen.plan.kernels.far_blocks import host_limits
 from codegen.spec.model import Variant
 
 SPEC = """

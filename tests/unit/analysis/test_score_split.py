@@ -19,9 +19,9 @@ from codegen.ir.evaluate import Array, evaluate
 from codegen.ir.expr import Expr, Level, Type
 from codegen.ir.parse import parse
 from codegen.load.spec_file import load
-from codegen.plan.kernel import KernelPlan
+from codegen.plan.code.statements import uses
 from codegen.plan.kernel_files import fuses_backward
-from codegen.plan.statements import uses
+from codegen.plan.kernels.kernel import KernelPlan
 from codegen.plan.variant import VariantPlan, plan
 from codegen.spec.model import Variant
 from codegen.util.errors import ExprError

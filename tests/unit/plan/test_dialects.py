@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.ir.expr import Level
-from codegen.plan.code import (
+from codegen.plan.code.dialects import FILTERS, GL, TL
+from codegen.plan.code.statements import Assign, Comment, assign
+from codegen.plan.code.tree import (
     STRENGTH,
     Arange,
     Broadcast,
@@ -32,8 +34,6 @@ from codegen.plan.code import (
     renamed,
     total,
 )
-from codegen.plan.dialects import FILTERS, GL, TL
-from codegen.plan.statements import Assign, Comment, assign
 
 A, B, C = Name("a"), Name("b"), Name("c")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.plan.host_code import HostCode, host, joined, listed, names_of, printed
-from codegen.plan.parameters import Parameter, names, signature, tensor
+from codegen.plan.code.host import HostCode, host, joined, listed, names_of, printed
+from codegen.plan.ops.parameters import Parameter, names, signature, tensor
 
 
 def test_source_knows_what_it_reads() -> None:

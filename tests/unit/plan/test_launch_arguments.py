@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.plan.host_code import host, listed
-from codegen.plan.kernel import ArgGroup, KernelPlan, numbers, pointers
-from codegen.plan.launch_arguments import LaunchGroup, launch_groups
+from codegen.plan.code.host import host, listed
+from codegen.plan.kernels.kernel import ArgGroup, KernelPlan, numbers, pointers
+from codegen.plan.ops.launch_arguments import LaunchGroup, launch_groups
 
 
 def strides(name: str, function: str = "strides") -> ArgGroup:

@@ -8,10 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.ir.expr import Level
-from codegen.plan import statements
-from codegen.plan.code import Arange, Broadcast, Code, Infix, Literal, Name, builtin, call
-from codegen.plan.dialects import TL
-from codegen.plan.statements import Assign, Comment, Statement, assign, defines, free, needed, uses, with_key_vector
+from codegen.plan.code import statements
+from codegen.plan.code.dialects import TL
+from codegen.plan.code.statements import (
+    Assign,
+    Comment,
+    Statement,
+    assign,
+    defines,
+    free,
+    needed,
+    uses,
+    with_key_vector,
+)
+from codegen.plan.code.tree import Arange, Broadcast, Code, Infix, Literal, Name, builtin, call
 
 NAMES = ("a", "b", "c", "d", "e")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from codegen.analysis.gradients import GradientKind, GradientTerm
 from codegen.ir.expr import Level, Load, Type, const
-from codegen.plan.code import Arange, Broadcast, Choice, Code, Infix, Name, builtin, call
-from codegen.plan.dialects import GL
-from codegen.plan.kernel import Block, BlockGradient
-from codegen.plan.statements import Assign, assign, defines
-from codegen.plan.thread_reads import block_order, by_distance, exchanged, thread_reads
+from codegen.plan.code.dialects import GL
+from codegen.plan.code.statements import Assign, assign, defines
+from codegen.plan.code.tree import Arange, Broadcast, Choice, Code, Infix, Name, builtin, call
+from codegen.plan.hopper.thread_reads import block_order, by_distance, exchanged, thread_reads
+from codegen.plan.kernels.kernel import Block, BlockGradient
 
 KEYS = assign("kv_idx", Infix("+", Name("start_n"), Arange("BLOCK_N")), level=Level.KEY)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from codegen.analysis.call_modes import Mode
-from codegen.plan.code import Code
-from codegen.plan.dialects import GL, TL
-from codegen.plan.token_layout import token_layout
+from codegen.plan.code.dialects import GL, TL
+from codegen.plan.code.tree import Code
+from codegen.plan.kernels.token_layout import token_layout
 
 DENSE, PACKED, SEGMENTED = (token_layout(mode) for mode in (Mode.DENSE, Mode.PACKED, Mode.SEGMENTED))
 

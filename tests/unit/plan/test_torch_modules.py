@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import generated.torch
-from codegen.plan.torch_modules import MODULE_NAMES, class_name
+from codegen.plan.ops.torch_modules import MODULE_NAMES, class_name
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.settings import INTERPRET
 from generated.torch.nn import Alibi, CausalDropout, GptOss, RelativeBias, Window

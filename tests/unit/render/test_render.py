@@ -10,7 +10,7 @@ import pytest
 
 from codegen.analysis.call_modes import Mode
 from codegen.load.spec_file import load
-from codegen.plan.paged import paged_plan
+from codegen.plan.paged.kernels import paged_plan
 from codegen.render import package as render
 from codegen.util.errors import CodegenError
 

@@ -8,7 +8,7 @@ import pytest
 
 from codegen.ir.expr import ScalarType, TensorSpec
 from codegen.load.spec_file import load
-from codegen.plan.arguments import mask_arguments, own_arguments
+from codegen.plan.ops.arguments import mask_arguments, own_arguments
 from codegen.spec import dims
 from codegen.spec.model import Variant
 from generated._runtime.core.checks import ArgumentError, at_least, check_sizes, computed, size_of

@@ -15,7 +15,7 @@ import pytest
 
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, TensorSpec, Type
-from codegen.plan.torch_modules import class_name
+from codegen.plan.ops.torch_modules import class_name
 from codegen.spec.model import Variant
 from codegen.spec.names import OP_ARGUMENTS, argument_problem
 from codegen.spec.reserved import WORDS

@@ -1,0 +1,1 @@
+"""Hopper's kernels: what each warp does, in order."""

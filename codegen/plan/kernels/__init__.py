@@ -1,0 +1,1 @@
+"""Kernels: what every kernel is made of, and the portable family."""

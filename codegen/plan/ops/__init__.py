@@ -1,0 +1,1 @@
+"""Ops of PyTorch and JAX: their arguments, launches and gradients."""
