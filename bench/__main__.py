@@ -256,7 +256,7 @@ def _parallel(options: argparse.Namespace, results: Results, keep: Keep, clock: 
     from bench.cases.parallel import PEERS
     from bench.peers.installed import missing
     from bench.runs import parallel
-    from generated._runtime.core.costs import Machine
+    from generated._runtime.core.parallel.costs import Machine
 
     known = {each.name for each in fields(Machine)}
     if unknown := set(options.machine) - known:

@@ -25,13 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from ._runtime.core import shards
 from ._runtime.core.checks import PACKED, fail
-from ._runtime.core.costs import Machine
-from ._runtime.core.parallel_calls import TOKENS, check_call, check_cuts, form_of, head_axis, own_dims, row_axis
-from ._runtime.core.shard_plans import make_layout
-from ._runtime.core.work import work_of
-from ._runtime.jax.parallel import LAYOUT, local_call
+from ._runtime.core.parallel import shards
+from ._runtime.core.parallel.calls import TOKENS, check_call, check_cuts, form_of, head_axis, own_dims, row_axis
+from ._runtime.core.parallel.costs import Machine
+from ._runtime.core.parallel.shard_plans import make_layout
+from ._runtime.core.parallel.work import work_of
+from ._runtime.jax.parallel.context_parallel import LAYOUT, local_call
 
 __all__ = ["Layout", "Machine", "context_parallel", "plan"]
 

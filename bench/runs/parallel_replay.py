@@ -19,7 +19,7 @@ from bench.peers.replayed import lone
 from bench.runs.parallel_run import Rows, Run, chosen, row_of
 from bench.timing.ranks import Ranks, free_memory, once_ms
 from codegen.testing.calls import Inputs
-from generated._runtime.core.costs import Cost
+from generated._runtime.core.parallel.costs import Cost
 
 MOST_COMPARED = 8
 """With more ranks than this, only the strategy that auto chooses and "2d" are replayed."""

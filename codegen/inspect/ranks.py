@@ -95,9 +95,10 @@ def planned(
 ) -> tuple[Any, Any]:
     """The layout of a call that the planner of the package in `out` makes, and the machine that it assumes."""
     core = f"{find_package(out).name}._runtime.core"
-    plans, work, checks, costs = (
-        importlib.import_module(f"{core}.{name}") for name in ("shard_plans", "work", "checks", "costs")
+    plans, work, costs = (
+        importlib.import_module(f"{core}.parallel.{name}") for name in ("shard_plans", "work", "costs")
     )
+    checks = importlib.import_module(f"{core}.checks")
     machine = costs.Machine()
     is_packed = bool(segments)
     try:

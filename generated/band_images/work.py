@@ -4,14 +4,14 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/work.py.jinja
-# hash: 9acf62e61a615613
+# hash: ef323761e85a871e
 """Which keys a block of queries visits under `band_images`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _values(at: Any) -> list[tuple[Any, bool]]:

@@ -3,14 +3,14 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/work.py.jinja
-# hash: 49f0f706eea85782
+# hash: 539281d05eabe773
 """Which keys a block of queries visits under `band_sink`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _ranges(at: Any) -> list[tuple[Any, Any]]:

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/work.py.jinja
-# hash: f0486788f16ad203
+# hash: ced6b59c962846b3
 """Which keys a block of queries visits under `causal_dropout`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _ranges(at: Any) -> list[tuple[Any, Any]]:

@@ -3,14 +3,14 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/work.py.jinja
-# hash: 3101115eb71a94c8
+# hash: 72e9e9261722bfbf
 """Which keys a block of queries visits under `document`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _values(at: Any) -> list[tuple[Any, bool]]:

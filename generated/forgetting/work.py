@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/work.py.jinja
-# hash: 9104f3e21ccdc8db
+# hash: be98883c01250be2
 """Which keys a block of queries visits under `forgetting`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _ranges(at: Any) -> list[tuple[Any, Any]]:

@@ -3,14 +3,14 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/work.py.jinja
-# hash: 8bddc3bd483d89b3
+# hash: 2f660abf762237c9
 """Which keys a block of queries visits under `forgetting_pruned`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _values(at: Any) -> list[tuple[Any, bool]]:

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/work.py.jinja
-# hash: 1e9bf5969d89a486
+# hash: 398a61b7e46cc75d
 """Which keys a block of queries visits under `full`: for plans of calls over several GPUs."""
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 WORK = VariantWork(
     op="full",

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/work.py.jinja
-# hash: 23a4e60048bb6fe0
+# hash: e86eee7363d7bf66
 """Which keys a block of queries visits under `gpt_oss`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _ranges(at: Any) -> list[tuple[Any, Any]]:

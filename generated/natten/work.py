@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/work.py.jinja
-# hash: 295e149bdb54896a
+# hash: f1acf9388ce6ae87
 """Which keys a block of queries visits under `natten`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _may_visit(at: Any) -> Any:

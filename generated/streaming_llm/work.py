@@ -3,14 +3,14 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/work.py.jinja
-# hash: 42ee6ae16eff7097
+# hash: 3bff15c7a554e858
 """Which keys a block of queries visits under `streaming_llm`: for plans of calls over several GPUs."""
 
 from typing import Any
 
 import numpy as np
 
-from .._runtime.core.work import VariantWork
+from .._runtime.core.parallel.work import VariantWork
 
 
 def _ranges(at: Any) -> list[tuple[Any, Any]]:

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._runtime.core import shards
 from ._runtime.core.checks import fail
-from ._runtime.core.costs import Machine
-from ._runtime.core.shard_plans import make_layout
-from ._runtime.torch.collectives import Collectives, GridCollectives, collectives_of
-from ._runtime.torch.exchange import Unsharded, own_rows
-from ._runtime.torch.parallel import ContextParallel, call_of
+from ._runtime.core.parallel import shards
+from ._runtime.core.parallel.costs import Machine
+from ._runtime.core.parallel.shard_plans import make_layout
+from ._runtime.torch.parallel.collectives import Collectives, GridCollectives, collectives_of
+from ._runtime.torch.parallel.context_parallel import ContextParallel, call_of
+from ._runtime.torch.parallel.exchange import Unsharded, own_rows
 
 __all__ = ["Layout", "Machine", "context_parallel", "plan"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from generated._runtime.torch import row_sums
+from generated._runtime.torch.parallel import row_sums
 from tests.support.cases import DEVICE
 
 SIZES = [(1, 2, 16, 16), (2, 3, 40, 24), (1, 8, 128, 128)]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_routes import key_tables, routes
-from generated._runtime.core.packed_rows import key_rows
+from generated._runtime.core.parallel.key_routes import key_tables, routes
+from generated._runtime.core.parallel.packed_rows import key_rows
 from generated.torch_parallel import Layout, plan
 
 

@@ -16,8 +16,8 @@ from codegen.inspect.call import make_call
 from codegen.inspect.show import mask_of
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
-from generated._runtime.core.key_needs import needs_of
-from generated._runtime.core.packed_rows import (
+from generated._runtime.core.parallel.key_needs import needs_of
+from generated._runtime.core.parallel.packed_rows import (
     count_calls,
     key_rows,
     keyed_calls,
@@ -25,8 +25,8 @@ from generated._runtime.core.packed_rows import (
     packed_calls,
     pieces_of,
 )
-from generated._runtime.core.shards import RowWork, balanced, deal, zigzag
-from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
+from generated._runtime.core.parallel.shards import RowWork, balanced, deal, zigzag
+from generated._runtime.core.parallel.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import Layout, Machine, plan
 from tests.support.paths import ROOT
 

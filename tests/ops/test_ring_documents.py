@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from codegen.testing.calls import load_op
-from generated._runtime.core.ring_documents import document_calls
-from generated._runtime.core.ring_steps import ring_steps
-from generated._runtime.core.shards import Layout
-from generated._runtime.core.work import work_of
+from generated._runtime.core.parallel.ring_documents import document_calls
+from generated._runtime.core.parallel.ring_steps import ring_steps
+from generated._runtime.core.parallel.shards import Layout
+from generated._runtime.core.parallel.work import work_of
 from generated.torch_parallel import plan
 
 ENDS = (0, 1, 700, 700, 790, 1900, 1930, 2000)

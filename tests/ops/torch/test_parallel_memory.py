@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bench.peers.replayed import lone
 from codegen.testing import calls
-from generated._runtime.torch import exchange
-from generated._runtime.torch.tape import Tape
+from generated._runtime.torch.parallel import exchange
+from generated._runtime.torch.parallel.tape import Tape
 from generated.torch_parallel import context_parallel, plan
 
 pytestmark = pytest.mark.covers(family="reference", framework="torch")

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils.checkpoint import checkpoint
 
 from codegen.testing import calls
-from generated._runtime.torch.tape import Tape
+from generated._runtime.torch.parallel.tape import Tape
 from generated.torch_parallel import context_parallel, plan
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from codegen.testing import calls
-from generated._runtime.torch.collectives import Alone
-from generated._runtime.torch.tape import Notes, Tape
+from generated._runtime.torch.parallel.collectives import Alone
+from generated._runtime.torch.parallel.tape import Notes, Tape
 from generated.torch_parallel import context_parallel, plan
 from tests.support.ranks import ThreadRank, grid_of, run_ranks
 

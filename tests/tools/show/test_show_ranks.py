@@ -12,7 +12,7 @@ from codegen.compile.packages import find_package
 from codegen.inspect.call import make_call, make_packed_calls
 from codegen.inspect.ranks import Split, Visits, planned, variant_work
 from codegen.load.spec_file import load
-from generated._runtime.core.work import Rows, VariantWork, visited_blocks, work_of
+from generated._runtime.core.parallel.work import Rows, VariantWork, visited_blocks, work_of
 from generated.torch_parallel import plan
 from tests.support.paths import ROOT
 

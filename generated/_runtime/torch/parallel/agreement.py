@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that all ranks gave a call the same arguments. An error on one rank is raised on all, so that none waits."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...core.checks import ArgumentError, fail
+from ...core.parallel.shards import Layout
+from .collectives import Collectives
+
+
+def described(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
+    """What must be equal on all ranks: the layout, and the dtype and shape of each tensor, or an argument's value."""
+    digest = hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
+    return {"layout of plan(...)": digest} | {name: _text(value) for name, value in sorted(given.items())}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    trained = ", requires grad" if value.requires_grad else ""
+    return f"{value.dtype} {list(value.shape)}{trained}"
+
+
+def agree(comm: Collectives, op: str, mine: Mapping[str, str], problem: Exception | None) -> None:
+    """Raise an error on every rank if one of them has a problem, or if their arguments differ."""
+    told = comm.gather_objects((dict(mine), None if problem is None else f"{type(problem).__name__}: {problem}"))
+    for rank, (_, text) in enumerate(told):
+        if text is not None:
+            if problem is not None:
+                raise problem
+            raise ArgumentError(f"{op}: rank {rank} raised {text}")
+    first = told[0][0]
+    for rank, (theirs, _) in enumerate(told):
+        for name in {**first, **theirs}:
+            if first.get(name) != theirs.get(name):
+                got = f"{theirs.get(name, 'nothing')} on rank {rank}"
+                fail(op, name, f"the same on every rank, {first.get(name, 'nothing')} as on rank 0", got)

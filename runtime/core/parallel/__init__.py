@@ -1,0 +1,1 @@
+"""Calls over several GPUs: who has which rows and keys, what that costs, and what each rank computes."""

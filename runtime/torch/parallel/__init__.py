@@ -1,0 +1,1 @@
+"""Calls over several GPUs in PyTorch."""
