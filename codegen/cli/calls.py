@@ -20,13 +20,18 @@ def described_calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
     from codegen.inspect.call import make_call, make_packed_calls  # numpy
 
     head, scalars, tensors = args.head, dict(args.set), {name: Path(file) for name, file in args.tensor}
-    if args.pages is not None and args.segments:
-        raise CodegenError("--pages shows one sequence: leave it out, or --segments")
+    if args.pages is not None:
+        others = {"--segments": args.segments, "--block": args.block, "--png": args.png}
+        others["--q-offset"] = None if args.q_offset == "end" else args.q_offset
+        for option, value in others.items():
+            if value is not None:
+                what = "one sequence whose queries are at the end, in text"
+                raise CodegenError(f"--pages shows {what}: leave it out, or {option}")
     if args.segments:
         for option, value in (("--q-len", args.q_len), ("--kv-len", args.kv_len), ("--batch", args.batch)):
             if value is not None:
                 raise CodegenError(f"{option} is no option of a packed call: leave it out, or --segments")
-        lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset
+        lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset or 0
         return make_packed_calls(variant, lengths=lengths, q_offset=q_offset, head=head, scalars=scalars, files=tensors)
     q_len = args.q_len or (1024 if args.pages is None else 1)
     kv_len = args.kv_len or (q_len if args.pages is None else max(q_len, 1024))
@@ -36,13 +41,25 @@ def described_calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
         variant,
         q_len=q_len,
         kv_len=kv_len,
-        q_offset=kv_len - q_len if args.q_offset == "end" or args.pages is not None else args.q_offset,
+        q_offset=kv_len - q_len if args.q_offset == "end" or args.pages is not None else args.q_offset or 0,
         batch=args.batch or 0,
         head=head,
         scalars=scalars,
         files=tensors,
     )
     return [call]
+
+
+def check_one_gpu(args: argparse.Namespace) -> None:
+    """Raise if `args` of a call on one GPU hold options that only a call over several uses."""
+    if args.seq is not None:
+        raise CodegenError("--seq goes with --ranks; --q-len says how many queries one GPU has")
+    others = {"--heads": args.heads, "--head-dim": args.head_dim, "--strategy": args.strategy}
+    others |= {"--out": args.out, "--package": args.package}
+    for option, value in others.items():
+        if value is not None:
+            spec = "; --variants names the spec of the variant" if option in ("--out", "--package") else ""
+            raise CodegenError(f"{option} goes with --ranks: leave it out{spec}")
 
 
 SPLIT_SEQ = 131072
@@ -53,7 +70,7 @@ def split_report(variant: Variant, args: argparse.Namespace) -> str:
     """The output of `show --ranks` for the call that `args` describe."""
     from codegen.inspect.ranks import Split, report
 
-    others = {"--q-len": args.q_len, "--kv-len": args.kv_len, "--q-offset": args.q_offset or None}
+    others = {"--q-len": args.q_len, "--kv-len": args.kv_len, "--q-offset": args.q_offset}
     others |= {"--pages": args.pages, "--block": args.block, "--png": args.png}
     if args.segments:
         others["--seq"] = args.seq
@@ -63,6 +80,7 @@ def split_report(variant: Variant, args: argparse.Namespace) -> str:
             raise CodegenError(f"{option} is no option of a call over several ranks: leave it out; {instead}")
     if not args.segments:
         args.q_len = args.kv_len = args.seq or SPLIT_SEQ
-    split = Split(ranks=args.ranks, heads=args.heads, head_dim=args.head_dim, strategy=args.strategy)
+    heads, head_dim, strategy = args.heads or (32, 8), args.head_dim or 128, args.strategy or "auto"
+    split = Split(ranks=args.ranks, heads=heads, head_dim=head_dim, strategy=strategy)
     text = report(package_path(args), variant, described_calls(variant, args), args.segments or (), split)
     return text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from codegen import PACKAGE, __version__
-from codegen.cli.calls import described_calls, split_report
+from codegen.cli.calls import check_one_gpu, described_calls, split_report
 from codegen.cli.options import (
     call_options,
     compare_options,
@@ -41,7 +42,7 @@ from codegen.cli.options import (
     variants_option,
     warm_options,
 )
-from codegen.cli.places import check_importable, out_path, package_path, spec_path, variants_path
+from codegen.cli.places import check_importable, out_path, package_path, rendered_variant, spec_path, variants_path
 from codegen.cli.registry import COMMANDS, Run, command
 from codegen.cli.rendered import render_command, render_package, rendered
 from codegen.render import files
@@ -136,8 +137,7 @@ def show(args: argparse.Namespace) -> int:
     if args.ranks is not None:
         print(split_report(variant, args))
         return EXIT_OK
-    if args.seq is not None:
-        raise CodegenError("--seq goes with --ranks; --q-len says how many queries one GPU has")
+    check_one_gpu(args)
     calls = described_calls(variant, args)
     if args.pages is not None:
         from codegen.inspect.show_pages import report
@@ -185,21 +185,26 @@ def explain(args: argparse.Namespace) -> int:
     if args.name is None:
         from codegen.inspect.tuned_files import gains
 
+        for option in ("dtype", "head_dim", "seq", "group", "mode", "kv_heads"):
+            if getattr(args, option) is not None:
+                raise CodegenError(
+                    f"--{option.replace('_', '-')} describes a call of a variant: give the variant's name"
+                )
         print("\n".join(gains(out, args.gpu or "")))
         return EXIT_OK
     with _extra():
-        from codegen.inspect.explain import Question, answer
+        from codegen.inspect.explain import DEFAULT_KV_HEADS, Question, answer
     question = Question(
         variant=args.name,
         gpu=args.gpu or "",
-        dtype=args.dtype,
-        head_dim=args.head_dim,
-        seq=args.seq,
-        group=args.group,
-        mode=args.mode,
-        kv_heads=args.kv_heads,
+        dtype=args.dtype or "bf16",
+        head_dim=args.head_dim or 128,
+        seq=args.seq or 4096,
+        group=args.group or 1,
+        mode=args.mode or "dense",
+        kv_heads=args.kv_heads or DEFAULT_KV_HEADS,
     )
-    print("\n".join(answer(out, question, _spec_or_library(args).variants.get(args.name))))
+    print("\n".join(answer(out, question, rendered_variant(args, out))))
     return EXIT_OK
 
 
@@ -341,6 +346,8 @@ def _extra() -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors a user can cause are one message on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a doc may have characters that a terminal lacks
     args = _parser().parse_args(argv)
     run: Run = args.run
     try:

@@ -57,7 +57,7 @@ def call_options(parser: argparse.ArgumentParser) -> None:
     add("--q-len", type=at_least(1), metavar="N", help="number of queries (default: 1024)")
     add("--kv-len", type=at_least(1), metavar="N", help="number of keys (default: same as queries)")
     what = "position of the first query; end: such that the last query is at the last key (default: 0)"
-    add("--q-offset", type=_offset, default=0, metavar="N|end", help=what)
+    add("--q-offset", type=_offset, metavar="N|end", help=what)
     add("--batch", type=at_least(0), metavar="B", help="batch index to show (default: 0)")
     add("--segments", type=_lengths, metavar="N,N,...", help="show a packed call with sequences of these lengths")
     add("--head", type=at_least(0), default=0, metavar="H", help="query head to show (default: 0)")
@@ -81,9 +81,9 @@ def split_options(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=_ranks, metavar="N[xM]", help=what)
     add("--seq", type=at_least(1), metavar="N", help="number of queries and of keys (default: 131072)")
     what = "number of query heads and key heads (default: 32/8)"
-    add("--heads", type=_heads, default=(32, 8), metavar="N/N", help=what)
-    add("--head-dim", type=at_least(8), default=128, metavar="N", help="head dimension (default: 128)")
-    add("--strategy", default="auto", metavar="NAME", help="how GPUs share the work (default: auto, the fastest)")
+    add("--heads", type=_heads, metavar="N/N", help=what)
+    add("--head-dim", type=at_least(8), metavar="N", help="head dimension (default: 128)")
+    add("--strategy", metavar="NAME", help="how GPUs share the work (default: auto, the fastest)")
 
 
 def studio_options(parser: argparse.ArgumentParser) -> None:
@@ -115,13 +115,13 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     add("name", nargs="?", metavar="NAME", help="the variant to explain")
     what = "a GPU such as h100, or an architecture such as sm_90 (default: this machine's GPU)"
     add("--gpu", metavar="NAME", help=what)
-    add("--dtype", default="bf16", metavar="NAME", help="dtype of q, k and v (default: bf16)")
-    add("--head-dim", type=at_least(16), default=128, metavar="N", help="head dimension (default: 128)")
-    add("--seq", type=at_least(1), default=4096, metavar="N", help="sequence length (default: 4096)")
-    add("--group", type=at_least(1), default=1, metavar="N", help="query heads per key head (default: 1)")
-    add("--mode", default="dense", metavar="NAME", help="dense, packed or segmented (default: dense)")
+    add("--dtype", metavar="NAME", help="dtype of q, k and v (default: bf16)")
+    add("--head-dim", type=at_least(8), metavar="N", help="head dimension (default: 128)")
+    add("--seq", type=at_least(1), metavar="N", help="sequence length (default: 4096)")
+    add("--group", type=at_least(1), metavar="N", help="query heads per key head (default: 1)")
+    add("--mode", metavar="NAME", help="dense, packed or segmented (default: dense)")
     what = "key heads, for decoding on a paged cache (default: 8)"
-    add("--kv-heads", type=at_least(1), default=8, metavar="N", help=what)
+    add("--kv-heads", type=at_least(1), metavar="N", help=what)
 
 
 def warm_options(parser: argparse.ArgumentParser) -> None:

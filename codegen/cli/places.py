@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codegen import PACKAGE
 from codegen.cli.options import COLLECTION, DEFAULT_OUT, DEFAULT_VARIANTS
 from codegen.render import files
 from codegen.util.errors import CodegenError
+
+if TYPE_CHECKING:
+    from codegen.spec.model import Variant
 
 _LIBRARIES = ("torch", "jax", "triton", "numpy")
 """Libraries that a package imports."""
@@ -73,3 +77,19 @@ def package_path(args: argparse.Namespace, *, of_spec: bool = False) -> Path:
     if of_spec and args.variants not in (None, Path(COLLECTION), DEFAULT_VARIANTS):
         raise CodegenError(f"{beside}: no generated package there; render {args.variants}, or give --out or --package")
     return installed(PACKAGE, default=beside)
+
+
+def rendered_variant(args: argparse.Namespace, out: Path) -> Variant | None:
+    """The variant `args.name` of the spec, if the package in `out` is rendered from it.
+
+    An error for another variant of a spec that `args` name; None for one of a spec that is only a default.
+    """
+    from codegen.inspect.origin import check_origin, is_origin
+    from codegen.load.spec_file import load
+
+    spec = load(spec_path(args))
+    if is_origin(spec, out, args.name):
+        return spec.variants[args.name]
+    if args.variants is not None and args.name in spec.variants:
+        check_origin(spec, out, [args.name])
+    return None  # also for a name that is misspelt, which the package's answer reports

@@ -43,8 +43,10 @@ class Question:
 
 
 def answer(out: Path, question: Question, spec_variant: Variant | None = None) -> list[str]:
-    """The lines that answer a question about the package in `out`; `spec_variant`: the variant in the package's spec,
-    if that is at hand."""
+    """The lines that answer a question about the package in `out`.
+
+    `spec_variant`: the variant in the package's spec; None leaves out which keys a decoding sequence reads.
+    """
     package = find_package(out).name
     configs = importlib.import_module(f"{package}._runtime.core.configs")
     tuned = importlib.import_module(f"{package}._runtime.core.tuned")
@@ -52,7 +54,7 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     (variant,) = checked_names("variant", [question.variant], hashes)
     (dtype,) = checked_names("--dtype", [DTYPE_NAMES.get(question.dtype, question.dtype)], DTYPES)
     (mode,) = checked_names("--mode", [question.mode], [str(each) for each in Mode])
-    if question.head_dim > MAX_HEAD_DIM:
+    if not MIN_HEAD_DIM <= question.head_dim <= MAX_HEAD_DIM:
         raise CodegenError(f"--head-dim: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {question.head_dim}")
     named = question.gpu or this_gpu(tuned)
     arch = arch_of_gpu(out, named)
@@ -111,6 +113,8 @@ def _paged_text(
     ]
     yield from aligned([("pass", *PAGED_FIELDS, "from"), *tiles])
     if variant is None:
+        yield ""
+        yield "which keys are read: not known without the spec of this package, which --variants FILE names"
         return
     decode, prompts = (PagedTileConfig(**choices[each].tile._asdict()) for each in PagedPass)
     how = splitting(decode, prompts, q_len=1, group=question.group, kv_heads=question.kv_heads)

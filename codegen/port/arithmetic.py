@@ -183,9 +183,17 @@ class Arithmetic:
         base = self.number(left, node)
         if isinstance(right, Constant):
             return self.joined(ast.BinOp(base.node, ast.Pow(), self.number(right, node).node), base)
-        exponent = self.number(right, node).node
+        power = self.number(right, node)
+        exponent = power.node
         if not (isinstance(left, Constant) and isinstance(left.value, int | float) and left.value > 0):
             raise TranslationError(node, "of a power either the exponent or a positive base must be a constant")
+        if type(left.value) is int and left.value == 2 and power.kind is Kind.INT:
+            # An integer in torch, too: 0 if the exponent is negative.
+            zero, one = ast.Constant(0), ast.Constant(1)
+            shifted = ast.BinOp(one, ast.LShift(), call("max", exponent, zero))
+            if isinstance(exponent, ast.Name):  # a position, or an index of batch or head
+                return Symbol(ast.BinOp(one, ast.LShift(), exponent), Kind.INT)
+            return Symbol(call("where", ast.Compare(exponent, [ast.Lt()], [zero]), zero, shifted), Kind.INT)
         if left.value != 2:
             exponent = ast.BinOp(ast.Constant(math.log2(left.value)), ast.Mult(), exponent)
         return Symbol(call("exp2", exponent), Kind.FLOAT)

@@ -265,7 +265,7 @@ def yaml_lines(entry: Entry) -> Iterator[str]:
     """The lines of an entry, indented to stand under `variants:`."""
     for note in entry.notes:
         yield from textwrap.wrap(note, WIDTH, initial_indent="  # ", subsequent_indent="  #   ")
-    yield f"  {entry.name}:"
+    yield f"  {_key(entry.name)}:"
     for key, text in (("doc", entry.doc), ("mask", entry.mask), ("score", entry.score)):
         if text:
             yield from _value(f"    {key}:", text)
@@ -273,7 +273,12 @@ def yaml_lines(entry: Entry) -> Iterator[str]:
         if table:
             yield f"    {key}:"
             for name, declaration in table.items():
-                yield f"      {name}: {declaration}"
+                yield f"      {_key(name)}: {declaration}"
+
+
+def _key(name: str) -> str:
+    """A name as a key: in quotes if YAML takes it for a boolean or null, as `off` and `yes`."""
+    return name if yaml.safe_load(name) == name else json.dumps(name)
 
 
 def _value(key: str, text: str) -> Iterator[str]:

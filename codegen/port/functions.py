@@ -266,3 +266,9 @@ class Functions(Arithmetic):
             truths = [bool(value.value) for value in values if isinstance(value, Constant)]
             return Constant(all(truths) if is_and else any(truths))
         return logical(is_and, [self.boolean(value, node) for value in values])
+
+
+def is_filled(value: ast.expr) -> bool:
+    """True for an expression that makes a tensor of equal numbers, such as `torch.zeros(n, device="cuda")`."""
+    calls = [node.func for node in ast.walk(value) if isinstance(node, ast.Call)]
+    return any(isinstance(called, ast.Attribute) and called.attr in (*FILLED, "full", "full_like") for called in calls)

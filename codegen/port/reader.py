@@ -61,6 +61,7 @@ class ExpressionReader(Functions):
         super().__init__(guesses)
         self.pairs: list[Pair] = []
         self.depth = 0
+        self.strict = False
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -188,25 +189,30 @@ class ExpressionReader(Functions):
         if isinstance(called, Library):
             return self._library(called, values, options, node)
         if isinstance(called, Captured) and not called.indices:
-            raise TranslationError(node, f"'{called.name}' is not defined in this file, so its result is not known")
+            raise TranslationError(node, f"'{called.name}' is no function of this file, so its result is not known")
         raise TranslationError(node, "what is called here is no function of this file")
 
     def _arguments(
         self, called: Value, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
     ) -> tuple[list[Value], dict[str, Value]]:
-        """The arguments of a call. FlexAttention's own functions may get arguments that cannot be translated; these
-        become captured values."""
+        """The arguments of a call. FlexAttention's own functions, and outside of a mod the file's, may get arguments
+        that cannot be translated; these become captured values, with the names of the parameters."""
         flexible = isinstance(called, Library) and called.last in (*FLEX, *KEPT_FUNCTION, "partial")
+        parameters: list[str] = []
+        if isinstance(called, Closure) and not self.strict:
+            flexible, parameters = True, [parameter.arg for parameter in called.parameters]
 
-        def read(argument: ast.expr) -> Value:
+        def read(argument: ast.expr, parameter: str) -> Value:
             try:
                 return self.read(argument, scope)
             except TranslationError:
                 if not flexible:
                     raise
-                return Captured("argument")
+                return Captured(parameter, made_by=argument)
 
-        return [read(arg) for arg in args], {keyword.arg: read(keyword.value) for keyword in keywords if keyword.arg}
+        names = [*parameters, *["argument"] * len(args)]
+        values = [read(arg, name) for arg, name in zip(args, names, strict=False)]
+        return values, {keyword.arg: read(keyword.value, keyword.arg) for keyword in keywords if keyword.arg}
 
     def _library(self, called: Library, args: list[Value], options: Mapping[str, Value], node: ast.Call) -> Value:
         name = called.last

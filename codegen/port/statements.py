@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from codegen.port.functions import is_filled
 from codegen.port.reader import ExpressionReader, default_number
 from codegen.port.values import (
     Captured,
@@ -82,7 +83,6 @@ class FileReader(ExpressionReader):
         self.issues: list[Issue] = []
         self.assertions: dict[str, None] = {}
         self.instantiated: set[str] = set()
-        self.strict = False
         self.registers = True
         self.steps = 0
         self._unexplored: list[Closure] = []
@@ -324,9 +324,10 @@ class FileReader(ExpressionReader):
             if isinstance(found, Symbol) and is_too_long(found.node):
                 raise TranslationError(value, "the value takes more operations than an expression may have")
         except TranslationError as error:
-            made = Captured(target.id, made_by=value)
-            scope.names[target.id] = self.report(error) if self.strict else made
+            scope.names[target.id] = self.report(error) if self.strict else Captured(target.id, made_by=value)
             return
+        if isinstance(found, Constant) and not self.strict and is_filled(value):
+            found = Captured(target.id, annotation="Tensor", made_by=value)  # which the program may write to
         if isinstance(found, Symbol) and not self.strict:
             found = replace(found, alias=Captured(target.id, made_by=value))
         if is_mod(found) and not self.strict:
@@ -338,8 +339,8 @@ class FileReader(ExpressionReader):
     def _unpack(
         self, target: ast.Tuple | ast.List, value: ast.expr, scope: Scope, reads: Scope, statement: ast.stmt
     ) -> None:
-        elements = value.elts if isinstance(value, ast.Tuple | ast.List) else None
-        if elements is not None and len(elements) == len(target.elts):
+        elements = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if len(elements) == len(target.elts):
             for one, element in zip(target.elts, elements, strict=True):
                 self._assign(one, element, scope, reads, statement)
             return

@@ -380,7 +380,7 @@ def manifest_entries(spec: Spec) -> dict[str, Any]:
             "modes": [*(mode.value for mode in Mode), *([kernel_files.PAGED] if is_legal(v) else [])],
             "head_dims": list(spec.defaults.head_dims),
             "dtypes": list(spec.defaults.dtypes),
-            "hash": _entry_hash(v.entry),
+            "hash": entry_hash(v),
         }
         for name, v in spec.variants.items()
     }
@@ -391,5 +391,7 @@ def _tensor_entry(tensor: TensorSpec) -> dict[str, Any]:
     return {"dims": list(tensor.dims), "dtype": tensor.dtype, "grad": tensor.grad, "example": example}
 
 
-def _entry_hash(entry: str) -> str:
-    return hashlib.sha256(json.dumps(entry).encode()).hexdigest()[:HASH_LENGTH]
+def entry_hash(variant: Variant) -> str:
+    """Hash of a variant's entry, and of its formulas with the file's named masks and scores filled in."""
+    formulas = ["" if each is None else FormulaPrinter().text(each) for each in (variant.mask, variant.score)]
+    return hashlib.sha256(json.dumps([variant.entry, *formulas]).encode()).hexdigest()[:HASH_LENGTH]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from codegen import PROGRAM
 from codegen.arch.paged import PagedPass
 from codegen.compile.packages import Package, find_package
+from codegen.inspect.origin import check_origin
 from codegen.load.spec_file import load
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Pass, Spec
@@ -71,6 +72,8 @@ def run(choice: Choice) -> None:
     context = Context(spec=spec, package=package, folder=choice.out.resolve(), machine=machine)
     workloads, groups = _workloads(choice), _groups(choice, package)
     paged = _paged_groups(choice, spec, package)
+    for variant in dict.fromkeys([*(group.variant for group in groups), *(group.variant for group in paged)]):
+        context.file(variant)  # a file that cannot be read is an error before anything is measured
     start = time.monotonic()
     if paged:
         tune_paged(context, paged, minutes=choice.minutes, jobs=choice.jobs, again=choice.again)
@@ -178,14 +181,9 @@ def _lacking(
 
 
 def _check_names(choice: Choice, spec: Spec) -> None:
-    """Raise unless package and spec have the variants that are named, or if none is, the spec all of the package's."""
+    """Raise unless the package has kernels of the spec's variants: of those that are named, or if none is, of all."""
     there = json.loads((choice.out / MANIFEST).read_text(encoding="utf-8"))["variants"]
-    for name in checked_names("variant", choice.variants, there) or there:
-        if name not in spec.variants:
-            raise CodegenError(
-                f"{spec.path} has no variant '{name}', which the package in {choice.out} has: name the spec that it is "
-                "rendered from with --variants FILE"
-            )
+    check_origin(spec, choice.out, checked_names("variant", choice.variants, there) or there)
 
 
 def default_jobs() -> int:

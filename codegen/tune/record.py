@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import TileConfig
 from codegen.render.files import write_atomically
 from codegen.spec.model import Pass
+from codegen.util.errors import CodegenError
 
 FORMAT = 1
 """The format that the package's `_runtime/core/tuned.py` reads."""
@@ -158,7 +158,10 @@ class Machine:
 
 
 class TunedFile:
-    """The tuned file of one variant on one GPU, read and rewritten whole. Entries of another GPU are dropped."""
+    """The tuned file of one variant on one GPU, read and rewritten whole. Entries of another GPU are dropped.
+
+    Raises `CodegenError` for a file that cannot be read, because writing it would lose its measurements.
+    """
 
     def __init__(self, path: Path, machine: Machine) -> None:
         self.path = path
@@ -168,12 +171,18 @@ class TunedFile:
         self.families: list[dict[str, Any]] = []
         self.paged: list[dict[str, Any]] = []
         self.paged_failed: list[dict[str, Any]] = []
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        if not path.exists():
+            return
+        try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if (document["format"], document["gpu"]) == (FORMAT, machine.gpu):
-                self.entries, self.failed = list(document["entries"]), list(document["failed"])
-                self.families = list(document.get("families", ()))
-                self.paged, self.paged_failed = document.get("paged", []), document.get("paged_failed", [])
+                self.entries, self.failed = _rows(document["entries"], *_ENTRY), _rows(document["failed"], "mode")
+                self.families = _rows(document.get("families", []), *_VERDICT)
+                self.paged = _rows(document.get("paged", []), "kernels", "triton")
+                self.paged_failed = _rows(document.get("paged_failed", []))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise CodegenError(f"{path}: cannot be read: {what}; repair the file, or delete it") from None
 
     def has(self, group: Group, kernel_hash: str, workloads: Iterable[Workload]) -> bool:
         """True if every workload of a group was measured on this kernel hash and this Triton."""
@@ -266,6 +275,18 @@ class TunedFile:
         for name, rows in (("paged", self.paged), ("paged_failed", self.paged_failed)):
             lines += [_listed(name, rows)] if rows else []
         return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+_ENTRY = ("mode", "seq", "group", "kernel", "triton")
+_VERDICT = ("mode", "seq", "group", "kernels", "triton")
+
+
+def _rows(rows: Any, *names: str) -> list[dict[str, Any]]:
+    """The rows of a part of a file, each of which must have what files are sorted by, and these fields."""
+    for row in rows:
+        for name in ("pass", "dtype", "head_dim", "config", *names):
+            row[name]
+    return list(rows)
 
 
 def _key(of: Group | Comparison) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from codegen.compile.offline import check_not_interpreted
 from codegen.compile.packages import Package, find_package
 from codegen.compile.pool import spread
 from codegen.inspect.explain import arch_of_gpu
+from codegen.inspect.origin import check_origin
 from codegen.inspect.tuned_files import this_gpu
 from codegen.spec.model import DTYPE_NAMES, DTYPES, Spec
 from codegen.testing.calls import load_manifest
@@ -124,9 +125,8 @@ def _calls(request: Request, package: Package, spec: Spec) -> list[WarmCall]:
     calls = list(request.calls(package.name))
     if not calls:
         raise CodegenError("--modes paged: expected a variant without dropout, got only variants with dropout")
-    for call in calls:
-        if call.mode == PAGED:
-            checked_names("variant", [call.variant], spec.variants)
+    paged = dict.fromkeys(call.variant for call in calls if call.mode == PAGED)
+    check_origin(spec, Path(package.root) / package.name, paged)
     return calls
 
 

@@ -233,6 +233,37 @@ def test_a_named_spec_is_explained_by_its_own_package(project: Path, capsys: pyt
     assert "no generated package there; render" in capsys.readouterr().err
 
 
+def test_explain_reads_the_spec_of_the_package_only(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variant of another spec may have the same name, here the window of another size."""
+    options = ["--variants", str(tmp_path / "mine.yaml"), "--out", str(tmp_path / "explained_ops")]
+    spec = "masks: {near: q_idx - kv_idx < SIZE}\nvariants: {window: {mask: causal and near}}\n"
+    (tmp_path / "mine.yaml").write_text(spec.replace("SIZE", "64"))
+    assert main(["render", *options]) == 0
+    capsys.readouterr()
+    question = ["explain", "window", "--gpu", "h100"]
+    assert main([*question, *options]) == 0
+    assert "32768   32704 to 32767" in capsys.readouterr().out
+    monkeypatch.chdir(project)  # its variants.yaml has another window
+    assert main([*question, *options[2:]]) == 0
+    printed = capsys.readouterr().out
+    assert "which keys are read: not known without the spec of this package" in printed
+    assert "to 32767" not in printed
+    (tmp_path / "mine.yaml").write_text(spec.replace("SIZE", "32"))  # the entry is equal, but not its mask
+    assert main([*question, *options]) == 2
+    assert "mine.yaml is not the one that the package in " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--seq", "64"], ["--dtype", "bf16"], ["--head-dim", "64"], ["--mode", "packed"]])
+def test_explain_without_a_name_refuses_options_of_a_call(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "--gpu", "h100", *option, "--out", str(ROOT / "generated")]) == 2
+    message = f"error: {option[0]} describes a call of a variant: give the variant's name\n"
+    assert capsys.readouterr().err == message
+
+
 def test_render_takes_a_private_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "--out", "_ops"]) == 0
     assert (project / "_ops" / files.MANIFEST).is_file()
@@ -295,6 +326,15 @@ def test_tune_names_a_spec_that_is_not_the_packages_own(project: Path, tmp_path:
     result = python("-m", "codegen", "tune", "gpt_oss", "--variants", str(other), "--out", str(project / "generated"))
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {other} has no variant 'gpt_oss', which the package in ")
+
+
+@pytest.mark.parametrize("command", [["tune", "causal"], ["warm", "causal", "--gpu", "h100", "--modes", "paged"]])
+def test_a_spec_that_changed_since_the_render_is_named(command: list[str], project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("variants: {causal: {mask: causal and window(7)}}\n")
+    result = python("-m", "codegen", *command, "--variants", str(other), "--out", str(project / "generated"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: the variant 'causal' of {other} is not the one that the package in ")
 
 
 def test_the_collection_is_rendered_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,15 @@ def test_list_without_a_spec_shows_the_library(
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert "variants" in json.loads(capsys.readouterr().out)["properties"]
+
+
+def test_a_terminal_without_a_character_gets_its_escape(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("variants: {band: {doc: 'Größe', mask: causal}}", encoding="utf-8")
+    command = [sys.executable, "-m", "codegen", "list", "--variants", str(tmp_path / "mine.yaml")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Gr\\xf6\\xdfe" in result.stdout
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..archs import TILE_VALUES
 from ..kernels import KERNEL_HASHES
 from .tiles import HOPPER, PORTABLE, PagedTile, Tile
 
@@ -148,12 +149,14 @@ def read(path: Path) -> Measured:
         return Measured(
             str(document["gpu"]), entries, verdicts, tuple(_paged_entry(row) for row in document.get("paged", ()))
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         raise ValueError(f"it lacks or misspells {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"a value has another type than in a tuned file: {error}") from None
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
-    _check_numbers(row, [row["config"][field] for field in Tile._fields])
+    _check_tile(row, Tile._fields)
     return Entry(
         pass_name=str(row["pass"]),
         problem=_problem(row),
@@ -166,7 +169,8 @@ def _entry(row: Mapping[str, Any]) -> Entry:
 
 
 def _paged_entry(row: Mapping[str, Any]) -> PagedEntry:
-    _check_numbers(row, [row["head_dim"], row["group"], *(row["config"][field] for field in PagedTile._fields)])
+    _check_numbers(row, [row["head_dim"], row["group"]])
+    _check_tile(row, PagedTile._fields)
     return PagedEntry(
         pass_name=str(row["pass"]),
         problem=PagedProblem(str(row["dtype"]), str(row["kv_dtype"]), row["head_dim"], row["group"]),
@@ -194,12 +198,20 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
 
 def _problem(row: Mapping[str, Any]) -> Problem:
     _check_numbers(row, [row["head_dim"], row["group"], row["seq"]])
-    return Problem(row["mode"], row["dtype"], row["head_dim"], row["group"], row["seq"])
+    return Problem(str(row["mode"]), str(row["dtype"]), row["head_dim"], row["group"], row["seq"])
 
 
 def _check_numbers(row: Mapping[str, Any], numbers: Sequence[Any]) -> None:
     if not all(type(number) is int and number > 0 for number in numbers):
         raise ValueError(f"a number of {dict(row)} is no positive int")
+
+
+def _check_tile(row: Mapping[str, Any], fields: Sequence[str]) -> None:
+    """Raise for what no kernel can be compiled with, as the call's own `config=` does."""
+    _check_numbers(row, [row["config"][field] for field in fields])
+    for field, allowed in TILE_VALUES.items():
+        if row["config"][field] not in allowed:
+            raise ValueError(f"{field} of {dict(row)} is none of {', '.join(map(str, allowed))}")
 
 
 @cache

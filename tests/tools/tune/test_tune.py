@@ -24,6 +24,7 @@ from codegen.tune.progress import Progress, gain, totals
 from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload
 from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
 from codegen.tune.tuner import Context, Request, Tuner
+from codegen.util.errors import CodegenError
 from generated._runtime.core import tuned
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import DEFAULT_SPEC, ROOT
@@ -187,6 +188,25 @@ def test_tuner_skips_tuned_kernels(tmp_path: Path) -> None:
     assert not file.has(GROUP, "another", [LONG])
     assert not file.has(GROUP, HASH, [Workload(seq=16384, group=4)])
     assert not TunedFile(path_in(tmp_path), Machine(gpu="other", arch="sm_90", triton="3.6.0")).has(GROUP, HASH, [LONG])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<<<<<<< HEAD", "Expecting value"),
+        ("[]", "list indices must be integers"),
+        ('{"format": 1}', "it lacks 'gpu'"),
+        (f'{{"format": 1, "gpu": "{MACHINE.gpu}", "entries": [{{}}], "failed": []}}', "it lacks 'pass'"),
+        (f'{{"format": 1, "gpu": "{MACHINE.gpu}", "entries": 5, "failed": []}}', "'int' object is not iterable"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_not_overwritten(text: str, reason: str, tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    with pytest.raises(CodegenError, match=f"cannot be read: {reason}.*; repair the file, or delete it"):
+        TunedFile(path, MACHINE)
+    assert path.read_text() == text
 
 
 def test_candidates_are_compiled_in_other_processes() -> None:

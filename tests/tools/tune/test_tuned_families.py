@@ -135,7 +135,7 @@ def broken(change: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
         (broken({"ms": {}}), "are no times of some of portable, hopper_dkdv, hopper"),
         (broken({"ms": {"volta": 1.0}}), "are no times of some of portable, hopper_dkdv, hopper"),
         (broken({"ms": {"hopper": 0.0}}), "are no times of some of"),
-        (broken({"ms": 3.0}), "lacks or misspells"),
+        (broken({"ms": 3.0}), "another type than in a tuned file"),
         (broken({"seq": 0}), "no positive int"),
         (lambda row: row.pop("kernels"), "lacks or misspells 'kernels'"),
     ],

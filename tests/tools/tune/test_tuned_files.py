@@ -96,7 +96,10 @@ def test_the_nearest_length_counts_before_the_group(package: Path) -> None:
         ({"format": 7}, "its format is 7"),
         ({"config": {"block_m": 64}}, "lacks or misspells"),
         ({"seq": 0}, "no positive int"),
-        ({"entries": 5}, "lacks or misspells"),
+        ({"entries": 5}, "a value has another type than in a tuned file: 'int' object"),
+        ({"config": {"block_m": 48, "block_n": 64, "num_warps": 4, "num_stages": 2}}, "block_m of "),
+        ({"config": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 99}}, "num_stages of "),
+        ({"mode": ["dense"]}, "measured on other kernels"),
     ],
 )
 def test_unusable_tuned_files_warn_once(package: Path, changes: dict[str, Any], reason: str) -> None:

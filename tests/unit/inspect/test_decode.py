@@ -97,6 +97,9 @@ def test_show_draws_what_a_mask_without_bounds_reads(
     [
         (["causal_dropout", "--pages", "16"], "'causal_dropout' has no kernels on paged caches"),
         (["causal", "--pages", "16", "--segments", "3,4"], "--pages shows one sequence"),
+        (["causal", "--pages", "16", "--block", "64"], "in text: leave it out, or --block"),
+        (["causal", "--pages", "16", "--png", "x.png"], "in text: leave it out, or --png"),
+        (["causal", "--pages", "16", "--q-offset", "3"], "in text: leave it out, or --q-offset"),
         (["causal", "--pages", "16", "--q-len", "9", "--kv-len", "8"], "--q-len: expected at most the 8 keys"),
     ],
 )

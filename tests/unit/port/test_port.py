@@ -177,7 +177,7 @@ BAD = {
     "a statement for its effect": "score.add_(1)\nreturn score",
     "the branch depends on data": "if q_idx > kv_idx:\n    return score\nreturn score * 2",
     "FlexAttention cannot trace either; use torch.where": "return score if h > 2 else 0",
-    "'helper' is not defined in this file": "return helper(score)",
+    "'helper' is no function of this file": "return helper(score)",
     "'torch.special.i0' has no counterpart": "return torch.special.i0(score)",
     "'.sum' looks at more than one pair": "return score - table[h].sum()",
     "the size of a tensor is not known": "return score + table.shape[0]",
