@@ -32,7 +32,8 @@ VERSIONS = "gl_versions"
 def device_sources(kernel_file: Path) -> dict[str, str]:
     """The device library of the package that a kernel file belongs to: module name -> source."""
     folder = next(parent / "_runtime" / "device" for parent in kernel_file.parents if (parent / "_runtime").is_dir())
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("gl*.py"))}
+    paths = [folder / "block_seqs.py", *sorted(folder.glob("gl*.py"))]
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
 
 class Kernel:
@@ -137,6 +138,7 @@ class Kernel:
         gluon = SimpleNamespace(jit=_jit, language=language)
         return {
             "triton": SimpleNamespace(constexpr_function=_constexpr_function),
+            "triton.language": SimpleNamespace(constexpr=_constexpr),
             "triton.experimental": SimpleNamespace(gluon=gluon),
             "triton.experimental.gluon": gluon,
             "triton.experimental.gluon.language.nvidia.hopper": hopper,

@@ -97,6 +97,7 @@ _WORDS = """
 
     computed key_lengths round_even size_of
 
+    FIRST_ENTRY KV_LEN KV_START LSE_START NUM_BLOCKS Q_LEN Q_START RECORD
     block_seqs block_sequences check_sequences cols first_entry key_block_list key_block_seqs key_ranges key_spans
     kv_parts kv_start kv_total launched num_entries num_others_most num_seqs packed_row q_parts q_row
     q_start q_total record row_stride sequence_of_rows sequences slots sums_by_sequence table_row

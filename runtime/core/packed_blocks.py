@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+from ..device.block_seqs import RECORD, SEQUENCE
+from ..device.tl_block_seqs import store_records
+
 
 @triton.jit
 def sequence(cu_seqlens_ptr, seqs, inside):
@@ -28,8 +31,7 @@ def packed_blocks(
     """Lay out the blocks of all sequences one after the other, those of sequences with the longest loops first.
 
         cu_seqlens_q, cu_seqlens_k  [n + 1]  int32, where the sequences of queries and of keys begin
-        block_seqs                  [entries, 8]  int32: sequence, its first entry, q_start, q_len, kv_start, kv_len,
-                                    how many blocks there are in all, its first row in lse of head 0
+        block_seqs                  [entries, RECORD]  int32, the sequence of each block
 
     The queries are cut into blocks, or BY_KEYS the keys; a program of attention then loops over the other axis. Program
     s of this kernel writes the entries of sequence s. Entries that are left over have the sequence -1. If a sequence
@@ -57,16 +59,11 @@ def packed_blocks(
     own_blocks = (own + BLOCK - 1) // BLOCK
     for chunk_first in range(0, own_blocks, CHUNK):
         entries = chunk_first + tl.arange(0, CHUNK)
-        inside = entries < own_blocks
-        records = block_seqs_ptr + (first_entry + entries) * 8
-        tl.store(records, seq + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 1, first_entry + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 2, tl.where(q_len > 0, q_start, 0) + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 3, q_len + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 4, tl.where(kv_len > 0, kv_start, 0) + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 5, kv_len + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 6, num_blocks + tl.zeros_like(entries), mask=inside)
-        tl.store(records + 7, tl.where(q_len > 0, q_start, 0) + tl.zeros_like(entries), mask=inside)
+        q_first, kv_first = tl.where(q_len > 0, q_start, 0), tl.where(kv_len > 0, kv_start, 0)
+        store_records(
+            block_seqs_ptr, first_entry + entries, entries < own_blocks,
+            seq, first_entry, q_first, q_len, kv_first, kv_len, num_blocks, q_first,
+        )  # fmt: skip
     # No more entries are left over than there are sequences.
     if num_blocks + seq < num_entries:
-        tl.store(block_seqs_ptr + (num_blocks + seq) * 8, -1)
+        tl.store(block_seqs_ptr + (num_blocks + seq) * RECORD + SEQUENCE, -1)

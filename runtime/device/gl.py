@@ -12,6 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from .block_seqs import FIRST_ENTRY, KV_LEN, KV_START, LSE_START, Q_LEN, Q_START, RECORD, SEQUENCE
 from .gl_versions import aggregate, async_load
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -61,6 +62,17 @@ def put_number(numbers, i, number):
 def get_number(numbers, i, WARPS: gl.constexpr):
     """Load a number as a scalar; the caller has WARPS warps."""
     return gl.max(numbers.index(i).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+
+
+@gluon.jit
+def load_sequence(block_seqs_ptr, entry):
+    """The sequence of a block of a packed call: its number and first entry; start and length of its queries, and of its
+    keys; its first row in lse of head 0."""
+    record = block_seqs_ptr + entry * RECORD
+    b, first_entry = gl.load(record + SEQUENCE).to(gl.int64), gl.load(record + FIRST_ENTRY)
+    q_start, q_len = gl.load(record + Q_START).to(gl.int64), gl.load(record + Q_LEN)
+    kv_start, kv_len = gl.load(record + KV_START).to(gl.int64), gl.load(record + KV_LEN)
+    return b, first_entry, q_start, q_len, kv_start, kv_len, gl.load(record + LSE_START)
 
 
 @aggregate

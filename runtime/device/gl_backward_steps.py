@@ -5,6 +5,7 @@ backward two warpgroups own half of the keys each and exchange ds; in the wide o
 warpgroup computes scores and dk, the other sums dv and dq.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -58,18 +59,24 @@ def row_terms(q_ring, turn, block_term, SCORES: gl.constexpr):
     return row_term if block_term is None else row_term + block_term
 
 
-@gluon.jit
-def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
-    """Wait for `k q^T` of a block; if LINEAR, the result includes `row_terms`.
+@triton.constexpr_function
+def begins_with_terms(DTYPE, COLS):
+    """True if the accumulator of the scores begins with `row_terms`; if not, they are added to the product.
 
     Tensor cores cut off digits when they add to an accumulator. If it begins with `-lse`, all probabilities of scores
     in the thousands are too large: by 1e-3 with 64 columns, and by 4e-3 with 128. That is too much for weights of
-    float16, which have 11 bits, so the terms are added here. For bfloat16 it is one unit of the last of 8 bits: there
-    the accumulator begins with the terms, which saves up to 8 % of the time. With wider tiles it would save nothing.
+    float16, which have 11 bits. For bfloat16 it is one unit of the last of 8 bits, and saves up to 8 % of the time.
+    With wider tiles it would save nothing.
     """
+    return gl.bfloat16 == DTYPE and COLS <= 128
+
+
+@gluon.jit
+def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
+    """Wait for `k q^T` of a block; if LINEAR, the result includes `row_terms`."""
     qk = warpgroup_mma_wait(1, deps=(qk,))
-    ADDS: gl.constexpr = LINEAR & ((q_tile.dtype != gl.bfloat16) | (q_tile.shape[1] > 128))
-    if ADDS:
+    BEGINS: gl.constexpr = begins_with_terms(q_tile.dtype, q_tile.shape[1])
+    if LINEAR and not BEGINS:
         qk = qk + row_terms(rings[2], turn, block_term, SCORES)[None, :]
     return qk
 
@@ -80,7 +87,7 @@ def issue_products(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr
 
     Terms that are added to a product cost nothing if its accumulator begins with them. The second accumulator begins
     with `-delta`. If LINEAR, a score is the product times a factor: then the first accumulator begins with `-lse` and
-    `block_term`, divided by that factor, unless `wait_for_scores` adds them. `block_term` may be None.
+    `block_term`, divided by that factor, if `begins_with_terms`. `block_term` may be None.
     """
     KEYS: gl.constexpr = k_tile.shape[0]
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
@@ -89,7 +96,7 @@ def issue_products(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr
     q_tile = q_ring.receive(turn)  # [BLOCK_M, BLOCK_D]
     do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
     BLOCK_M: gl.constexpr = q_tile.shape[0]
-    BEGINS: gl.constexpr = LINEAR & (q_tile.dtype == gl.bfloat16) & (q_tile.shape[1] <= 128)
+    BEGINS: gl.constexpr = LINEAR & begins_with_terms(q_tile.dtype, q_tile.shape[1])
     if BEGINS:
         qk = begin_with(row_terms(q_ring, turn, block_term, SCORES), KEYS, SCORES)
     else:

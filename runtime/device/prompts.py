@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+from .block_seqs import NUM_BLOCKS
+from .tl_block_seqs import store_records
+
 
 @triton.jit
 def _prompt_blocks(
@@ -44,8 +47,7 @@ def prompt_blocks(
 
         cu_seqlens_q  [B + 1]  int32, where the packed sequences of queries begin
         kv_lengths    [B]  int32, keys of each sequence, clamped to most_keys
-        block_seqs    [entries, 8]  int32: sequence, its first entry, start and length of its queries, 0, its keys, how
-                      many blocks there are in all
+        block_seqs    [entries, RECORD]  int32, the sequence of each block; keys lie in pages, so their start is 0
 
     Program s writes the blocks of sequence s. Sequences of fewer than FIRST_ROWS rows, tokens times GROUP, have none:
     other kernels compute them.
@@ -62,19 +64,13 @@ def prompt_blocks(
         first_entry += tl.sum(tl.where(earlier, blocks, 0), 0)
         num_blocks += tl.sum(blocks, 0)
     # The forward reads the first entry even if there is no block at all.
-    tl.store(block_seqs_ptr + 6, num_blocks, mask=seq == 0)
+    tl.store(block_seqs_ptr + NUM_BLOCKS, num_blocks, mask=seq == 0)
     q_start, q_len, own_blocks = _prompt_blocks(
         cu_seqlens_q_ptr, seq, num_seqs, q_rows, PACKED, FIRST_ROWS, GROUP, BLOCK_M
     )
     for chunk_first in range(0, own_blocks, CHUNK):
         entries = chunk_first + tl.arange(0, CHUNK)
-        inside = entries < own_blocks
-        records = block_seqs_ptr + (first_entry + entries) * 8
-        nothing = tl.zeros_like(entries)
-        tl.store(records, seq + nothing, mask=inside)
-        tl.store(records + 1, first_entry + nothing, mask=inside)
-        tl.store(records + 2, q_start + nothing, mask=inside)
-        tl.store(records + 3, q_len + nothing, mask=inside)
-        tl.store(records + 4, nothing, mask=inside)
-        tl.store(records + 5, kv_len + nothing, mask=inside)
-        tl.store(records + 6, num_blocks + nothing, mask=inside)
+        store_records(
+            block_seqs_ptr, first_entry + entries, entries < own_blocks,
+            seq, first_entry, q_start, q_len, 0, kv_len, num_blocks,
+        )  # fmt: skip

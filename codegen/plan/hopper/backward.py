@@ -368,6 +368,8 @@ class BackwardPlan:
             shared += ["make_barriers"]
             found["gl_versions"] = ["async_add"] if kernel.row_sums else []
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
+        if kernel.packed or kernel.leaves_runs:
+            found["block_seqs"] = ["NUM_BLOCKS"]
         if kernel.far is not None:
             found |= {"gl_capped": ["add_columns"], "gl_forward": ["lane_layout"]}
         if self.variant.dropout:

@@ -258,7 +258,8 @@ class ForwardPlan:
     def imports(self) -> dict[str, list[str]]:
         """Module of the device library -> the names that the kernel takes from it."""
         shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
-        shared += ["SequenceRows", "describe_packed_rows"] if self.kernel.packed else ["HeadRows", "describe_rows"]
+        packed = ["SequenceRows", "describe_packed_rows", "load_sequence"]
+        shared += packed if self.kernel.packed else ["HeadRows", "describe_rows"]
         shared += ["at_columns", "columns_before"] if self._partial.run is not None else []
         parts: list[Part] = [*self.visits, *self.producer_prologue, *self.prologue, self.kernel.row_term]
         parts += [*self.masked.parts, *self.plain.parts]
@@ -266,6 +267,8 @@ class ForwardPlan:
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
         forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
+        if self.kernel.packed or self.kernel.leaves_runs:
+            found["block_seqs"] = ["NUM_BLOCKS"]
         if self.variant.dropout:
             found["gl_dropout"] = ["without_dropped"]
         if math := math_imports(parts):

@@ -82,13 +82,13 @@ class ExtremesKernel:
 class ListKernel:
     """The kernel that decides, for each block of one axis, which blocks of the other axis it visits.
 
-    `starts` are the axes along which a packed program needs to know where its sequence begins. `loaded` are the
+    `starts` names which of the starts of its sequence's queries and keys a packed program reads. `loaded` are the
     extremes of the program's own block, `gathered` those of the blocks of the other axis. `may` and `must` decide a
     vector of blocks of the other axis.
     """
 
     kernel: KernelPlan
-    starts: str
+    starts: Sequence[str]
     loaded: Sequence[Reduction]
     gathered: Sequence[Reduction]
     may: Code | None
@@ -289,7 +289,7 @@ class _Builder:
         ]
         names = uses(may_code, must_code, lowering.prologue)
         of_parts = {axis for axis in ("q", "kv") if any(x.of_queries == (axis == "q") for x in (*own, *others))}
-        starts = [axis for axis in ("q", "kv") if axis in of_parts or f"{axis}_start" in names]
+        starts = [f"{axis}_start" for axis in ("q", "kv") if axis in of_parts or f"{axis}_start" in names]
         part = ["PART"] if own or others else []
         offset = self.offset if self.shifts else []
         room = ["OWN_ROOM", "FILL"] if self.schedule is Schedule.LISTS else []
@@ -311,7 +311,7 @@ class _Builder:
         )
         return ListKernel(
             kernel=kernel,
-            starts=" ".join(starts),
+            starts=starts,
             loaded=_reductions(self.variant, own, self.decided),
             gathered=_reductions(self.variant, others, self.decided),
             may=None if may == TRUE else may_code,

@@ -10,7 +10,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
-from .gl import Ring, allocate_tiles, describe_rows, longest_first, make_barriers, product_layout, store_layout
+from .gl import (
+    Ring,
+    allocate_tiles,
+    describe_rows,
+    load_sequence,
+    longest_first,
+    make_barriers,
+    product_layout,
+    store_layout,
+)
 from .gl_versions import aggregate, async_load
 
 # The bytes of the L2 cache for the heads whose blocks are worked on at a time: q and do in 16 bits, sums of dq in 32.
@@ -112,10 +121,7 @@ def locate_keys(block_seqs_ptr, item, num_kv_heads, BLOCK_N: gl.constexpr):
     the sequence's number and its first entry; start and length of its queries, and of its keys; the key head; and the
     first key of the block, counted from the start of the sequence.
     """
-    record = block_seqs_ptr + item // num_kv_heads * 8
-    b, first_entry = gl.load(record).to(gl.int64), gl.load(record + 1)
-    q_start, q_len = gl.load(record + 2).to(gl.int64), gl.load(record + 3)
-    kv_start, kv_len = gl.load(record + 4).to(gl.int64), gl.load(record + 5)
+    b, first_entry, q_start, q_len, kv_start, kv_len, _ = load_sequence(block_seqs_ptr, item // num_kv_heads)
     sequence_item = item - first_entry * num_kv_heads
     num_key_blocks = gl.cdiv(kv_len, BLOCK_N)
     hkv = (sequence_item // num_key_blocks).to(gl.int64)

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from .block_seqs import LSE_START, NUM_BLOCKS, RECORD
+from .tl_block_seqs import load_sequence, store_records
 from .tl_rows import load_dq_rows, store_dq_rows
 
 LEAST_ID = tl.constexpr(-(2**31))
@@ -98,8 +100,7 @@ def lay_out_runs(
     """Lay out the blocks of query rows, or with BY_KEYS of keys, of all runs in sequence, the longest runs first.
 
         runs, counts  as of `find_runs`
-        block_seqs    [entries, 8]  int32, as of packed sequences: batch row, the run's first entry, q_start, q_len,
-                      kv_start, kv_len, how many blocks there are in all; the run's first row in lse of its head 0
+        block_seqs    [entries, RECORD]  int32, the run of each block as a sequence, whose number is its batch row
 
     Program s writes the blocks of the run in slot s of `runs`. If any batch row is not in order, or has more runs than
     `most_runs`, there are no blocks at all. Starts count rows in memory: batch rows are q_batch_rows and kv_batch_rows
@@ -119,7 +120,7 @@ def lay_out_runs(
     count = tl.load(counts_ptr + b)
     if num_wrong > 0:
         if slot == 0:
-            tl.store(block_seqs_ptr + 6, 0)
+            tl.store(block_seqs_ptr + NUM_BLOCKS, 0)
     elif nth < count:
         start, num_rows, num_keys = load_runs(runs_ptr, counts_ptr, slot, True, length, room)
         num_slots = batch * room
@@ -139,26 +140,18 @@ def lay_out_runs(
         own_blocks = (num_rows + BLOCK - 1) // BLOCK
         for chunk_first in range(0, own_blocks, CHUNK):
             entries = chunk_first + tl.arange(0, CHUNK)
-            inside = entries < own_blocks
-            records = block_seqs_ptr + (first_entry + entries) * 8
-            zeros = tl.zeros_like(entries)
-            tl.store(records, number + zeros, mask=inside)
-            tl.store(records + 1, first_entry + zeros, mask=inside)
-            tl.store(records + 2, q_start + zeros, mask=inside)
-            tl.store(records + 3, q_len + zeros, mask=inside)
-            tl.store(records + 4, b * kv_batch_rows + start + zeros, mask=inside)
-            tl.store(records + 5, kv_len + zeros, mask=inside)
-            tl.store(records + 6, num_blocks + zeros, mask=inside)
-            tl.store(records + 7, b * num_heads * length + start + zeros, mask=inside)
+            kv_start, lse_start = b * kv_batch_rows + start, b * num_heads * length + start
+            store_records(
+                block_seqs_ptr, first_entry + entries, entries < own_blocks,
+                number, first_entry, q_start, q_len, kv_start, kv_len, num_blocks, lse_start,
+            )  # fmt: skip
 
 
 @triton.jit
 def load_row_block(row_blocks_ptr, entry):
     """Of the run of a block: batch row, first block, q_start, number of rows, and first row in lse of head 0."""
-    record = row_blocks_ptr + entry * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, num_rows, lse_start = tl.load(record + 2).to(tl.int64), tl.load(record + 3), tl.load(record + 7)
-    return b, first_entry, q_start, num_rows, lse_start
+    b, first_entry, q_start, num_rows = load_sequence(row_blocks_ptr, entry)
+    return b, first_entry, q_start, num_rows, tl.load(row_blocks_ptr + entry * RECORD + LSE_START)
 
 
 @triton.jit(do_not_specialize=["length", "num_heads", "num_entries"])
@@ -183,7 +176,7 @@ def pad_runs(
                             and delta is 0
     """
     h, entry = (tl.program_id(0) // num_entries).to(tl.int64), tl.program_id(0) % num_entries
-    if (tl.load(key_blocks_ptr + 6) > 0) & (entry < tl.load(row_blocks_ptr + 6)):
+    if (tl.load(key_blocks_ptr + NUM_BLOCKS) > 0) & (entry < tl.load(row_blocks_ptr + NUM_BLOCKS)):
         b, first_entry, _q_start, num_rows, lse_start = load_row_block(row_blocks_ptr, entry)
         start = lse_start - b * num_heads * length
         rows = (entry - first_entry) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -223,9 +216,9 @@ def run_dq_rows(
     PART_COLS: tl.constexpr = BLOCK_D * BLOCK_M // 128
     part, tile = tl.program_id(0) % 2, tl.program_id(0) // 2
     sums_ptr = dq_sums_ptr + tl.program_id(0).to(tl.int64) * (64 * PART_COLS)
-    if tl.load(key_blocks_ptr + 6) > 0:
+    if tl.load(key_blocks_ptr + NUM_BLOCKS) > 0:
         h, entry = (tile // num_entries).to(tl.int64), tile % num_entries
-        if entry < tl.load(row_blocks_ptr + 6):
+        if entry < tl.load(row_blocks_ptr + NUM_BLOCKS):
             _b, first_entry, q_start, num_rows, _lse_start = load_row_block(row_blocks_ptr, entry)
             dq_tile = load_dq_rows(sums_ptr, scale, BLOCK_D, BLOCK_M)
             block = entry - first_entry

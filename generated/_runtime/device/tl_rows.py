@@ -8,15 +8,6 @@ from .tl import load_rows
 
 
 @triton.jit
-def load_sequence(row_seqs_ptr, entry):
-    """The sequence of a packed block of rows: number, first entry, and start and length of its queries."""
-    record = row_seqs_ptr + entry * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start, q_len = tl.load(record + 2).to(tl.int64), tl.load(record + 3)
-    return b, first_entry, q_start, q_len
-
-
-@triton.jit
 def row_delta(
     o_base,
     do_base,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: f9009c32c2c0c0b3
+# hash: 44b102fb7dfd6196
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -38,6 +38,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -404,7 +405,7 @@ def alibi_segmented_hopper_fwd(
     work_ring = make_work_ring(8, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_blocks_ptr + NUM_BLOCKS) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 9e04a8ec19e2d63a
+# hash: 9b9a40f7714899dc
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -33,6 +33,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
     LOG2E,
@@ -40,6 +41,7 @@ from ..._runtime.device.gl import (
     at_columns,
     columns_before,
     describe_packed_rows,
+    load_sequence,
     make_ring,
     make_work_ring,
     product_layout,
@@ -108,17 +110,11 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     # A work item is a block of rows of one head. After its first item, a program takes the next one that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_heads
     item = gl.program_id(0)
     while item < num_items:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + item // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_start = gl.load(record + 2).to(gl.int64)
-        q_len = gl.load(record + 3)
-        kv_len = gl.load(record + 5)
-        lse_start = gl.load(record + 7)
+        b, first_entry, q_start, q_len, _kv_start, kv_len, lse_start = load_sequence(block_seqs_ptr, item // num_heads)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
@@ -150,12 +146,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     item = Work(*work_ring.receive(work_turn, 1)).item
     while item >= 0:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + item // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_len = gl.load(record + 3)
-        kv_start = gl.load(record + 4).to(gl.int64)
-        kv_len = gl.load(record + 5)
+        b, first_entry, _q_start, q_len, kv_start, kv_len, _lse_start = load_sequence(block_seqs_ptr, item // num_heads)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: ebc8c5010ff85ead
+# hash: 1dea75ab8793a724
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -37,6 +37,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -387,7 +388,7 @@ def band_segmented_hopper_fwd(
     work_ring = make_work_ring(7, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_blocks_ptr + NUM_BLOCKS) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 77fd17db1e71f27b
+# hash: 3a256866e71de974
 """Triton kernels of `band`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -30,6 +30,7 @@ dv              [B, Hkv, Skv, Dv]
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -299,7 +300,7 @@ def band_segmented_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # If the table of runs has blocks, the packed kernel has computed the call.
-    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    num_run_blocks = tl.load(run_rows_ptr + NUM_BLOCKS) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return
     num_blocks = tl.cdiv(q_len, BLOCK_M)

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: 50336b7c8de9af2a
+# hash: a2ba40ce158eef0b
 """Which blocks of keys a block of queries visits under `band_images`, packed sequences, and the other way round.
 
     keep           q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[q_idx] == image[kv_idx] and
@@ -30,6 +30,7 @@ be kept, full if every pair must be kept, otherwise partial. Each program lists 
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, Q_LEN, Q_START, RECORD
 from ..._runtime.device.tl import clamp_index
 
 
@@ -161,11 +162,11 @@ def band_images_packed_query_lists(
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -264,11 +265,11 @@ def band_images_packed_key_lists(
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads

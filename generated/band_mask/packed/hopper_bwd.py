@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: fed7145fa8e9e968
+# hash: 509d1dafcdf1f443
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -52,6 +52,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     Ring,
@@ -116,7 +117,7 @@ def produce(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -186,7 +187,7 @@ def consume(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -259,7 +260,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
@@ -435,7 +436,7 @@ def score(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -518,7 +519,7 @@ def accumulate(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: 21fc9a1971c0d0b2
+# hash: a42bd47b078e351e
 """Triton kernels of `band_softcap`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -31,6 +31,7 @@ dv              [B, Hkv, Skv, Dv]
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -311,7 +312,7 @@ def band_softcap_segmented_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # If the table of runs has blocks, the packed kernel has computed the call.
-    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    num_run_blocks = tl.load(run_rows_ptr + NUM_BLOCKS) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return
     num_blocks = tl.cdiv(q_len, BLOCK_M)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: b17596c5e9014a93
+# hash: ded470431e473644
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -49,6 +49,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     Ring,
@@ -116,7 +117,7 @@ def produce(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -198,7 +199,7 @@ def consume(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -271,7 +272,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
@@ -436,7 +437,7 @@ def score(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -514,7 +515,7 @@ def accumulate(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: e328de6a723d70ab
+# hash: 8129561884342dc9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -36,6 +36,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -379,7 +380,7 @@ def causal_segmented_hopper_fwd(
     work_ring = make_work_ring(7, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_blocks_ptr + NUM_BLOCKS) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/portable.py.jinja
-# hash: 5c79a2545c7c0743
+# hash: 75e30f961fa66807
 """Triton kernels of `causal`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -29,6 +29,7 @@ dv              [B, Hkv, Skv, Dv]
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -283,7 +284,7 @@ def causal_segmented_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # If the table of runs has blocks, the packed kernel has computed the call.
-    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    num_run_blocks = tl.load(run_rows_ptr + NUM_BLOCKS) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return
     num_blocks = tl.cdiv(q_len, BLOCK_M)

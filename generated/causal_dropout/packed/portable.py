@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 986566f924467c13
+# hash: a490dba7552fa177
 """Triton kernels of `causal_dropout`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -27,6 +27,7 @@ Hopper's backward.
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, Q_LEN, Q_START, RECORD
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -39,7 +40,8 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
-from ..._runtime.device.tl_rows import load_dq_rows, load_sequence, row_delta, store_dq_rows
+from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 
 @triton.jit(
@@ -105,11 +107,11 @@ def causal_dropout_packed_fwd(
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -275,11 +277,11 @@ def causal_dropout_packed_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -439,11 +441,11 @@ def causal_dropout_packed_bwd_dkdv(
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_kv_heads

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: 22ba9dcb4ff1424c
+# hash: 99d773c5840e77d2
 """Which blocks of keys a block of queries visits under `chunked`, packed sequences, and the other way round.
 
     keep        q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -19,6 +19,7 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, Q_LEN, RECORD
 from ..._runtime.device.tl import floor_div, store_range
 
 
@@ -37,9 +38,9 @@ def chunked_packed_query_ranges(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -108,9 +109,9 @@ def chunked_packed_key_ranges(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads

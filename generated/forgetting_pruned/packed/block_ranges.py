@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/block_ranges.py.jinja
-# hash: 15e69f0340123054
+# hash: c8578b2d1f512771
 """Which blocks of keys a block of queries visits under `forgetting_pruned`, packed sequences, and the other way
 round.
 
@@ -25,6 +25,7 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, Q_LEN, Q_START, RECORD
 from ..._runtime.device.tl import clamp_index, store_range
 
 
@@ -104,10 +105,10 @@ def forgetting_pruned_packed_query_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -164,10 +165,10 @@ def forgetting_pruned_packed_key_ranges(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads

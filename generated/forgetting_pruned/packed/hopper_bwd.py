@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: fcd950e61ee8a4eb
+# hash: a1b766d11d734fb1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, packed sequences on Hopper with respect to k and v and g, and with WITH_DQ to q.
@@ -56,6 +56,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     SequenceRows,
@@ -120,7 +121,7 @@ def produce(rings, arguments, V_PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOC
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -203,7 +204,7 @@ def consume(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -328,7 +329,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, first_entry, q_start, q_len, _kv_start, _kv_len, hkv, start_n = locate_keys(
@@ -543,7 +544,7 @@ def score(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -653,7 +654,7 @@ def accumulate(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/portable.py.jinja
-# hash: ebd22d5280f3baf2
+# hash: 5cbcb570936dc127
 """Triton kernels of `forgetting_pruned`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -31,6 +31,7 @@ Hopper's backward.
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, Q_LEN, Q_START, RECORD
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -43,7 +44,8 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
-from ..._runtime.device.tl_rows import load_dq_rows, load_sequence, row_delta, store_dq_rows
+from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "stride_ranges_h", "q_total", "num_heads", "group_size"])
@@ -89,11 +91,11 @@ def forgetting_pruned_packed_fwd(
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -228,11 +230,11 @@ def forgetting_pruned_packed_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -372,11 +374,11 @@ def forgetting_pruned_packed_bwd_dkdv(
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_kv_heads
@@ -516,8 +518,8 @@ def forgetting_pruned_packed_hopper_delta(
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < q_len
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
-    kv_start = tl.load(row_seqs_ptr + entry * 8 + 4).to(tl.int64)
-    kv_len = tl.load(row_seqs_ptr + entry * 8 + 5)
+    kv_start = tl.load(row_seqs_ptr + entry * RECORD + KV_START).to(tl.int64)
+    kv_len = tl.load(row_seqs_ptr + entry * RECORD + KV_LEN)
     q_idx = rows + q_shift
     decay_q = tl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(q_idx, kv_len))
     row_term = decay_q

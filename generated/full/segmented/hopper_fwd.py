@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: d32bc003fb12f3bf
+# hash: 6889bd7dfbbc2836
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -33,6 +33,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -345,7 +346,7 @@ def full_segmented_hopper_fwd(
     work_ring = make_work_ring(6, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_blocks_ptr + NUM_BLOCKS) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/portable.py.jinja
-# hash: 2c23986847f2a30b
+# hash: 23842648bd43dadb
 """Triton kernels of `full`, with segment ids: forward and gradients.
 
 keep            q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] != padding_id
@@ -26,6 +26,7 @@ dv              [B, Hkv, Skv, Dv]
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -249,7 +250,7 @@ def full_segmented_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # If the table of runs has blocks, the packed kernel has computed the call.
-    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    num_run_blocks = tl.load(run_rows_ptr + NUM_BLOCKS) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return
     num_blocks = tl.cdiv(q_len, BLOCK_M)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 52e19cb3fda123df
+# hash: a0adae97a04e2961
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -50,6 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     Ring,
     SequenceRows,
@@ -118,7 +119,7 @@ def produce(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -200,7 +201,7 @@ def consume(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -286,7 +287,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
@@ -453,7 +454,7 @@ def score(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -546,7 +547,7 @@ def accumulate(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(

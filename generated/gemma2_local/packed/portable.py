@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: 9dfc4a8768ea8825
+# hash: 23dd6e7878719c1d
 """Triton kernels of `gemma2_local`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -26,6 +26,7 @@ backward.
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, LSE_START, NUM_BLOCKS, Q_LEN, Q_START, RECORD
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -39,7 +40,8 @@ from ..._runtime.device.tl import (
     tanh,
     zero_tile,
 )
-from ..._runtime.device.tl_rows import load_dq_rows, load_sequence, row_delta, store_dq_rows
+from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_total", "num_heads", "group_size"])
@@ -80,11 +82,11 @@ def gemma2_local_packed_fwd(
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -207,14 +209,14 @@ def gemma2_local_packed_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # A table of runs does not mark its unused entries: it says how many blocks there are.
-    if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + 6):
+    if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + NUM_BLOCKS):
         return
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -236,7 +238,7 @@ def gemma2_local_packed_bwd_dq(
     q_tile = load_tile(q_base, start_m, q_len, stride_qs, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     do_tile = load_tile(do_base, start_m, q_len, stride_dos, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
     # Rows of runs have other offsets in lse than in q: the table gives them.
-    row_offs = h * q_total + tl.load(record + 7) + rows
+    row_offs = h * q_total + tl.load(record + LSE_START) + rows
     lse = tl.load(lse_ptr + row_offs, mask=in_rows, other=float("inf")) * LOG2E
     # The part of ds that a whole row shares.
     o_tile = load_tile(o_base, start_m, q_len, stride_os, BLOCK_M, HEAD_DIM_V, BLOCK_DV, True)
@@ -337,11 +339,11 @@ def gemma2_local_packed_bwd_dkdv(
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_kv_heads

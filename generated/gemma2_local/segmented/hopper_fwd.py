@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 945d03aeb882e56f
+# hash: edbb30257de4d177
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -37,6 +37,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_capped import add_columns, exp2_of_tanh
 from ..._runtime.device.gl_forward import (
@@ -401,7 +402,7 @@ def gemma2_local_segmented_hopper_fwd(
     work_ring = make_work_ring(7, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_blocks_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_blocks_ptr + NUM_BLOCKS) > 0, 0, batch)
     consumer = (
         q_ring,
         kv_ring,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: 3176672a6fb27068
+# hash: e39841b6fab36d90
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -20,6 +20,7 @@ be kept, full if every pair must be kept, otherwise partial. Each program lists 
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, Q_LEN, RECORD
 from ..._runtime.device.tl import floor_div, floor_mod
 
 
@@ -39,9 +40,9 @@ def natten_packed_query_lists(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -152,9 +153,9 @@ def natten_packed_key_lists(
     CHUNK: tl.constexpr,
 ):
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: 099ab9825bfd7319
+# hash: ce2164bf5372054e
 """Triton kernels of `natten`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -28,6 +28,7 @@ backward.
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, Q_LEN, Q_START, RECORD
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -42,7 +43,8 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
-from ..._runtime.device.tl_rows import load_dq_rows, load_sequence, row_delta, store_dq_rows
+from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_total", "num_heads", "group_size"])
@@ -84,11 +86,11 @@ def natten_packed_fwd(
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -217,11 +219,11 @@ def natten_packed_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_heads
@@ -346,11 +348,11 @@ def natten_packed_bwd_dkdv(
     """
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * 8
-    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + 1)
-    q_start = tl.load(record + 2).to(tl.int64)
-    kv_start = tl.load(record + 4).to(tl.int64)
-    q_len, kv_len = tl.load(record + 3), tl.load(record + 5)
+    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD
+    b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
+    q_start = tl.load(record + Q_START).to(tl.int64)
+    kv_start = tl.load(record + KV_START).to(tl.int64)
+    q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
     program = tl.program_id(0) - first_entry * num_kv_heads

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 762f8a60f83e04f1
+# hash: a4a79c89304eb7e3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -33,6 +33,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
     LOG2E,
@@ -40,6 +41,7 @@ from ..._runtime.device.gl import (
     at_columns,
     columns_before,
     describe_packed_rows,
+    load_sequence,
     make_ring,
     make_work_ring,
     product_layout,
@@ -102,17 +104,11 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     # A work item is a block of rows of one head. After its first item, a program takes the next one that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_heads
     item = gl.program_id(0)
     while item < num_items:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + item // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_start = gl.load(record + 2).to(gl.int64)
-        q_len = gl.load(record + 3)
-        kv_len = gl.load(record + 5)
-        lse_start = gl.load(record + 7)
+        b, first_entry, q_start, q_len, _kv_start, kv_len, lse_start = load_sequence(block_seqs_ptr, item // num_heads)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
@@ -143,12 +139,7 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     item = Work(*work_ring.receive(work_turn, 1)).item
     while item >= 0:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + item // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_len = gl.load(record + 3)
-        kv_start = gl.load(record + 4).to(gl.int64)
-        kv_len = gl.load(record + 5)
+        b, first_entry, _q_start, q_len, kv_start, kv_len, _lse_start = load_sequence(block_seqs_ptr, item // num_heads)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         h = (sequence_item // num_blocks).to(gl.int64)

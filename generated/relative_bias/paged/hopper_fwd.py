@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 563c95a27d94d5b0
+# hash: 46b44fc2073bb52b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, paged caches on Hopper: `o = softmax(score) v`.
@@ -41,12 +41,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
     SequenceRows,
     at_columns,
     columns_before,
     describe_packed_rows,
+    load_sequence,
     make_ring,
     make_work_ring,
     product_layout,
@@ -115,16 +117,11 @@ def produce_rows(
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     # A work item is a block of rows of one head. After its first item, a program takes the next one that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_heads
     item = gl.program_id(0)
     while item < num_items:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + item // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_start = gl.load(record + 2).to(gl.int64)
-        q_len = gl.load(record + 3)
-        kv_len = gl.load(record + 5)
+        b, first_entry, q_start, q_len, _kv_start, kv_len, _lse_start = load_sequence(block_seqs_ptr, item // num_heads)
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
@@ -168,11 +165,9 @@ def produce_keys(
     item = Work(*work_ring.receive(work_turn, 1)).item
     while item >= 0:
         # As in the portable kernel: the blocks of a sequence follow each other, and long sequences come first.
-        record = block_seqs_ptr + item // num_heads * 8
-        b = gl.load(record).to(gl.int64)
-        first_entry = gl.load(record + 1)
-        q_len = gl.load(record + 3)
-        kv_len = gl.load(record + 5)
+        b, first_entry, _q_start, q_len, _kv_start, kv_len, _lse_start = load_sequence(
+            block_seqs_ptr, item // num_heads
+        )
         sequence_item = item - first_entry * num_heads
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 69560bbebd336b08
+# hash: 5c0d3d3d0d0a7e32
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -54,6 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
@@ -435,7 +436,7 @@ def softcap_segmented_hopper_bwd(
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
     if run_keys_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_keys_ptr + NUM_BLOCKS) > 0, 0, batch)
     work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
@@ -819,7 +820,7 @@ def softcap_segmented_hopper_bwd_wide(
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
     if run_keys_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_keys_ptr + NUM_BLOCKS) > 0, 0, batch)
     work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     hand_over = (p_ring, ds_ring)

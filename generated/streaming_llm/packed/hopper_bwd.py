@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 67539c9f4e839d55
+# hash: 2b035341de3eaf08
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -50,6 +50,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     Ring,
@@ -124,7 +125,7 @@ def produce(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -206,7 +207,7 @@ def consume(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -282,7 +283,7 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
@@ -456,7 +457,7 @@ def score(
     num_kv_heads = num_heads // group_size
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
@@ -540,7 +541,7 @@ def accumulate(
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
     # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + 6) * num_kv_heads
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
         b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: cd92b52e00d0e4b5
+# hash: 22047814a48507ca
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `window`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,6 +53,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import LOG2E, HeadRows, Ring, make_barriers, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import (
     describe_input,
@@ -434,7 +435,7 @@ def window_segmented_hopper_bwd(
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
     if run_keys_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_keys_ptr + NUM_BLOCKS) > 0, 0, batch)
     work_ring = make_work_ring(1, 3 if WITH_DQ else 2)
     inputs = (k_ring, v_ring, q_ring, do_ring)
     rings = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_ring, do_ring)
@@ -826,7 +827,7 @@ def window_segmented_hopper_bwd_wide(
     do_ring = make_row_ring(do_desc, delta_desc, STAGES, BLOCK_M)
     if run_keys_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.
-        batch = gl.where(gl.load(run_keys_ptr + 6) > 0, 0, batch)
+        batch = gl.where(gl.load(run_keys_ptr + NUM_BLOCKS) > 0, 0, batch)
     work_ring = make_work_ring(1, 2)
     p_ring, ds_ring = make_hand_over(DTYPE, BLOCK_N, BLOCK_M), make_hand_over(DTYPE, BLOCK_N, BLOCK_M)
     hand_over = (p_ring, ds_ring)

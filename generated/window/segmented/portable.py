@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 89cedbbe27459121
+# hash: 69d2e8219c5d4fee
 """Triton kernels of `window`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < size and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -29,6 +29,7 @@ dv              [B, Hkv, Skv, Dv]
 import triton
 import triton.language as tl
 
+from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.tl import (
     LN2,
     LOG2E,
@@ -292,7 +293,7 @@ def window_segmented_bwd_dq(
     delta is stored for the kernel of dk and dv.
     """
     # If the table of runs has blocks, the packed kernel has computed the call.
-    num_run_blocks = tl.load(run_rows_ptr + 6) if run_rows_ptr is not None else 0
+    num_run_blocks = tl.load(run_rows_ptr + NUM_BLOCKS) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
         return
     num_blocks = tl.cdiv(q_len, BLOCK_M)
