@@ -36,11 +36,6 @@ class _Registry:
 KERNELS = _Registry()
 
 
-def kernels_of(function: Any) -> Any:
-    """The kernels whose autograd function this is."""
-    return KERNELS.of(function.kernels)
-
-
 def signature_of(parameters: Sequence[str], types: Mapping[str, Any] | None = None, num_results: int = 0) -> Signature:
     """A signature with these parameters, which are tensors unless `types` has them, that returns so many tensors."""
     kind, annotations = Parameter.POSITIONAL_OR_KEYWORD, types or {}
@@ -102,11 +97,15 @@ def autograd_functions(kernels: Any, name: str) -> tuple[Any, Any]:
     class Attention(torch.autograd.Function):
         """o and lse, with the gradient of every tensor that has one."""
 
-        kernels = name
         again: Any = None
         """The autograd function that a replayed call applies in place of this one."""
         compile_ahead: Any = None
         """Compiles the kernels of a first call with such arguments, and begins to compile those of its backward."""
+
+        @staticmethod
+        def kernels() -> Any:
+            """The kernels: torch.compile calls a method of this class, but cannot read an attribute."""
+            return KERNELS.of(name)
 
         @staticmethod
         def forward(*args: Any) -> tuple[Tensor, ...]:

@@ -29,6 +29,7 @@ from . import backend
 from .dtypes import as_integers, is_integer
 from .paged import Gathered
 from .sequences import begins_of, values_are_checked
+from .strides import check_apart
 from .transforms import refuse_tangents
 
 
@@ -83,6 +84,7 @@ def append_decay(
     given = {"g_cache": g_cache, "g_base": g_base}
     for name, shape in decay_shapes_to_append(g.shape, g_cache.shape).items():
         _check_cache(APPEND, name, given[name], shape, device)
+        check_apart(APPEND, name, given[name])
     kv_lengths = _int32(kv_lengths, "kv_lengths", 1, device)
     num_seqs = kv_lengths.shape[0]
     page_table = _int32(page_table, "page_table", 2 if page_starts is None else 1, device)

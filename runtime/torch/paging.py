@@ -12,6 +12,7 @@ from .dispatch import runs_reference
 from .dtypes import as_integers
 from .launching import launch
 from .sequences import values_are_checked
+from .strides import check_apart
 
 _OP = "append"
 
@@ -26,6 +27,7 @@ def append(
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         if x.requires_grad:
             fail(_OP, name, "a tensor without gradient: it is changed in place", "one that requires grad")
+        check_apart(_OP, name, x)
     given = (("k_scale", k_scale, k_cache), ("v_scale", v_scale, v_cache))
     scales = [_scale(name, scale, cache) for name, scale, cache in given]
     written = [scale for scale in scales if scale is not None and scale.dim() == 3]

@@ -18,6 +18,7 @@ variants:
   logs: {score: score * log(x), scalars: {x: float}}
   quotients: {mask: causal and q_idx - kv_idx < 1.0 / x, score: score + 1.0 / x, scalars: {x: float}}
   powers: {score: score + exp(x) * sqrt(x), scalars: {x: float}}
+  signs: {score: "where(1.0 / x > 0, score, -score)", scalars: {x: float}}
   places: {score: "score + bias[h, int(log(x))]", tensors: {bias: {dims: [h, 4]}}, scalars: {x: float}}
   apart: {mask: q_idx - kv_idx < near - far, scalars: {near: int, far: int}}
 """
@@ -60,6 +61,15 @@ def test_several_scalars_of_a_sum_share_its_range(framework: str, kind: str) -> 
 def test_arrays_on_the_host_are_checked_too() -> None:
     with pytest.raises(ValueError, match=f"near: expected an int from -{MOST} to {MOST}"):
         called("jax", "apart", {}, near=jnp.asarray(2**30), far=0)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_zeros_of_both_signs_differ(framework: str, kind: str) -> None:
+    found = [called(framework, "signs", CALLS[kind], x=x) for x in (0.0, -0.0, 1.0, -1.0)]
+    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(found[1], found[3])
+    assert not np.array_equal(found[0], found[1])
 
 
 OF_FLOATS = [

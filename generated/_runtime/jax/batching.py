@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from .passes import BEGINS, TOKENS, Backward, Call, Forward, Kernels
+from .sharding import is_sharded
 
 
 def batched(
@@ -22,6 +23,11 @@ def batched(
     folds = [_fold_axis(kernels, name, call) for name in call.operands]
     results = [_folded(letters, call) for letters in kernels.result_axes(call, backward=direction.backward)]
     possible = all(fold is not None for fold, is_mapped in zip(folds, mapped, strict=True) if is_mapped)
+    # Rows that are sharded over an axis of type Explicit cannot be folded without moving data.
+    possible = possible and not any(
+        fold is not None and is_sharded(x, fold + is_mapped)
+        for x, fold, is_mapped in zip(arrays, folds, mapped, strict=True)
+    )
     if kernels.may_split(call)[0] and possible and None not in results and size > 0:
         total = _tokens(call, arrays, mapped)
         folded = [

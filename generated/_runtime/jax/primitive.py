@@ -19,14 +19,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ..core.configs import INTERPRETER
 from ..core.settings import require_triton
 from .batching import batched
 from .kernels import INTERPRET, compiling_for, device_arch
 from .passes import Backward, Call, Decay, Forward, Kernels
-from .sharding import partitioned
+from .sharding import explicit_specs, partitioned
 
 RESIDUALS = "attention_outputs"
 """The name of o and lse for policies of `jax.checkpoint`. If they are saved, a backward does not repeat the forward."""
@@ -80,11 +80,18 @@ def _applied(primitive: Primitive, *arrays: jax.Array, call: Call) -> Any:
 
 def _abstract(direction: Forward | Backward, *avals: Any, call: Call) -> list[Any]:
     # A result's type is made from an operand's type, which says over which axes of a mesh values vary.
-    like, found = avals[0], []
-    for shape, dtype in direction.shapes(call, call.named(avals)):
-        placed = NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * len(shape)))
-        found.append(like.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=placed))
-    return found
+    like, types, kernels = avals[0], call.named(avals), direction.kernels
+    if direction.backward:
+        specs = [types[name].sharding.spec for name in ("q", "k", "v", *call.wanted)]
+    else:
+        letters = {name: kernels.axes(name, call) for name in call.operands}
+        specs = explicit_specs(kernels.op, types, letters, kernels.result_axes(call, backward=False))
+    return [
+        like.update(
+            shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=NamedSharding(like.sharding.mesh, spec)
+        )
+        for (shape, dtype), spec in zip(direction.shapes(call, types), specs, strict=True)
+    ]
 
 
 def _lower_cut(inner: Primitive, direction: Forward | Backward, ctx: Any, *values: Any, call: Call) -> Any:

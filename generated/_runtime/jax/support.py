@@ -239,8 +239,11 @@ def dropout_seed(op: str, dropout_p: float, seed: Any) -> Any:
 
 
 def as_arrays(scalars: dict[str, Any]) -> tuple[dict[str, jax.Array], dict[str, Hashable]]:
-    """A call's scalars, all as arrays if any is an array, else all as numbers: kernels load all of them or none."""
-    if not any(is_array(value) for value in scalars.values()):
+    """A call's scalars, all as arrays if any is an array, else all as numbers: kernels load all of them or none.
+
+    A -0.0 is made an array: as a number it is equal to 0.0, and would get what was compiled for 0.0.
+    """
+    if not any(is_array(value) or str(value) == "-0.0" for value in scalars.values()):
         return {}, dict(scalars)
     return {name: _as_array(name, value) for name, value in scalars.items()}, {}
 

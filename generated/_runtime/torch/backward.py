@@ -13,7 +13,6 @@ from torch import Tensor
 from ..core.backward_calls import call_arguments, check_results, keyword_names, wanted_names
 from ..core.checks import fail
 from .dtypes import FP8_DTYPE
-from .functions import kernels_of
 from .replay import replayed
 
 Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
@@ -115,7 +114,7 @@ class _Run:
         self._found: dict[str, Tensor] = {}
 
     def __call__(self, function: Any, *args: Any) -> tuple[Tensor, ...]:
-        kernels = kernels_of(function)
+        kernels = function.kernels()
         q, v = (args[kernels.parameters.index(name)] for name in ("q", "v"))
         shape = (*q.shape[:-1], v.shape[-1])
         for name, given in (("do", self.do), ("o", self.o)):

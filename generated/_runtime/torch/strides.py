@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.checks import fail
+
 # Offsets inside a tile are 32-bit: a stride times the most rows or columns of a tile must fit.
 _STRIDE_LIMIT = 2**31 // 256
 
@@ -27,6 +29,13 @@ def aligned(x: Tensor) -> Tensor:
 def in_memory(x: Any) -> Any:
     """`x`, or a copy of a tensor that torch negates when it reads it, such as `y.conj().imag`: kernels would not."""
     return x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x
+
+
+def check_apart(op: str, name: str, x: Tensor) -> None:
+    """Refuse a tensor that is written to if elements share memory because it is expanded: one would replace others."""
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        expected = "elements that share no memory, because they are written to"
+        fail(op, name, expected, f"an expanded tensor, strides {list(x.stride())}")
 
 
 def begin_alike(x: Tensor, y: Tensor) -> bool:

@@ -56,6 +56,24 @@ def test_gives_the_gradients_of_autograd(variant: str, mode: str) -> None:
         torch.testing.assert_close(x.float(), want[name].float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
+def test_is_compiled_whole(mode: str) -> None:
+    entry = calls.load_manifest()["alibi"]
+    inputs = calls.draw_inputs(entry, SHAPE, dtype=torch.float32, device="cpu")
+    options: dict[str, Any] = {}
+    if mode == "packed":
+        inputs, options = calls.packed(entry, inputs), {"cu_seqlens_q": torch.tensor([0, 40, 80], dtype=torch.int32)}
+    elif mode == "segmented":
+        options = {"q_segment_ids": (torch.arange(40) // 17).expand(2, -1).to(torch.int32)}
+    with torch.no_grad():
+        o, lse = inputs.call(alibi, return_lse=True, **options)
+    compiled = torch.compile(by_itself, fullgraph=True, backend="aot_eager")
+    found, want = compiled(alibi, inputs, o, lse, **options), by_itself(alibi, inputs, o, lse, **options)
+    assert list(found) == ["dq", "dk", "dv", "dslope"]
+    for name, x in found.items():
+        assert torch.equal(x, want[name]), name
+
+
 def test_rounds_no_gradient_of_16_bit_keys() -> None:
     inputs = calls.draw_inputs(calls.load_manifest()["causal"], SHAPE, dtype=torch.bfloat16, device="cpu")
     with torch.no_grad():

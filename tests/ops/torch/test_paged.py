@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from codegen.testing.golden import load_op
+from generated import paging
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.settings import INTERPRET
 
@@ -130,3 +131,17 @@ def test_meta_tensors_have_the_shapes_of_results() -> None:
     q, cache, given = q.to("meta"), cache.to("meta"), {name: x.to("meta") for name, x in given.items()}
     o, lse = op(q, cache, cache, schedule=op.plan(q, cache, **given), return_lse=True, **given)
     assert (o.shape, lse.shape) == (q.shape, q.shape[:3])
+
+
+def test_expanded_caches_are_not_written() -> None:
+    """Their tokens share memory, so that the last one written would replace the others."""
+    k, cache = torch.randn(2, 1, 16), torch.zeros(4, 8, 1, 16)
+    expanded = torch.zeros(1, 1, 1, 16).expand(4, 8, 1, 16)
+    slots = torch.tensor([0, 9])
+    for name, caches in (("k_cache", (expanded, cache)), ("v_cache", (cache, expanded))):
+        with pytest.raises(ArgumentError, match=f"append: {name}: expected elements that share no memory"):
+            paging.append(k, k, *caches, slots)
+    pages = {"page_table": torch.tensor([[0]]), "kv_lengths": torch.tensor([2])}
+    sums, base = torch.zeros(1, 1, 2).expand(4, 8, 2), torch.zeros(4, 2)
+    with pytest.raises(ArgumentError, match="append_decay: g_cache: expected elements that share no memory"):
+        paging.append_decay(torch.zeros(1, 2, 2), sums, base, **pages)
