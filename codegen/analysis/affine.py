@@ -6,7 +6,7 @@ A mask becomes a disjunction of terms, each a conjunction of atoms. An atom like
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -93,35 +93,54 @@ def within_bits(bound: Expr) -> Expr:
     """A bound of a position such that its sums fit 32 bits, whatever the elements of tensors are.
 
     An element may be the largest integer, which means "no limit": `kv_idx <= limit[b, q_idx]` has the end `limit + 1`,
-    and `q_idx - kv_idx < size[h]` the end `kv_idx + size` along the queries.
+    and `q_idx - kv_idx < size[h]` the end `kv_idx + size` along the queries. Or two elements may be large, and their
+    difference small: `kv_idx + start[b] <= stop[b]`. A bound beyond all positions is cut to about MOST_POSITION.
     """
     rest, literal = expr.split_literal(bound)
-    if len(list(summands(rest))) > 1:
-        return expr.rebuild(bound, _clamped)
-    if literal > 0 and _reads_tensor(rest):
-        return expr.add(expr.minimum(rest, const(MOST_POSITION)), const(literal))
-    return bound
+    if not _reads_tensor(rest):
+        return bound
+    parts = list(_signed(rest, 1))
+    if parts == [(rest, 1)]:
+        if literal:
+            rest = expr.minimum(rest, _MOST) if literal > 0 else expr.maximum(rest, _LEAST)
+        return expr.add(rest, const(literal))
+    return expr.add(_saturated(parts), const(literal))
+
+
+_MOST, _LEAST = const(MOST_POSITION), const(-MOST_POSITION)
+
+
+def _saturated(parts: Sequence[tuple[Expr, int]]) -> Expr:
+    """A signed sum of 32-bit integers, cut to slightly more than MOST_POSITION either way.
+
+    Each part is split into high bits, whose sum fits 32 bits and is cut, and low bits, which are added afterwards.
+    """
+    low_bits = max((len(parts) - 1).bit_length(), 1)
+    high: Expr = ZERO
+    low: Expr = ZERO
+    for part, sign in parts:
+        add = expr.add if sign > 0 else expr.sub
+        high = add(high, expr.shift_right(part, const(low_bits)))
+        low = add(low, expr.bit_and(part, const(2**low_bits - 1)))
+    most = const((MOST_POSITION >> low_bits) + len(parts))
+    high = expr.maximum(expr.minimum(high, most), expr.neg(most))
+    return expr.add(expr.shift_left(high, const(low_bits)), low)
 
 
 def summands(e: Expr) -> Iterable[Expr]:
     """The operands of a sum, with nested ones; any other expression is its own only operand."""
-    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        for part in e.args:
-            yield from summands(part)
-    else:
-        yield e
+    return (part for part, _ in _signed(e, 1))
 
 
-def _clamped(e: Expr) -> Expr | None:
-    """A summand that reads a tensor, limited to positions; None for a sum, whose operands are to be limited."""
-    if isinstance(e, Op) and e.op in ("add", "sub", "neg"):
-        return None
-    return _limited(e) if _reads_tensor(e) else e
-
-
-def _limited(e: Expr) -> Expr:
-    """A number that is compared with a position, limited to MOST_POSITION either way."""
-    return expr.maximum(expr.minimum(e, const(MOST_POSITION)), const(-MOST_POSITION))
+def _signed(e: Expr, sign: int) -> Iterator[tuple[Expr, int]]:
+    """The operands of a sum, each with the sign that it is added with."""
+    if not (isinstance(e, Op) and e.op in ("add", "sub", "neg")):
+        yield e, sign
+        return
+    last = sign if e.op == "add" else -sign
+    for part in e.args[:-1]:
+        yield from _signed(part, sign)
+    yield from _signed(e.args[-1], last)
 
 
 def linear(e: Expr) -> Linear | None:
@@ -180,13 +199,19 @@ class Step:
 
     def least(self, value: Expr) -> Expr:
         """For a positive factor: the smallest x with `step(x) >= value`."""
+        value = self._value(value)
         quotient = expr.neg(expr.floordiv(expr.neg(value), const(self.factor))) if self.factor > 1 else value
         return expr.sub(self._times_period(quotient), self.shift)
 
     def most(self, value: Expr) -> Expr:
         """For a negative factor: the largest x with `step(x) >= -value`."""
+        value = self._value(value)
         quotient = expr.floordiv(value, const(-self.factor))
         return expr.sub(expr.add(self._times_period(quotient), const(self.period - 1)), self.shift)
+
+    def _value(self, value: Expr) -> Expr:
+        """A value that is divided by the factor or multiplied by the period: a sum that wraps must not reach these."""
+        return value if abs(self.factor) == self.period == 1 else within_bits(value)
 
     def _times_period(self, quotient: Expr) -> Expr:
         """`quotient` periods as a number of positions.

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, const
 
+MOST_INTEGER = 2**31 - 1
+
 Bound = Expr | None
 """An end of an interval; None if nothing is known of it."""
 
@@ -123,6 +125,21 @@ def bitwise_and(x: Interval, y: Interval) -> Interval:
 def bitwise_or(x: Interval, y: Interval) -> Interval:
     """`x | y`, which is `~(~x & ~y)`."""
     return _complement(bitwise_and(_complement(x), _complement(y)))
+
+
+def bitwise_xor(x: Interval, y: Interval) -> Interval:
+    """`x ^ y`, which is `~(x ^ ~y)`."""
+    low = _most_of_xor(x, _complement(y))
+    return Interval(_mapped(expr.bit_not, low), _most_of_xor(x, y))
+
+
+def _most_of_xor(x: Interval, y: Interval) -> Bound:
+    """An upper end of `x ^ y`, which is `(x | y) - (x & y)`, within 32 bits."""
+    either, both = bitwise_or(x, y).high, bitwise_and(x, y).low
+    if either is None or both is None:
+        return None
+    either = expr.maximum(either, const(0))
+    return expr.sub(either, expr.maximum(both, expr.sub(either, const(MOST_INTEGER))))
 
 
 def _complement(x: Interval) -> Interval:

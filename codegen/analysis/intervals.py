@@ -18,6 +18,7 @@ from codegen.analysis.interval_arithmetic import (
     Truth,
     bitwise_and,
     bitwise_or,
+    bitwise_xor,
     exactly,
     from_both,
     from_either,
@@ -246,7 +247,7 @@ class _Analyser:
         least = expr.where(
             expr.compare("ge", low, zero), low, expr.where(expr.compare("le", high, zero), expr.neg(high), zero)
         )
-        return Interval(least, expr.where(expr.compare("ge", expr.add(low, high), zero), high, expr.neg(low)))
+        return Interval(least, expr.where(expr.compare("ge", high, expr.neg(low)), high, expr.neg(low)))
 
     def _where(self, test: Expr, a: Expr, b: Expr) -> Interval:
         condition, x, y = self.truth(test), self.interval(a), self.interval(b)
@@ -306,8 +307,7 @@ class _Analyser:
         return bitwise_or(self.interval(a), self.interval(b))
 
     def _bitxor(self, a: Expr, b: Expr) -> Interval:
-        x, y = self.interval(a), self.interval(b)
-        return bitwise_or(x, y) - bitwise_and(x, y)
+        return bitwise_xor(self.interval(a), self.interval(b))
 
     def _extreme(self, e: Expr) -> Extreme:
         if e not in self.reads:

@@ -291,11 +291,11 @@ class _Axis:
 
     def _first(self, form: Form, x: Expr) -> Expr:
         """The first element for which an inequality holds beside the element at `x` of the other axis."""
-        return self._row(within_bits(form.kv.least(expr.neg(_at(form, x)))))
+        return within_bits(self._row(form.kv.least(expr.neg(_at(form, x)))))
 
     def _end(self, form: Form, x: Expr) -> Expr:
         """The element after the last one for which an inequality holds, as for `_first`."""
-        return self._row(within_bits(expr.add(form.kv.most(_at(form, x)), const(1))))
+        return within_bits(self._row(expr.add(form.kv.most(_at(form, x)), const(1))))
 
     def _row(self, position: Expr) -> Expr:
         return position if self.keys else expr.sub(position, int_var("q_shift"))

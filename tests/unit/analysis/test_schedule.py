@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from codegen.analysis.intervals import decide
 from codegen.analysis.schedule import analyse
 from codegen.inspect.block_status import Grid, Status, counted, decided, measured, proven
 from codegen.inspect.call import Call, make_call
 from codegen.inspect.show import mask_of
-from codegen.ir.evaluate import Array
-from codegen.ir.expr import Expr, Type
+from codegen.ir.evaluate import Array, evaluate
+from codegen.ir.expr import BLOCK_ENDS, Expr, Type, walk
 from codegen.ir.parse import parse
 from codegen.load.spec_file import default_spec_path, load
 from codegen.spec.model import Variant
@@ -122,6 +123,23 @@ def test_nothing_wrong_is_proven_of_bits(operator: str, order: str) -> None:
                 check(parse(f"{left} {order} {bound}", SCOPE, Type.BOOL), grid)
         if operator not in ("<<", ">>") or other == "kv_idx":
             check(parse(f"{left} {order} {other}", SCOPE, Type.BOOL), grid)
+
+
+@pytest.mark.parametrize("text", ["(q_idx ^ kv_idx) < 16", "(q_idx ^ kv_idx) >= 0", "abs(q_idx - kv_idx) // 2 > 5"])
+def test_bounds_of_far_positions_fit_32_bits(text: str) -> None:
+    """A call gives positions in any order, up to 2**30 either way."""
+    mask = parse(text, SCOPE, Type.BOOL)
+    known = decide(mask)
+    far = (-(2**30), -7, 0, 5, 2**30 - 1)
+    blocks = [(first, last) for first in far for last in far if first <= last]
+    for q in blocks:
+        for kv in blocks:
+            ends = dict(zip(BLOCK_ENDS, map(np.asarray, (*q, *kv)), strict=True))
+            for node in (node for e in (known.may, known.must) for node in walk(e) if node.type is Type.INT):
+                assert -(2**31) <= evaluate(node, ends, {}) < 2**31
+            kept = evaluate(mask, {"q_idx": np.asarray(q)[:, None], "kv_idx": np.asarray(kv)}, {})
+            assert evaluate(known.may, ends, {}) or not kept.any()
+            assert not evaluate(known.must, ends, {}) or kept.all()
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,8 @@ def test_loops_are_right_for_the_largest_scalars_that_a_sum_admits(text: str, sh
         "(q_idx >= kv_idx) & (q_idx - kv_idx <= span[h, 1])",
         "abs(q_idx - kv_idx) <= span[h, 1]",
         "(q_idx <= limit[b]) | (kv_idx < n)",
+        "q_idx // 16 - kv_idx // 16 < limit[b]",
+        "2 * kv_idx - q_idx <= limit[b]",
     ],
 )
 def test_loops_are_right_for_the_largest_elements_of_tensors(text: str) -> None:
@@ -304,6 +306,41 @@ def test_loops_are_right_for_the_largest_elements_of_tensors(text: str) -> None:
         call = Call.drawn(rng)
         tensors = {**call.tensors, "limit": np.full(2, value, np.int32), "span": np.full((4, 3), value, np.int32)}
         calls.append(replace(call, tensors=tensors))
+    check(text, text, mask, [(call, (64, 64)) for call in calls])
+
+
+@pytest.mark.parametrize(
+    "text", ["kv_idx <= limit[b]", "q_idx - kv_idx <= limit[b]", "kv_idx + limit[b] >= 0", "q_idx // 16 >= limit[b]"]
+)
+def test_loops_are_right_for_the_least_elements_of_tensors(text: str) -> None:
+    rng = random.Random(text)
+    calls = []
+    for value in (-(2**31), -(2**31) + 40, -(2**30)):
+        call = Call.drawn(rng)
+        calls.append(replace(call, tensors={**call.tensors, "limit": np.full(2, value, np.int32)}))
+    check(text, text, parse(text, SCOPE, Type.BOOL), [(call, (64, 64)) for call in calls])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kv_idx + limit[b] <= span[h, 1]",
+        "kv_idx >= span[h, 1] - limit[b]",
+        "q_idx - kv_idx < span[h, 1] - limit[b]",
+        "(q_idx >= kv_idx) & (kv_idx // 16 >= span[h, 1] - limit[b])",
+        "kv_idx - n <= span[h, 1] - limit[b]",
+    ],
+)
+@pytest.mark.parametrize("base", [1_700_000_000, -(2**31), 0])
+def test_loops_are_right_for_small_differences_of_large_elements(text: str, base: int) -> None:
+    mask = parse(text.replace("&", "and"), SCOPE, Type.BOOL)
+    assert analyse(mask).schedule is Schedule.CLOSED_FORM
+    rng = random.Random(text)
+    calls = []
+    for difference in (0, 9, 100):
+        call = Call.drawn(rng)
+        limit, span = np.full(2, base, np.int32), np.full((4, 3), base + difference, np.int32)
+        calls.append(replace(call, n=3, tensors={**call.tensors, "limit": limit, "span": span}))
     check(text, text, mask, [(call, (64, 64)) for call in calls])
 
 
