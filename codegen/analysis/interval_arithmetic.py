@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from codegen.analysis.affine import MOST_INTEGER
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, const
-
-MOST_INTEGER = 2**31 - 1
 
 Bound = Expr | None
 """An end of an interval; None if nothing is known of it."""
