@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codegen.cli.places import package_path
 from codegen.util.errors import CodegenError
@@ -13,6 +14,18 @@ from codegen.util.errors import CodegenError
 if TYPE_CHECKING:
     from codegen.inspect.call import Call
     from codegen.spec.model import Variant
+
+
+def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of the named options that the command line has."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def refuse(options: Mapping[str, object], message: str) -> None:
+    """Raise for the first option that has a value, whose name replaces `{}` in the message."""
+    for option, value in options.items():
+        if value is not None:
+            raise CodegenError(message.format(option))
 
 
 def described_calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
@@ -23,14 +36,10 @@ def described_calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
     if args.pages is not None:
         others = {"--segments": args.segments, "--block": args.block, "--png": args.png}
         others["--q-offset"] = None if args.q_offset == "end" else args.q_offset
-        for option, value in others.items():
-            if value is not None:
-                what = "one sequence whose queries are at the end, in text"
-                raise CodegenError(f"--pages shows {what}: leave it out, or {option}")
+        refuse(others, "--pages shows one sequence whose queries are at the end, in text: leave it out, or {}")
     if args.segments:
-        for option, value in (("--q-len", args.q_len), ("--kv-len", args.kv_len), ("--batch", args.batch)):
-            if value is not None:
-                raise CodegenError(f"{option} is no option of a packed call: leave it out, or --segments")
+        others = {"--q-len": args.q_len, "--kv-len": args.kv_len, "--batch": args.batch}
+        refuse(others, "{} is no option of a packed call: leave it out, or --segments")
         lengths, q_offset = args.segments, 0 if args.q_offset == "end" else args.q_offset or 0
         return make_packed_calls(variant, lengths=lengths, q_offset=q_offset, head=head, scalars=scalars, files=tensors)
     q_len = args.q_len or (1024 if args.pages is None else 1)
@@ -52,14 +61,11 @@ def described_calls(variant: Variant, args: argparse.Namespace) -> list[Call]:
 
 def check_one_gpu(args: argparse.Namespace) -> None:
     """Raise if `args` of a call on one GPU hold options that only a call over several uses."""
-    if args.seq is not None:
-        raise CodegenError("--seq goes with --ranks; --q-len says how many queries one GPU has")
+    refuse({"--seq": args.seq}, "{} goes with --ranks; --q-len says how many queries one GPU has")
     others = {"--heads": args.heads, "--head-dim": args.head_dim, "--strategy": args.strategy}
-    others |= {"--out": args.out, "--package": args.package}
-    for option, value in others.items():
-        if value is not None:
-            spec = "; --variants names the spec of the variant" if option in ("--out", "--package") else ""
-            raise CodegenError(f"{option} goes with --ranks: leave it out{spec}")
+    refuse(others, "{} goes with --ranks: leave it out")
+    package = {"--out": args.out, "--package": args.package}
+    refuse(package, "{} goes with --ranks: leave it out; --variants names the spec of the variant")
 
 
 SPLIT_SEQ = 131072
@@ -72,15 +78,12 @@ def split_report(variant: Variant, args: argparse.Namespace) -> str:
 
     others = {"--q-len": args.q_len, "--kv-len": args.kv_len, "--q-offset": args.q_offset}
     others |= {"--pages": args.pages, "--block": args.block, "--png": args.png}
+    several = "{} is no option of a call over several ranks: leave it out; "
+    refuse(others, several + "--seq says how many rows")
     if args.segments:
-        others["--seq"] = args.seq
-    for option, value in others.items():
-        if value is not None:
-            instead = "the lengths of --segments add up to it" if option == "--seq" else "--seq says how many rows"
-            raise CodegenError(f"{option} is no option of a call over several ranks: leave it out; {instead}")
-    if not args.segments:
+        refuse({"--seq": args.seq}, several + "the lengths of --segments add up to it")
+    else:
         args.q_len = args.kv_len = args.seq or SPLIT_SEQ
-    heads, head_dim, strategy = args.heads or (32, 8), args.head_dim or 128, args.strategy or "auto"
-    split = Split(ranks=args.ranks, heads=heads, head_dim=head_dim, strategy=strategy)
+    split = Split(ranks=args.ranks, **given(args, "heads", "head_dim", "strategy"))
     text = report(package_path(args), variant, described_calls(variant, args), args.segments or (), split)
     return text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from codegen import PACKAGE, __version__
-from codegen.cli.calls import check_one_gpu, described_calls, split_report
+from codegen.cli.calls import check_one_gpu, described_calls, given, refuse, split_report
 from codegen.cli.options import (
     call_options,
     compare_options,
@@ -182,28 +182,17 @@ def tune(args: argparse.Namespace) -> int:
 def explain(args: argparse.Namespace) -> int:
     """Print the tiles and kernel families that a call uses on a GPU; without NAME, the speedups from tuning."""
     out = package_path(args, of_spec=True)
+    described = given(args, "dtype", "head_dim", "seq", "group", "mode", "kv_heads")
     if args.name is None:
         from codegen.inspect.tuned_files import gains
 
-        for option in ("dtype", "head_dim", "seq", "group", "mode", "kv_heads"):
-            if getattr(args, option) is not None:
-                raise CodegenError(
-                    f"--{option.replace('_', '-')} describes a call of a variant: give the variant's name"
-                )
+        options = {f"--{name.replace('_', '-')}": value for name, value in described.items()}
+        refuse(options, "{} describes a call of a variant: give the variant's name")
         print("\n".join(gains(out, args.gpu or "")))
         return EXIT_OK
     with _extra():
-        from codegen.inspect.explain import DEFAULT_KV_HEADS, Question, answer
-    question = Question(
-        variant=args.name,
-        gpu=args.gpu or "",
-        dtype=args.dtype or "bf16",
-        head_dim=args.head_dim or 128,
-        seq=args.seq or 4096,
-        group=args.group or 1,
-        mode=args.mode or "dense",
-        kv_heads=args.kv_heads or DEFAULT_KV_HEADS,
-    )
+        from codegen.inspect.explain import Question, answer
+    question = Question(variant=args.name, gpu=args.gpu or "", **described)
     print("\n".join(answer(out, question, rendered_variant(args, out))))
     return EXIT_OK
 

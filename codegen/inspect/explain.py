@@ -34,11 +34,11 @@ class Question:
 
     variant: str
     gpu: str
-    dtype: str
-    head_dim: int
-    seq: int
-    group: int
-    mode: str
+    dtype: str = "bf16"
+    head_dim: int = 128
+    seq: int = 4096
+    group: int = 1
+    mode: str = "dense"
     kv_heads: int = DEFAULT_KV_HEADS
 
 

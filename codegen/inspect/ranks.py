@@ -49,9 +49,9 @@ class Split:
     """
 
     ranks: int | tuple[int, int]
-    heads: tuple[int, int]
-    head_dim: int
-    strategy: str
+    heads: tuple[int, int] = (32, 8)
+    head_dim: int = 128
+    strategy: str = "auto"
 
 
 def report(out: Path, variant: Variant, calls: Sequence[Call], segments: Sequence[int], split: Split) -> str:

@@ -190,10 +190,10 @@ class Arithmetic:
         if type(left.value) is int and left.value == 2 and power.kind is Kind.INT:
             # An integer in torch, too: 0 if the exponent is negative.
             zero, one = ast.Constant(0), ast.Constant(1)
-            shifted = ast.BinOp(one, ast.LShift(), call("max", exponent, zero))
-            if isinstance(exponent, ast.Name):  # a position, or an index of batch or head
-                return Symbol(ast.BinOp(one, ast.LShift(), exponent), Kind.INT)
-            return Symbol(call("where", ast.Compare(exponent, [ast.Lt()], [zero]), zero, shifted), Kind.INT)
+            is_index = isinstance(exponent, ast.Name)  # a position, or an index of batch or head: never negative
+            shifted = ast.BinOp(one, ast.LShift(), exponent if is_index else call("max", exponent, zero))
+            negative = ast.Compare(exponent, [ast.Lt()], [zero])
+            return Symbol(shifted if is_index else call("where", negative, zero, shifted), Kind.INT)
         if left.value != 2:
             exponent = ast.BinOp(ast.Constant(math.log2(left.value)), ast.Mult(), exponent)
         return Symbol(call("exp2", exponent), Kind.FLOAT)

@@ -48,7 +48,7 @@ def check_beside_pages(
     """Refuse arguments that a call on paged caches does not take.
 
     They are those of _NOT_BESIDE_PAGES, in this order, `q_scale`, and `family` if the framework has only one family of
-    kernels on paged caches. `padding_id` and `deterministic` have no effect in such a call, but must exist.
+    kernels on paged caches. `padding_id` and `deterministic` have no effect in such a call, but must be valid.
     """
     check_padding_id(op, padding_id)
     check_deterministic(op, deterministic)

@@ -81,8 +81,8 @@ def check_begins(op: str, name: str, begins: list[int], packed: str, total: int)
 
 
 def check_alone(op: str, layout: object, padding_id: object, *tokens: object) -> None:
-    """Refuse the arguments that a packed call does not take, those of TOKEN_ARGUMENTS in that order, and a layout or a
-    padding id that does not exist. Packed tensors have one layout, so either name is taken."""
+    """Refuse the arguments that a packed call does not take, those of TOKEN_ARGUMENTS in that order, and an invalid
+    layout or padding id. Packed tensors have one layout, so either name is taken."""
     check_layout(op, layout)
     check_padding_id(op, padding_id)
     for name, value in zip(TOKEN_ARGUMENTS, tokens, strict=True):

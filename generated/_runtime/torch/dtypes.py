@@ -18,6 +18,8 @@ _DTYPES = {
     "bool": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""The dtypes of q, k and v besides 8-bit floats."""
 FP8_DTYPE = torch.float8_e4m3fn
 
 

@@ -19,11 +19,10 @@ from ..core.checks import (
     fail,
     sizes_text,
 )
-from .dtypes import FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
+from .dtypes import FLOAT_DTYPES, FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
 from .transforms import refuse_gradient_of, refuse_tangents
 
-_CAST_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_INPUT_DTYPES = (*_CAST_DTYPES, FP8_DTYPE)
+_INPUT_DTYPES = (*FLOAT_DTYPES, FP8_DTYPE)
 
 
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> None:
@@ -41,7 +40,7 @@ def check_qkv(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> No
     # Under autocast rotary embeddings in float32 leave q and k in another dtype than v.
     are_cast = is_autocast(q)
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype and not (are_cast and x.dtype in _CAST_DTYPES):
+        if x.dtype != q.dtype and not (are_cast and x.dtype in FLOAT_DTYPES):
             fail(op, name, f"dtype {q.dtype}, that of q", x.dtype)
         if x.device != q.device:
             fail(op, name, f"device {q.device}, that of q", x.device)
@@ -146,7 +145,7 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
     if dropout_p == 0:
         return 0  # Nothing is drawn: the state of the generator stays.
     if torch.compiler.is_compiling() or torch._C._is_tracing():
-        fail(op, "seed", "an int under torch.compile and torch.jit.trace, where one would serve all calls", None)
+        fail(op, "seed", "an int under torch.compile and torch.jit.trace, which would repeat one drawn seed", None)
     return int(torch.randint(SEED_END - 1, (), device="cpu").item())
 
 

@@ -35,26 +35,24 @@ from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
 from .dispatch import runs_reference
-from .dtypes import as_integers, is_autocast, is_integer
+from .dtypes import FLOAT_DTYPES, as_integers, is_autocast, is_integer
 from .inputs import check_offset_word, check_strided, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import tile_of_prompts
 from .sequences import begins_of, values_are_checked
 from .transforms import refuse_tangents
 
-_QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
 
 def autocast_queries(q: Any, k: Any, v: Any) -> Any:
-    """q, where autocast is on in the dtype of the caches k and v, because they are read in place.
+    """q, under autocast in the dtype of the caches k and v: caches are read in place, so they are not cast.
 
-    Beside caches of 8-bit floats it is in autocast's dtype.
+    Beside caches of 8-bit floats, q is cast to autocast's dtype.
     """
     # The first condition alone decides most calls of a decoding loop.
     if getattr(q, "dtype", None) is getattr(k, "dtype", None):
         return q
-    if not all(isinstance(x, Tensor) for x in (q, k, v)) or not is_autocast(q) or q.dtype not in _QUERY_DTYPES:
+    if not all(isinstance(x, Tensor) for x in (q, k, v)) or not is_autocast(q) or q.dtype not in FLOAT_DTYPES:
         return q
-    wide = [x.dtype for x in (k, v) if x.dtype in _QUERY_DTYPES]
+    wide = [x.dtype for x in (k, v) if x.dtype in FLOAT_DTYPES]
     return q.to(wide[0] if wide else torch.get_autocast_dtype(q.device.type))
 
 
@@ -135,7 +133,7 @@ def with_classes(op: str, call: CacheCall) -> CacheCall:
 
 def _check_caches(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Check dtypes, devices and strides."""
-    if q.dtype not in _QUERY_DTYPES:
+    if q.dtype not in FLOAT_DTYPES:
         fail(op, "q", "dtype float16, bfloat16 or float32", q.dtype)
     for name, x in (("k", k), ("v", v)):
         check_cache_dtype(op, name, x.dtype, q.dtype, FP8_DTYPES)
