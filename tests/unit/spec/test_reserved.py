@@ -107,7 +107,7 @@ def test_reserved_words_are_used() -> None:
     used = {name for path in packaged for name in bound_names(ast.parse(path.read_text(encoding="utf-8")))}
     for path in (ROOT / "templates").rglob("*.jinja"):
         used |= template_words(path.read_text(encoding="utf-8"))
-    for path in (ROOT / "codegen" / "plan").glob("*.py"):
+    for path in (ROOT / "codegen" / "plan").rglob("*.py"):
         used |= words_in_strings(ast.parse(path.read_text(encoding="utf-8")))
     unused = sorted(WORDS - used)
     assert not unused, f"generated code no longer uses these; remove them from codegen/spec/reserved.py: {unused}"
