@@ -29,7 +29,8 @@ def test_documents_name_what_exists(document: str) -> None:
 def test_readme_of_codegen_names_every_module() -> None:
     rows = re.findall(r"^\| `(\w+)` \|(.*)", (ROOT / "codegen/README.md").read_text(encoding="utf-8"), re.MULTILINE)
     named = {(room, name) for room, text in rows for name in re.findall(r"`(\w+)/?`", text)}
-    there = {(path.parent.name, path.stem) for path in (ROOT / "codegen").glob("*/*.py") if path.stem != "__init__"}
+    modules = [*(ROOT / "codegen").glob("*/*.py"), *(ROOT / "codegen" / "plan").glob("*/*.py")]
+    there = {(path.parent.name, path.stem) for path in modules if path.stem != "__init__"}
     assert there <= named, sorted(there - named)
 
 
