@@ -19,38 +19,47 @@ def keyword_names(op: Any) -> Mapping[str, str]:
     return dict(zip(public, own, strict=True))
 
 
-@cache
-def _defaults(op: Any, call: Callable[..., Any]) -> Mapping[str, Any]:
-    """The op's default for each parameter of `call`, by the parameter's name in the op's code."""
-    parameters = inspect.signature(inspect.unwrap(op)).parameters
-    return {name: parameters[name].default for name in inspect.signature(call).parameters if name not in _OWN}
+class Keywords:
+    """The keywords of an op's `backward`: those of the op that `call(run, q, k, v, ...)` takes.
+
+    They are read when the op is defined. Read in a call, torch.compile would trace the reading.
+
+    Attributes:
+        op: name of the op.
+        names: as of `keyword_names`.
+        defaults: the op's default for each parameter of `call`, by the parameter's name in the op's code.
+    """
+
+    def __init__(self, op: Any, call: Callable[..., Any]) -> None:
+        self.op: str = op.__name__
+        self.names = keyword_names(op)
+        parameters = inspect.signature(inspect.unwrap(op)).parameters
+        taken = inspect.signature(call).parameters
+        self.defaults = {name: parameters[name].default for name in taken if name not in _OWN}
+
+    def arguments(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the op would pass to `call` after q, k and v, by parameter name."""
+        for name in keywords:
+            if self.names.get(name) not in self.defaults:
+                known = ", ".join(each for each, own in self.names.items() if own in self.defaults)
+                fail(f"{self.op}.backward", name, f"one of {known}", "an argument of that name")
+        given = {**self.defaults, **{self.names[name]: x for name, x in keywords.items()}}
+        given["q_offset"] = 0 if given["q_offset"] is None else given["q_offset"]
+        return given
+
+    def wanted(self, wanted: Sequence[str] | None, gradients: Sequence[str]) -> list[str]:
+        """The names, in the op's code, of those of a variant's `gradients` that are wanted; all by default."""
+        known = {name: own for name, own in self.names.items() if own in gradients}
+        for name in wanted or ():
+            if name not in known:
+                expected = f"names among {', '.join(known) or 'none'}"
+                fail(f"{self.op}.backward", "wanted", expected, repr(name))
+        return [own for name, own in known.items() if wanted is None or name in wanted]
 
 
-def call_arguments(op: Any, call: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that the op would pass to `call(run, q, k, v, ...)` after q, k and v, by parameter name."""
-    names, defaults = keyword_names(op), _defaults(op, call)
-    for name in keywords:
-        if names.get(name) not in defaults:
-            known = ", ".join(each for each, own in names.items() if own in defaults)
-            fail(f"{op.__name__}.backward", name, f"one of {known}", "an argument of that name")
-    given = {**defaults, **{names[name]: x for name, x in keywords.items()}}
-    given["q_offset"] = 0 if given["q_offset"] is None else given["q_offset"]
-    return given
-
-
-def wanted_names(op: Any, wanted: Sequence[str] | None, gradients: Sequence[str]) -> list[str]:
-    """The names, in the op's code, of those of a variant's `gradients` that are wanted; all by default."""
-    known = {name: own for name, own in keyword_names(op).items() if own in gradients}
-    for name in wanted or ():
-        if name not in known:
-            expected = f"names among {', '.join(known) or 'none'}"
-            fail(f"{op.__name__}.backward", "wanted", expected, repr(name))
-    return [own for name, own in known.items() if wanted is None or name in wanted]
-
-
-def check_results(op: Any, x: Any, name: str, shape: Sequence[int], dtype: str = "") -> None:
+def check_results(op: str, x: Any, name: str, shape: Sequence[int], dtype: str = "") -> None:
     """Raise an error unless `x` looks like a result of the op: of this shape, and of a dtype if that is fixed."""
     got_shape, got_dtype = list(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__))
     if got_shape != list(shape) or not got_dtype.endswith(dtype) or not hasattr(x, "shape"):
         expected = f"as the op returns it, {dtype or 'floats'} {list(shape)}"
-        fail(f"{op.__name__}.backward", name, expected, f"{got_dtype} {got_shape}")
+        fail(f"{op}.backward", name, expected, f"{got_dtype} {got_shape}")

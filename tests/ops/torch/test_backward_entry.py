@@ -56,6 +56,7 @@ def test_gives_the_gradients_of_autograd(variant: str, mode: str) -> None:
         torch.testing.assert_close(x.float(), want[name].float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @pytest.mark.parametrize("mode", ["dense", "packed", "segmented"])
 def test_is_compiled_whole(mode: str) -> None:
     entry = calls.load_manifest()["alibi"]
