@@ -19,6 +19,8 @@ from generated._runtime.core.configs import PASSES
 from generated._runtime.torch import schedule as torch_schedule
 from tests.support.cases import DEVICE, VARIANTS, Shape, draw, evaluate, tiles, variants_where
 
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
+
 SCHEDULED = variants_where(golden.has_tables)
 RANGED, LISTED = (
     [name for name in SCHEDULED if (Path(generated.__file__).parent / name / f"block_{schedule}.py").exists()]
