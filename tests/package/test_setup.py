@@ -1,4 +1,4 @@
-"""Tests of the set-up's checks: the requests to pip, the use of its answer, and what the checks never do."""
+"""Tests of the set-up's checks: the requests to uv, the use of its answer, and what the checks never do."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.setup import __main__ as setup_checks
 from tests.setup import check_pythons, newest_triton, pythons, resolution
 from tests.support.paths import ROOT
-
-
-def report(**versions: str) -> list[dict[str, Any]]:
-    """The entries of pip's report for some packages."""
-    return [{"metadata": {"name": name, "version": version}} for name, version in versions.items()]
 
 
 def test_requirements_are_those_of_the_project_with_its_own_extras_resolved() -> None:
@@ -32,7 +26,7 @@ def test_requirements_are_those_of_the_project_with_its_own_extras_resolved() ->
 
 @pytest.mark.parametrize("triton", ["3.6.0", "3.7.1", "3.9.0"])
 def test_a_triton_that_serves_is_accepted(triton: str) -> None:
-    assert resolution.judged(report(Torch="2.13.0", triton=triton)) == (
+    assert resolution.judged({"torch": "2.13.0", "triton": triton}) == (
         True,
         f"torch 2.13.0, triton {triton} and 2 packages in all",
     )
@@ -41,37 +35,54 @@ def test_a_triton_that_serves_is_accepted(triton: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has Triton")
 @pytest.mark.parametrize("versions", [{"triton": "3.5.1"}, {"triton": "3.10.0"}, {"triton": "4.0.0"}, {}])
 def test_a_triton_that_does_not_serve_is_refused(versions: dict[str, str]) -> None:
-    serves, text = resolution.judged(report(torch="2.13.0", **versions))
+    serves, text = resolution.judged({"torch": "2.13.0", **versions})
     assert not serves
     assert text.endswith("; expected Triton 3.6 to 3.9")
 
 
-def test_pip_is_asked_without_local_wheels_and_other_indices(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
+def test_the_index_is_asked_without_local_wheels_and_other_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     for name in ("FIND_LINKS", "INDEX_URL", "EXTRA_INDEX_URL", "CONSTRAINT", "NO_INDEX", "CERT", "PROXY"):
         monkeypatch.setenv(f"PIP_{name}", "x")
-    given = {name for name in resolution.public_environment() if name.startswith("PIP_")}
-    assert given == {"PIP_CERT", "PIP_PROXY", "PIP_CONFIG_FILE", "PIP_DISABLE_PIP_VERSION_CHECK"}
-    assert resolution.public_environment()["PIP_CONFIG_FILE"] == os.devnull
+        monkeypatch.setenv(f"UV_{name}", "x")
+    environment = resolution.public_environment()
+    given = {name for name in environment if name.startswith(("PIP_", "UV_"))}
+    assert given == {"PIP_CERT", "PIP_PROXY", "PIP_CONFIG_FILE", "PIP_DISABLE_PIP_VERSION_CHECK", "UV_NO_CONFIG"}
+    assert environment["PIP_CONFIG_FILE"] == os.devnull
+    assert environment["SSL_CERT_FILE"] == "x"
+
+
+def test_versions_are_read_from_what_uv_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | Path] = []
+
+    def run(*command: str | Path, given: str) -> subprocess.CompletedProcess[str]:
+        asked.extend([*command, given])
+        return subprocess.CompletedProcess(command, 0, "torch==2.13.0\ntriton==3.7.1\nzipp==4.1.2\n", "")
+
+    monkeypatch.setattr(resolution, "run", run)
+    found = resolution.resolve(Path("uv"), "3.12", ["torch==2.13.0", "jinja2"])
+    assert found == (True, "torch 2.13.0, triton 3.7.1 and 3 packages in all")
+    assert asked[-1] == "torch==2.13.0\njinja2"
+    assert "--python-version=3.12" in asked
 
 
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
-        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", False),
-        ("ERROR: No matching distribution found for torch==2.13.0 (from versions: none)", False),
-        ("WARNING: Retrying after connection broken by 'NewConnectionError(...)': torch", None),
+        ("error: No solution found when resolving dependencies", False),
+        ("error: Request failed after 3 retries\n  cause: Failed to fetch: https://example.org/simple/torch/", None),
     ],
 )
 def test_an_index_that_does_not_answer_is_no_verdict(
     stderr: str, expected: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failed(*command: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 1, "", stderr)
+    def failed(*command: str | Path, given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, given, stderr)
 
-    monkeypatch.setattr(resolution, "run_pip", failed)
-    assert resolution.resolve(Path("pip"), "3.12", None, ["torch==2.13.0"]) == (expected, stderr)
+    monkeypatch.setattr(resolution, "run", failed)
+    assert resolution.resolve(Path("uv"), "3.12", ["torch==2.13.0"]) == (expected, stderr)
 
 
 def test_the_python_that_runs_this_is_found() -> None:
