@@ -151,6 +151,8 @@ class Descriptor:
     def tile_at(self, coordinates: Sequence[int]) -> Tensor:
         """The tile that begins at `coordinates`, zero outside the tensor's edges."""
         places, inside = self.places(coordinates)
+        if inside.all():
+            return self.elements[places]
         tile = torch.zeros(places.shape, dtype=self.elements.dtype)
         tile[inside] = self.elements[places[inside]]
         return tile

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -39,7 +39,10 @@ Operator: TypeAlias = Callable[["Value", "Operand"], "Value"]
 
 
 def _arithmetic(function: Function, a: Operand, b: Operand, divides: bool = False) -> Value:
-    x, y = _together(a, b, divides)
+    x, y = _of_one_type(a, b, divides)
+    if x.layout is None or y.layout is None:  # torch itself combines a block with a scalar
+        return Value(function(x.data, y.data), y.layout if x.layout is None else x.layout)
+    x, y = broadcast(x, y)
     return Value(function(x.data, y.data), x.layout)
 
 
@@ -126,11 +129,17 @@ def scalar(number: Operand) -> Value:
     """A number as an argument of a kernel: an int32, an int64 if 32 bits are too few, or a float32."""
     if isinstance(number, Value):
         return number
-    if isinstance(number, bool):
-        return Value(torch.tensor(number))
-    if isinstance(number, int):
-        return Value(torch.tensor(number, dtype=torch.int32 if -(2**31) <= number < 2**31 else torch.int64))
-    return Value(torch.tensor(number, dtype=torch.float32))
+    if isinstance(number, float):
+        return Value(torch.tensor(number, dtype=torch.float32))
+    return Value(_integer(number, isinstance(number, bool)))
+
+
+@lru_cache(maxsize=4096)
+def _integer(number: int, is_bool: bool) -> Tensor:
+    """A number's tensor, kept because kernels use few numbers often; nothing writes to the tensors of scalars."""
+    if is_bool:
+        return torch.tensor(bool(number))
+    return torch.tensor(number, dtype=torch.int32 if -(2**31) <= number < 2**31 else torch.int64)
 
 
 @cache
@@ -140,15 +149,17 @@ def _common_type(a: torch.dtype, a_is_number: bool, b: torch.dtype, b_is_number:
     return DTYPES[found]
 
 
-def _together(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
-    """Two operands in one type and, if one is a block, in one shape and layout."""
+def _of_one_type(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
+    """Two operands in the type of what is computed from both."""
     for operand in (a, b):
         if not isinstance(operand, (Value, int, float)):
             raise EmulationError(f"arithmetic on a {type(operand).__name__}")
     x, y = scalar(a), scalar(b)
     wanted = _common_type(x.data.dtype, not isinstance(a, Value), y.data.dtype, not isinstance(b, Value), divides)
-    x, y = (each if each.data.dtype == wanted else Value(each.data.to(wanted), each.layout) for each in (x, y))
-    x, y = broadcast(x, y)
+    if x.data.dtype != wanted:
+        x = Value(x.data.to(wanted), x.layout)
+    if y.data.dtype != wanted:
+        y = Value(y.data.to(wanted), y.layout)
     return x, y
 
 
@@ -163,6 +174,8 @@ def broadcast(*values: Value) -> list[Value]:
             raise EmulationError(f"blocks of {x.shape} and {blocks[0].shape} elements meet")
         if x.layout is not layout and x.layout != layout:
             raise EmulationError(f"blocks in two layouts meet: {x.layout} and {layout}")
+    if all(x.data.shape == first.shape for x in values):
+        return list(values)
     return [Value(data, layout) for data in torch.broadcast_tensors(*(x.data for x in values))]
 
 
@@ -276,7 +289,7 @@ def convert_layout(x: Value, layout: Any, **_: bool) -> Value:
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Value:
-    keep, x, y = broadcast(scalar(condition), *_together(a, b))
+    keep, x, y = broadcast(scalar(condition), *_of_one_type(a, b))
     check(keep.data.dtype == torch.bool, f"a condition of {keep.dtype}")
     return Value(torch.where(keep.data, x.data, y.data), keep.layout)
 
