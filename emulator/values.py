@@ -129,16 +129,16 @@ def scalar(number: Operand) -> Value:
     """A number as an argument of a kernel: an int32, an int64 if 32 bits are too few, or a float32."""
     if isinstance(number, Value):
         return number
-    if isinstance(number, float):
-        return Value(torch.tensor(number, dtype=torch.float32))
-    return Value(_integer(number, isinstance(number, bool)))
+    if isinstance(number, int):
+        return Value(_integer(number))
+    return Value(torch.tensor(number, dtype=torch.float32))
 
 
-@lru_cache(maxsize=4096)
-def _integer(number: int, is_bool: bool) -> Tensor:
-    """A number's tensor, kept because kernels use few numbers often; nothing writes to the tensors of scalars."""
-    if is_bool:
-        return torch.tensor(bool(number))
+@lru_cache(maxsize=4096, typed=True)
+def _integer(number: int) -> Tensor:
+    """The tensor of a bool or an int. A kernel uses few numbers often, and nothing writes to the tensor of a scalar."""
+    if isinstance(number, bool):
+        return torch.tensor(number)
     return torch.tensor(number, dtype=torch.int32 if -(2**31) <= number < 2**31 else torch.int64)
 
 
@@ -150,7 +150,7 @@ def _common_type(a: torch.dtype, a_is_number: bool, b: torch.dtype, b_is_number:
 
 
 def _of_one_type(a: Operand, b: Operand, divides: bool = False) -> tuple[Value, Value]:
-    """Two operands in the type of what is computed from both."""
+    """Two operands, converted to the type of their result."""
     for operand in (a, b):
         if not isinstance(operand, (Value, int, float)):
             raise EmulationError(f"arithmetic on a {type(operand).__name__}")

@@ -18,19 +18,21 @@ def keyword_names(op: Any) -> Mapping[str, str]:
     return dict(zip(public, own, strict=True))
 
 
-class Keywords:
-    """The keywords of an op's `backward`: those of the op that `call(run, q, k, v, ...)` takes.
+class BackwardEntry:
+    """What an op's `backward` knows of its op. It takes the keywords of the op that `call(run, q, k, v, ...)` takes.
 
-    They are read when the op is defined. Read in a call, torch.compile would trace the reading.
+    Signatures are inspected when the op is defined: otherwise torch.compile would trace that in each compiled call.
 
     Attributes:
         op: name of the op.
-        names: as of `keyword_names`.
+        call: computes the op; its `run` may compute gradients instead.
+        names: each keyword of the op, and the name of its parameter in the op's code.
         defaults: the op's default for each parameter of `call`, by the parameter's name in the op's code.
     """
 
     def __init__(self, op: Any, call: Callable[..., Any]) -> None:
         self.op: str = op.__name__
+        self.call = call
         self.names = keyword_names(op)
         parameters = inspect.signature(inspect.unwrap(op)).parameters
         taken = inspect.signature(call).parameters
@@ -55,10 +57,9 @@ class Keywords:
                 fail(f"{self.op}.backward", "wanted", expected, repr(name))
         return [own for name, own in known.items() if wanted is None or name in wanted]
 
-
-def check_results(op: str, x: Any, name: str, shape: Sequence[int], dtype: str = "") -> None:
-    """Raise an error unless `x` looks like a result of the op: of this shape, and of a dtype if that is fixed."""
-    got_shape, got_dtype = list(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__))
-    if got_shape != list(shape) or not got_dtype.endswith(dtype) or not hasattr(x, "shape"):
-        expected = f"as the op returns it, {dtype or 'floats'} {list(shape)}"
-        fail(f"{op}.backward", name, expected, f"{got_dtype} {got_shape}")
+    def check_result(self, x: Any, name: str, shape: Sequence[int], dtype: str = "") -> None:
+        """Raise an error unless `x` looks like a result of the op: of this shape, and of a dtype if that is fixed."""
+        got_shape, got_dtype = list(getattr(x, "shape", ())), str(getattr(x, "dtype", type(x).__name__))
+        if got_shape != list(shape) or not got_dtype.endswith(dtype) or not hasattr(x, "shape"):
+            expected = f"as the op returns it, {dtype or 'floats'} {list(shape)}"
+            fail(f"{self.op}.backward", name, expected, f"{got_dtype} {got_shape}")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ..core.backward_calls import Keywords, check_results
+from ..core.backward_calls import BackwardEntry
 from ..core.checks import fail
 from ..core.fp8 import FP8
 from ..core.schedules import Schedule
@@ -40,12 +40,11 @@ class Gradients(NamedTuple):
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
     """Set `op.backward`. `call(run, ...)` is the body of the op, with all of its parameters but those for pages."""
-    op.__dict__["backward"] = partial(_backward, Keywords(op, call), call)
+    op.__dict__["backward"] = partial(_backward, BackwardEntry(op, call))
 
 
 def _backward(
-    known: Keywords,
-    call: Callable[..., Any],
+    entry: BackwardEntry,
     do: jax.Array,
     q: jax.Array,
     k: jax.Array,
@@ -74,9 +73,9 @@ def _backward(
         ArgumentError: a bad argument.
     """
     if str(getattr(q, "dtype", "")) == FP8:
-        fail(known.op, "q", f"a dtype with gradients: calls of {FP8} have none", q.dtype)
-    run = _Run(known, do, o, lse, dlse, wanted, wide_dq=wide_dq)
-    call(run, **known.arguments(keywords), q=q, k=k, v=v)
+        fail(entry.op, "q", f"a dtype with gradients: calls of {FP8} have none", q.dtype)
+    run = _Run(entry, do, o, lse, dlse, wanted, wide_dq=wide_dq)
+    entry.call(run, **entry.arguments(keywords), q=q, k=k, v=v)
     return run.gradients()
 
 
@@ -85,7 +84,7 @@ class _Run:
 
     def __init__(
         self,
-        known: Keywords,
+        entry: BackwardEntry,
         do: jax.Array,
         o: jax.Array,
         lse: jax.Array,
@@ -94,7 +93,7 @@ class _Run:
         *,
         wide_dq: bool,
     ) -> None:
-        self.known, self.do, self.o, self.lse, self.dlse = known, do, o, lse, dlse
+        self.entry, self.do, self.o, self.lse, self.dlse = entry, do, o, lse, dlse
         self.wanted, self.wide_dq = wanted, wide_dq
         self._found: Gradients
 
@@ -104,12 +103,12 @@ class _Run:
         arguments.options = arguments.options.widely(queries=self.wide_dq)
         (q, _, v), dtype, rows = arguments.arrays, arguments.q.dtype, arguments.q.shape[:-1]
         for name, given in (("do", self.do), ("o", self.o)):
-            check_results(self.known.op, given, name, (*q.shape[:-1], v.shape[-1]))
+            self.entry.check_result(given, name, (*q.shape[:-1], v.shape[-1]))
         for name, x in (("lse", self.lse), ("dlse", self.dlse)):
             if x is not None or name == "lse":
-                check_results(self.known.op, x, name, rows[::-1] if arguments.packed else rows, "float32")
+                self.entry.check_result(x, name, rows[::-1] if arguments.packed else rows, "float32")
         kernels, call, arrays = prepared(dense, packed, segmented, arguments, schedule)
-        wanted = tuple(self.known.wanted(self.wanted, kernels.gradients))
+        wanted = tuple(self.entry.wanted(self.wanted, kernels.gradients))
         do, o = (x.astype(arrays[0].dtype) for x in (self.do, self.o))
         if is_empty(arguments):
             shapes = Backward(kernels).shapes(replace(call, wanted=wanted), call.named(arrays))
@@ -120,7 +119,7 @@ class _Run:
         if arguments.scale is not None and arguments.scale <= 0:
             # The kernels read q times the sign of the scale (`positive_scale`), and dq is the gradient of that q.
             dq = -dq if arguments.scale < 0 else dq * 0
-        own = {name: found[x] for name, x in self.known.names.items() if x in found}
+        own = {name: found[x] for name, x in self.entry.names.items() if x in found}
         self._found = Gradients(dq if self.wide_dq else dq.astype(dtype), dk, dv, own)
         return self.o, self.lse
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.backward_calls import Keywords, check_results
+from ..core.backward_calls import BackwardEntry
 from ..core.checks import fail
 from .dtypes import FP8_DTYPE
 from .replay import replayed
@@ -35,17 +35,17 @@ class Gradients(NamedTuple):
 
 def give_backward(op: Any, call: Callable[..., Any]) -> None:
     """Give an op its `backward`. `call(run, ...)` computes the op; it takes all parameters except those of pages."""
-    known = Keywords(op, call)
+    entry = BackwardEntry(op, call)
 
     def of_inputs(*args: Tensor, **keywords: Any) -> tuple[Tensor, ...]:
-        return _backward(known, call, *args, **keywords)[:3]
+        return _backward(entry, *args, **keywords)[:3]
 
     replays = replayed(of_inputs)
 
     def backward(*args: Any, **keywords: Any) -> Gradients:
         """`_backward`, replayed like the op if autograd is off and no gradients of the variant's tensors are wanted."""
         if keywords.get("wanted") != () or torch.is_grad_enabled():
-            return _backward(known, call, *args, **keywords)
+            return _backward(entry, *args, **keywords)
         dq, dk, dv = replays(*args, **keywords)
         return Gradients(dq, dk, dv, {})
 
@@ -55,8 +55,7 @@ def give_backward(op: Any, call: Callable[..., Any]) -> None:
 
 
 def _backward(
-    known: Keywords,
-    call: Callable[..., Any],
+    entry: BackwardEntry,
     do: Tensor,
     q: Tensor,
     k: Tensor,
@@ -85,20 +84,12 @@ def _backward(
         ArgumentError: a bad argument.
     """
     if q.dtype == FP8_DTYPE:
-        fail(known.op, "q", f"a dtype with gradients: calls of {FP8_DTYPE} have none", q.dtype)
-    given = known.arguments(keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
-    run = _Run(
-        known,
-        do,
-        o,
-        lse,
-        dlse,
-        wanted,
-        wide_dq=wide_dq,
-        swaps=given["layout"] == "bshd" and given["cu_seqlens_q"] is None,
-    )
+        fail(entry.op, "q", f"a dtype with gradients: calls of {FP8_DTYPE} have none", q.dtype)
+    given = entry.arguments(keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
+    swaps = given["layout"] == "bshd" and given["cu_seqlens_q"] is None
+    run = _Run(entry, do, o, lse, dlse, wanted, wide_dq=wide_dq, swaps=swaps)
     with torch.no_grad():
-        call(run, **given)
+        entry.call(run, **given)
         return run.gradients(q, given["scale"])
 
 
@@ -107,7 +98,7 @@ class _Run:
 
     def __init__(
         self,
-        known: Keywords,
+        entry: BackwardEntry,
         do: Tensor,
         o: Tensor,
         lse: Tensor,
@@ -117,7 +108,7 @@ class _Run:
         wide_dq: bool,
         swaps: bool,
     ) -> None:
-        self.known, self.do, self.o, self.lse, self.dlse = known, do, o, lse, dlse
+        self.entry, self.do, self.o, self.lse, self.dlse = entry, do, o, lse, dlse
         self.wanted, self.wide_dq, self.swaps = wanted, wide_dq, swaps
         self._found: dict[str, Tensor] = {}
 
@@ -126,14 +117,12 @@ class _Run:
         q, v = (args[kernels.parameters.index(name)] for name in ("q", "v"))
         shape = (*q.shape[:-1], v.shape[-1])
         for name, given in (("do", self.do), ("o", self.o)):
-            check_results(self.known.op, given, name, [shape[i] for i in (0, 2, 1, 3)] if self.swaps else shape)
+            self.entry.check_result(given, name, [shape[i] for i in (0, 2, 1, 3)] if self.swaps else shape)
         for name, x in (("lse", self.lse), ("dlse", self.dlse)):
             if x is not None or name == "lse":
-                check_results(
-                    self.known.op, x, name, (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:3], "float32"
-                )
+                self.entry.check_result(x, name, (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:3], "float32")
         do, o = (x.transpose(1, 2) if self.swaps else x for x in (self.do, self.o))
-        wanted = self.known.wanted(self.wanted, kernels.gradients)
+        wanted = self.entry.wanted(self.wanted, kernels.gradients)
         self._found = kernels.gradients_of(do, self.dlse, o, self.lse, args, wanted=wanted, wide_dq=self.wide_dq)
         return o, self.lse
 
@@ -145,5 +134,5 @@ class _Run:
             dq = -dq if scale < 0 else dq * 0
         if self.swaps:
             dq, dk, dv = (x.transpose(1, 2) for x in (dq, dk, dv))
-        own = {name: self._found[x] for name, x in self.known.names.items() if x in self._found}
+        own = {name: self._found[x] for name, x in self.entry.names.items() if x in self._found}
         return Gradients(dq if self.wide_dq else dq.to(q.dtype), dk, dv, own)
