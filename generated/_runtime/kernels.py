@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 92cae98dd5e0fd8d
+# hash: 18fde7ac57b68b44
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -389,7 +389,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "c23cd63e2aec756f",
         },
         "paged": {
-            "fwd": "4d3511a69e86dd52",
+            "fwd": "cbdc8bb396d68177",
             "plan": "55edd5cbc704fce3",
             "merge": "130df753c5fd23f3",
         },
@@ -427,7 +427,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "0d8cca0089c35697",
         },
         "paged": {
-            "fwd": "71732c37e92ef39a",
+            "fwd": "0698224ae4304c2b",
             "plan": "dc963ae515035ed6",
             "merge": "130df753c5fd23f3",
         },
@@ -494,7 +494,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "5b577506e9b3b040",
         },
         "paged": {
-            "fwd": "8fab6a5c18d2a897",
+            "fwd": "0265d1321ef31f74",
             "plan": "65369e8d741eeb21",
             "merge": "130df753c5fd23f3",
         },
@@ -528,7 +528,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
-            "fwd": "04312805a848bd1c",
+            "fwd": "6297d0a82b7613a6",
             "plan": "fa6609a7549de47a",
             "merge": "130df753c5fd23f3",
         },
@@ -562,7 +562,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
-            "fwd": "c14aebfebe5f694a",
+            "fwd": "619d927dc75bf1c4",
             "plan": "8b07499e663589f9",
             "merge": "130df753c5fd23f3",
         },
@@ -596,7 +596,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
-            "fwd": "94b740c591ec17d1",
+            "fwd": "c07cda45a1d35212",
             "plan": "34aad35a4a890324",
             "merge": "130df753c5fd23f3",
         },
@@ -630,7 +630,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
-            "fwd": "c063fb3aa73a96c4",
+            "fwd": "fdb85b001fd4207c",
             "plan": "d8cf81a038ea2784",
             "merge": "130df753c5fd23f3",
         },
@@ -664,7 +664,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
-            "fwd": "0218e986e42f32b6",
+            "fwd": "5be4994d4c646104",
             "plan": "d09dd51e4508bff0",
             "merge": "130df753c5fd23f3",
         },
@@ -702,7 +702,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "f7849248dc9cc9e4",
         },
         "paged": {
-            "fwd": "4ab177d95da71657",
+            "fwd": "a89164621be43a05",
             "plan": "a469ab4e3ce31947",
             "merge": "130df753c5fd23f3",
         },
@@ -740,7 +740,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "41460775adaeb7a7",
         },
         "paged": {
-            "fwd": "3f5d1515412c2703",
+            "fwd": "78ec96a20c5f84a7",
             "plan": "8eb3a671773c783a",
             "merge": "130df753c5fd23f3",
         },
@@ -775,7 +775,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "40e62760d76eb083",
         },
         "paged": {
-            "fwd": "d34400017d57a7ad",
+            "fwd": "af2f71d68fac4cfc",
             "plan": "dacdc977d1a8fdb9",
             "merge": "130df753c5fd23f3",
         },
@@ -810,7 +810,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "28d7bc41eb0cef73",
         },
         "paged": {
-            "fwd": "f665a4ebdb3883cc",
+            "fwd": "847dc0e068a25095",
             "plan": "a74ce7e78ef2a956",
             "merge": "130df753c5fd23f3",
         },
@@ -844,7 +844,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3ded821b3938bacb",
         },
         "paged": {
-            "fwd": "0ed338bcbbcf191e",
+            "fwd": "e32b2844d591101d",
             "plan": "3c393e8c62608840",
             "merge": "130df753c5fd23f3",
         },
@@ -878,7 +878,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "48f9178cffa71d2d",
         },
         "paged": {
-            "fwd": "3a34243d63a1607d",
+            "fwd": "0d630c4865bd64a4",
             "plan": "810f290408d08e26",
             "merge": "130df753c5fd23f3",
         },
@@ -913,7 +913,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "4eca18d1f4f6605f",
         },
         "paged": {
-            "fwd": "d08b9fabf9deb6d7",
+            "fwd": "242c435f3f0c561e",
             "plan": "7af1c38db8b50629",
             "merge": "130df753c5fd23f3",
         },
@@ -947,7 +947,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
-            "fwd": "35a5abd31ecdb426",
+            "fwd": "59cd15864cbcc47f",
             "plan": "4812f5e23c5d2891",
             "merge": "130df753c5fd23f3",
         },
@@ -985,7 +985,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "96eba9aee14bad82",
         },
         "paged": {
-            "fwd": "6a843962505113fe",
+            "fwd": "bf4c8fa1000ed2f7",
             "plan": "9da3df3a297c6a7c",
             "merge": "130df753c5fd23f3",
         },
@@ -1023,7 +1023,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_bwd_wide": "0e17c3520f689eb4",
         },
         "paged": {
-            "fwd": "75551dbf125811f1",
+            "fwd": "cbc34a767de53554",
             "plan": "c6b80efc13dcae3e",
             "merge": "130df753c5fd23f3",
         },
@@ -1058,7 +1058,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "runs_hopper_fwd": "b5288e485dc835d9",
         },
         "paged": {
-            "fwd": "06afb78dec249f60",
+            "fwd": "c212d265b29ca52e",
             "plan": "4791afa27f05c34b",
             "merge": "130df753c5fd23f3",
         },
@@ -1092,7 +1092,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
-            "fwd": "06c3de1eabc67f39",
+            "fwd": "c029a89614ad4129",
             "plan": "eb969e04c8e171a2",
             "merge": "130df753c5fd23f3",
         },
@@ -1126,7 +1126,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
-            "fwd": "b9a1cd11ee00a1af",
+            "fwd": "4c5cbb9516151ba1",
             "plan": "2eabdcb0535a22b1",
             "merge": "130df753c5fd23f3",
         },
@@ -1160,7 +1160,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {
-            "fwd": "acdffada0c7c531b",
+            "fwd": "2a64e36522b47d38",
             "plan": "b7a593d71ae206ce",
             "merge": "130df753c5fd23f3",
         },

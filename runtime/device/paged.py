@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from ..core import paged as calls
+from ..core.paged import WHOLE_ROW as PAGE_OF_A_WHOLE_ROW
 from .column_pairs import as_pairs, join_pairs, unpack_pairs
 from .tl import LN2, dot_rows
 
-WHOLE_ROW = tl.constexpr(calls.WHOLE_ROW)
+WHOLE_ROW = tl.constexpr(PAGE_OF_A_WHOLE_ROW)
 
 FOLDED = tl.constexpr(8)
 """The number of splits that are folded in their order, by the program that takes them or by `merge_splits`."""
