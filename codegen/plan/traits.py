@@ -75,14 +75,14 @@ def score_is_capped(planned: VariantPlan) -> bool:
 
 def _score_is_cheap(variant: Variant) -> bool:
     """True if a score expression costs a few instructions: no function call, nothing read per key or pair, no random
-    number."""
+    number. A log-decay counts as cheap: its key terms are one vector of a block."""
     nodes = expr.walk(variant.score) if variant.score is not None else ()
     expensive = (
         (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)
         or (isinstance(node, Load) and expr.level(node) > Level.QUERY)
         for node in nodes
     )
-    return not variant.decay and not variant.dropout and not any(expensive)
+    return not variant.dropout and not any(expensive)
 
 
 def _score_is_overlapped(planned: VariantPlan) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 18fde7ac57b68b44
+# hash: c9d513df22076ff1
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -205,7 +205,7 @@ TRAITS: dict[str, VariantTraits] = {
     "forgetting": VariantTraits(
         score_is_scaled_product=False,
         score_is_capped=False,
-        score_is_cheap=False,
+        score_is_cheap=True,
         score_is_overlapped=False,
         keys_start_at_zero=True,
         rows_are_alike=False,
@@ -220,7 +220,7 @@ TRAITS: dict[str, VariantTraits] = {
     "forgetting_pruned": VariantTraits(
         score_is_scaled_product=False,
         score_is_capped=False,
-        score_is_cheap=False,
+        score_is_cheap=True,
         score_is_overlapped=False,
         keys_start_at_zero=False,
         rows_are_alike=False,

@@ -126,7 +126,7 @@ class VariantTraits:
         score_is_scaled_product: the score is the scaled product of query and key: no score expression, no dropout.
         score_is_capped: the score is a number times the tanh of a multiple of the product, and nothing else has a
             gradient.
-        score_is_cheap: the score expression calls no function and reads nothing per key or pair; no dropout, no decay.
+        score_is_cheap: the score expression calls no function and reads nothing per key or pair; no dropout.
         score_is_overlapped: Hopper's forward computes a costly score beside its exponentials: a cap or a dropout.
         keys_start_at_zero: every query attends to one contiguous key range that starts at key 0.
         rows_are_alike: all rows attend to the same keys, so the mask cuts no tile.
