@@ -16,6 +16,8 @@ _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED:
 INT_LIMIT = 2**30
 LARGEST_FLOAT = 3.4028234663852886e38
 SEED_END = 2**63
+# Dropout counts heads over all batch rows in one 32-bit word, which JAX carries as an int32.
+HEADS_END = 2**31
 
 DROPOUT_ROWS, DROPOUT_KEYS = 16, 32
 """Dropout draws its random words for tiles of so many rows and keys. A call must not begin inside such a tile."""
@@ -153,6 +155,8 @@ def check_scale(op: str, scale: object) -> None:
     scale = host_number(op, "scale", scale)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or scale != scale or abs(scale) == float("inf"):
         fail(op, "scale", "a finite number or None", repr(scale))
+    if abs(scale) > LARGEST_FLOAT:
+        fail(op, "scale", "a number that float32 holds", scale if isinstance(scale, float) else "a larger int")
 
 
 def range_text(minimum: float | None, maximum: float | None) -> str:
@@ -258,8 +262,11 @@ def dropout_coordinates(op: str, origin: Any, heads: int) -> tuple[Any, Any, Any
     if any(isinstance(x, bool) or not isinstance(x, int) or not 0 <= x < INT_LIMIT for x in known):
         fail(op, "dropout_origin", f"{expected}, integers from 0 on", repr(origin))
     batch_row, head, all_heads, row, key = (*origin, 0, 0)[:5]
-    if all(isinstance(x, int) for x in origin[:3]) and head + heads > all_heads:
-        fail(op, "dropout_origin", f"a head and heads with room for q's {heads}", repr(origin))
+    if all(isinstance(x, int) for x in origin[:3]):
+        if head + heads > all_heads:
+            fail(op, "dropout_origin", f"a head and heads with room for q's {heads}", repr(origin))
+        if batch_row * all_heads + head >= HEADS_END:
+            fail(op, "dropout_origin", "a batch row times heads, plus head, below 2**31", repr(origin))
     for name, x, unit in (("row", row, DROPOUT_ROWS), ("key", key, DROPOUT_KEYS)):
         if isinstance(x, int) and x % unit:
             fail(op, "dropout_origin", f"a {name} that is a multiple of {unit}", repr(origin))

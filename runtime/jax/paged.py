@@ -51,6 +51,7 @@ from .support import (
     is_array,
     is_integer,
     offset_array,
+    offset_number,
     positive_scale,
     values_are_checked,
 )
@@ -125,6 +126,8 @@ class CacheArguments:
         scale = host_number(op, "scale", scale)
         check_known_scale(op, scale)
         most = q.shape[0] if packed else q.shape[LOGICAL[layout][2]]
+        if pages.kv_lengths is None:
+            fail(op, "kv_lengths", "an integer array [B] beside page_table", None)
         kv_lengths = _integers(op, "kv_lengths", pages.kv_lengths, 1, "[B]")
         given = {"kv_lengths": kv_lengths}
         if packed:
@@ -237,7 +240,7 @@ def _offset(op: str, q_offset: Any, num_seqs: int) -> tuple[int | None, jax.Arra
         if q_offset is not None:
             check_offset_word(op, q_offset)
         return None, None
-    return checks.check_int(op, "q_offset", host_number(op, "q_offset", q_offset)), None
+    return offset_number(op, q_offset), None
 
 
 # ----------------------------------------------------------------------------------------------------------- primitive

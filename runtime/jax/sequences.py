@@ -11,7 +11,6 @@ from ..core.options import call_mode
 from ..core.sequences import TOKEN_ARGUMENTS, ByRow, TokenRows, breaks_rule, check_begins, fail_order
 from .support import (
     as_integers,
-    check_int,
     check_offset_word,
     check_qkv,
     host_number,
@@ -19,6 +18,7 @@ from .support import (
     is_array,
     is_integer,
     offset_array,
+    offset_number,
     values_are_checked,
 )
 
@@ -109,7 +109,7 @@ def packed_offset(
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
         return (0, None) if cu_seqlens_k is cu_seqlens_q else (0, jnp.diff(cu_seqlens_k - cu_seqlens_q))
-    return check_int(op, "q_offset", q_offset), None
+    return offset_number(op, q_offset), None
 
 
 def check_tokens(

@@ -156,7 +156,14 @@ def query_offset(
     if isinstance(q_offset, str):
         check_offset_word(op, q_offset)
         return (kv_len - q_len, None) if kv_lengths is None else (0, jnp.clip(kv_lengths, 0, kv_len) - q_len)
-    return check_int(op, "q_offset", q_offset), None
+    return offset_number(op, q_offset), None
+
+
+def offset_number(op: str, q_offset: Any) -> int:
+    """An offset for all queries, checked."""
+    if isinstance(q_offset, (list, tuple)):
+        fail(op, "q_offset", "an int, 'end' or an integer array", repr(q_offset))
+    return checks.check_int(op, "q_offset", host_number(op, "q_offset", q_offset))
 
 
 def offset_array(op: str, q_offset: Any, count: int) -> jax.Array:

@@ -214,6 +214,7 @@ BAD = [
     ("dropout_origin", (0, 0, 8, 16), f"{ORIGINS}, got (0, 0, 8, 16)"),
     ("dropout_origin", (0, -1, 8), f"{ORIGINS}, integers from 0 on, got (0, -1, 8)"),
     ("dropout_origin", (0, 7, 8), "a head and heads with room for q's 2, got (0, 7, 8)"),
+    ("dropout_origin", (2**28, 0, 8), "a batch row times heads, plus head, below 2**31, got (268435456, 0, 8)"),
     ("dropout_origin", (0, 0, 8, 8, 0), "a row that is a multiple of 16, got (0, 0, 8, 8, 0)"),
     ("dropout_origin", (0, 0, 8, 0, 16), "a key that is a multiple of 32, got (0, 0, 8, 0, 16)"),
     ("seed", 0.5, "an int from 0 to 2**63 - 1 or None, got 0.5"),

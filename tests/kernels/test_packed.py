@@ -13,6 +13,7 @@ from torch import Tensor
 from codegen.testing import golden
 from tests.support.cases import DEVICE, DTYPES, MANIFEST, assert_same, evaluate, tiles, with_frameworks, with_variants
 from tests.support.judge import check_call, check_results
+from tests.support.operators import OperatorRecorder, check_operators
 from tests.support.packings import (
     KINDS,
     MIXED,
@@ -290,3 +291,15 @@ def test_compiled_equals_eager(variant: str) -> None:
     for name, wanted in golden.evaluate(model, inputs, **ends).items():
         assert_same(variant, name, got[name], wanted)
         assert got[name].stride() == wanted.stride(), name
+
+
+@with_kinds
+def test_opcheck(variant: str) -> None:
+    """One of the sequences is empty."""
+    packing = Packing.of(5, 5, 22)
+    inputs = draw_packed(variant, packing, dim=16)
+    with OperatorRecorder() as recorder:
+        evaluate(variant, inputs, **packing.options())
+    names = [func.name() for func, _ in recorder.calls]
+    assert names == [f"generated::{variant}_packed_fwd", f"generated::{variant}_packed_bwd"]
+    check_operators(recorder.calls)

@@ -13,8 +13,8 @@ from codegen.testing import golden
 from generated._runtime.torch import few_queries
 from tests.kernels.test_paged import LEGAL, Case, draw_case
 from tests.kernels.test_paged_dense import SHAPE, drawn
-from tests.kernels.test_tracing import _Recorder
 from tests.support.cases import DEVICE, INTERPRET
+from tests.support.operators import OperatorRecorder
 
 pytestmark = pytest.mark.covers(mode="paged", family="portable", dtype="float32", framework="torch")
 BACKEND = "aot_eager" if INTERPRET else "inductor"
@@ -153,7 +153,7 @@ def test_opcheck(variant: str) -> None:
     case = draw_case(variant, 16, (1,) * 3, (20, 0, 5))
     op: Any = golden.load_op(variant)
     bounds = {name: x for name, x in case.own.items() if name == "size"}
-    with _Recorder() as recorder:
+    with OperatorRecorder() as recorder:
         plan = op.plan(case.q, case.k, **bounds, **case.kwargs)
         op(case.q, case.k, case.v, schedule=plan, **case.own, **case.kwargs)
     names = [func.name() for func, _ in recorder.calls]

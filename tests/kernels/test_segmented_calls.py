@@ -13,10 +13,11 @@ from torch import Tensor
 from codegen.testing import golden
 from codegen.testing.calls import make_schedule
 from generated._runtime.core.checks import ArgumentError
-from tests.support.cases import DEVICE, DTYPES, MANIFEST, assert_same, draw, evaluate, tiles, with_variants
+from tests.support.cases import DEVICE, DTYPES, MANIFEST, Shape, assert_same, draw, evaluate, tiles, with_variants
 from tests.support.judge import check_results
+from tests.support.operators import OperatorRecorder, check_operators
 from tests.support.segmented_batches import BATCH, CROSS, IDS, KEYS, LENGTH, SELF, TILES, restarted, with_kinds
-from tests.support.segments import ints
+from tests.support.segments import PADDING, ints, runs
 from tests.support.waiting import without_waiting
 
 pytestmark = pytest.mark.covers(mode="segmented", family="portable", dtype="float16", framework="torch")
@@ -105,6 +106,17 @@ def test_compiled_equals_eager(variant: str) -> None:
     for name, wanted in golden.evaluate(model, inputs, **everything()).items():
         assert_same(variant, name, got[name], wanted)
         assert got[name].stride() == wanted.stride(), name
+
+
+@with_kinds
+def test_opcheck(variant: str) -> None:
+    inputs = draw(variant, Shape(batch=2, q_len=17, dim=16))
+    ids = ints([runs((0, 9), (1, 6), (PADDING, 2)), runs((4, 17))])
+    with OperatorRecorder() as recorder:
+        evaluate(variant, inputs, q_segment_ids=ids, q_positions=restarted(ids), kv_lengths=ints([17, 11]))
+    names = [func.name() for func, _ in recorder.calls]
+    assert names == [f"generated::{variant}_segmented_fwd", f"generated::{variant}_segmented_bwd"]
+    check_operators(recorder.calls)
 
 
 def _zeros(*sizes: int, dtype: torch.dtype = torch.int32, device: str = DEVICE) -> Tensor:

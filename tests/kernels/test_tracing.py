@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from codegen.testing import golden
 from codegen.testing.golden import Inputs
 from tests.support.cases import DEVICE, INTERPRET, Shape, assert_same, draw, evaluate, tiles, with_variants
+from tests.support.operators import OperatorRecorder, check_operators
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
 
@@ -122,27 +122,11 @@ def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(variant: str) -> 
         assert seen.device.type == DEVICE
 
 
-class _Recorder(TorchDispatchMode):
-    """Records the calls of this package's custom operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "generated":
-            self.calls.append((func, args))
-        return func(*args, **(kwargs or {}))
-
-
 @with_variants
 def test_opcheck(variant: str) -> None:
-    """torch's own checks of both operators: schema, no aliasing or mutation, fake against real, dynamic shapes."""
     inputs = draw(variant, replace(SHAPE, batch=1, q_len=17, kv_len=20))
-    with _Recorder() as recorder:
+    with OperatorRecorder() as recorder:
         evaluate(variant, inputs)
     names = [func.name() for func, _ in recorder.calls]
     assert names == [f"generated::{variant}_fwd", f"generated::{variant}_bwd"]
-    for func, args in recorder.calls:
-        # The gradients come from the autograd function around the operators, which has its own tests.
-        torch.library.opcheck(func, tuple(x.detach() if isinstance(x, Tensor) else x for x in args))
+    check_operators(recorder.calls)

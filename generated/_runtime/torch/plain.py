@@ -13,10 +13,17 @@ _Results = TypeVar("_Results", bound=tuple[Tensor, ...])
 
 
 def plain_forward(reference: Callable[..., Any], results: _Results, *arguments: Any) -> _Results:
-    """Fill `results`, which the fake forward has allocated, with what the reference computes from the arguments."""
+    """Fill `results`, which the fake forward has allocated, with what the reference computes from the arguments.
+
+    The reference does not compute the running sum of a log-decay, which only kernels read. It is filled with zeros, so
+    that equal calls of the operator return equal values.
+    """
     if not results[0].is_meta:
-        for result, x in zip(results, reference(*arguments), strict=False):
+        computed = reference(*arguments)
+        for result, x in zip(results, computed, strict=False):
             result.copy_(x)
+        for result in results[len(computed) :]:
+            result.zero_()
     return results
 
 

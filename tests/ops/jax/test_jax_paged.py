@@ -150,7 +150,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "table rank": ({"page_table": jnp.ones(3, int)}, r"page_table: expected an integer array \[B, most pages\]"),
     "table dtype": ({"page_table": jnp.ones((2, 3))}, "page_table: expected an integer array"),
     "table rows": ({"page_table": jnp.ones((3, 3), int)}, "page_table: expected 2 rows, one for each of kv_lengths"),
-    "no lengths": ({"kv_lengths": None}, r"kv_lengths: expected an integer array \[B\], got NoneType"),
+    "no lengths": ({"kv_lengths": None}, r"kv_lengths: expected an integer array \[B\] beside page_table, got None"),
     "lengths": ({"kv_lengths": jnp.ones(3, int)}, "kv_lengths: expected 2 elements, one for each batch row of q"),
     "too long for its pages": (
         {"page_table": jnp.ones(6, int), "page_starts": jnp.asarray([0, 1, 6]), "kv_lengths": jnp.asarray([5, 20])},

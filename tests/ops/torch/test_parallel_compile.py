@@ -12,6 +12,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from codegen.testing import calls
 from generated.torch_parallel import context_parallel, plan
+from tests.support.operators import OperatorCall, check_operators
 from tests.support.ranks import ThreadRank, grid_of, run_ranks
 
 HEADS, DIM, SEQ = (4, 2), 16, 48
@@ -25,6 +26,21 @@ def graphs_of(kept: list[Any]) -> Any:
         return make_boxed_func(graph.forward)
 
     return aot_autograd(fw_compiler=kept_as_is, bw_compiler=kept_as_is)
+
+
+def running(ran: list[OperatorCall]) -> Any:
+    """A backend that runs graphs, and keeps the calls of operators that compute over ranks."""
+
+    class Interpreter(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if "context_parallel" in str(target):
+                ran.append((target, args))
+            return super().call_function(target, args, kwargs)
+
+    def interpreted(graph: Any, _examples: Any) -> Any:
+        return make_boxed_func(Interpreter(graph).run)
+
+    return aot_autograd(fw_compiler=interpreted, bw_compiler=interpreted)
 
 
 def operators(graph: Any) -> list[str]:
@@ -82,6 +98,29 @@ def test_a_call_is_one_operator_of_each_pass(variant: str, strategy: str) -> Non
         ("context_parallel_fwd.default",),
         ("context_parallel_bwd.default",),
     }
+
+
+@pytest.mark.parametrize(
+    ("variant", "strategy"), [("alibi", "gather"), ("gpt_oss", "ring"), ("forgetting", "heads"), ("window", "exchange")]
+)
+def test_opcheck(variant: str, strategy: str) -> None:
+    shape = calls.Shape(batch=2, heads=HEADS[0], kv_heads=HEADS[1], seq=SEQ, dim=DIM)
+    inputs = calls.draw_inputs(calls.load_manifest()[variant], shape, dtype=torch.float32, device="cpu")
+    op: Any = calls.load_op(variant)
+    scalars: dict[str, Any] = dict(inputs.scalars)
+
+    def of_rank(comm: ThreadRank) -> None:
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=DIM, strategy=strategy, **scalars)
+        call: Any = context_parallel(op, layout)
+        leaves = [layout.shard(x.detach(), 2).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        own = {name: x.detach().requires_grad_(x.requires_grad) for name, x in inputs.tensors.items()}
+        ran: list[OperatorCall] = []
+        compiled = torch.compile(lambda: call(*leaves, **own, **scalars), fullgraph=True, backend=running(ran))
+        compiled().sum().backward()
+        assert [func.name().partition("::")[2] for func, _ in ran] == ["context_parallel_fwd", "context_parallel_bwd"]
+        check_operators(ran)
+
+    run_ranks(2, of_rank)
 
 
 def test_a_bad_call_is_an_error_of_every_rank() -> None:

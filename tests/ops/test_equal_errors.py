@@ -1,0 +1,187 @@
+"""A bad argument is refused with the same words in PyTorch and in JAX, but for the names of tensors and dtypes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from generated._runtime.core.checks import ArgumentError
+from generated._runtime.core.settings import INTERPRET
+
+pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
+
+Call = dict[str, Any]
+NAN = float("nan")
+
+
+def floats(*sizes: int) -> np.ndarray:
+    return np.zeros(sizes, np.float32)
+
+
+def ints(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+IDS = ints([[0] * 8] * 2)
+DENSE: Call = {"q": floats(2, 4, 8, 32), "k": floats(2, 2, 8, 32), "v": floats(2, 2, 8, 16), "layout": "bhsd"}
+PACKED: Call = {
+    "q": floats(20, 4, 32),
+    "k": floats(20, 2, 32),
+    "v": floats(20, 2, 16),
+    "cu_seqlens_q": ints([0, 5, 20]),
+}
+PAGED: Call = {
+    "q": floats(2, 4, 1, 32),
+    "k": floats(8, 16, 2, 32),
+    "v": floats(8, 16, 2, 16),
+    "layout": "bhsd",
+    "page_table": ints([[0, 1], [2, 3]]),
+    "kv_lengths": ints([20, 9]),
+}
+FLAT: Call = PAGED | {"page_table": ints([0, 1, 2, 3])}
+TILE = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1}
+DROPPED: Call = DENSE | {"dropout_p": 0.5, "seed": 3}
+
+BAD: list[tuple[str, Call, Call]] = [
+    *(
+        ("causal", DENSE, change)
+        for change in (
+            {"q": floats(2, 8, 32)},
+            {"q": floats(2, 3, 8, 32)},
+            {"k": floats(3, 2, 8, 32)},
+            {"k": floats(2, 2, 8, 16)},
+            {"v": floats(2, 2, 7, 16)},
+            {"v": floats(2, 2, 8, 513)},
+            {"q": ints(np.zeros((2, 4, 8, 32)))},
+            {"layout": "xx"},
+            {"scale": NAN},
+            {"scale": 1e39},
+            {"scale": True},
+            {"q_offset": "start"},
+            {"q_offset": 0.5},
+            {"q_offset": 2**31},
+            {"q_offset": [0, 1]},
+            {"q_offset": ints([0, 1, 2])},
+            {"q_offset": floats(2)},
+            {"config": 3},
+            {"config": {"fwd": TILE | {"block_m": 63}}},
+            {"config": {"prefill": TILE}},
+            {"family": "x"},
+            {"family": "hopper"},
+            {"deterministic": 1},
+            {"schedule": 3},
+            {"padding_id": 2**31},
+            {"max_seqlen_q": 5},
+            {"page_starts": ints([0, 1])},
+            {"k_scale": 1.0},
+        )
+    ),
+    *(
+        ("causal", DENSE | {"q_segment_ids": IDS}, change)
+        for change in (
+            {"q_segment_ids": floats(2, 8)},
+            {"q_segment_ids": None, "kv_segment_ids": IDS},
+            {"kv_segment_ids": IDS[:, :5]},
+            {"kv_positions": IDS},
+            {"q_positions": IDS, "q_offset": 2},
+            {"kv_lengths": ints([1, 2, 3])},
+            {"kv_lengths": 3},
+            {"max_seqlen_q": -1},
+            {"cu_seqlens_q": ints([0, 5, 8])},
+        )
+    ),
+    *(
+        ("causal", PACKED, change)
+        for change in (
+            {"cu_seqlens_q": floats(3)},
+            {"cu_seqlens_q": ints([1, 5, 20])},
+            {"cu_seqlens_q": ints([0, 25, 20])},
+            {"cu_seqlens_q": ints([0, 5, 19])},
+            {"cu_seqlens_q": None, "cu_seqlens_k": ints([0, 5, 20])},
+            {"cu_seqlens_k": ints([0, 5, 7, 20])},
+            {"k": floats(19, 2, 32), "v": floats(19, 2, 16)},
+            {"layout": "xx"},
+            {"q_offset": [0, 1]},
+            {"q_offset": ints([0, 1, 2])},
+            {"kv_lengths": ints([1, 2])},
+            {"max_seqlen_q": 2.5},
+            {"splits": 2},
+        )
+    ),
+    *(
+        ("causal", PAGED, change)
+        for change in (
+            {"page_table": floats(2, 2)},
+            {"page_table": ints([[0, 9], [2, 3]])},
+            {"page_table": None, "page_starts": ints([0, 2, 4])},
+            {"kv_lengths": None},
+            {"kv_lengths": ints([33, 9])},
+            {"q": floats(2, 3, 1, 32)},
+            {"v": floats(7, 16, 2, 16)},
+            {"k_scale": NAN},
+            {"v_scale": floats(3)},
+            {"splits": 0},
+            {"splits": "x"},
+            {"q_offset": [0, 1]},
+            {"q_offset": ints([0, 1, 2])},
+            {"q_positions": IDS},
+            {"max_seqlen_k": 3},
+            {"scale": 1e39},
+        )
+    ),
+    ("causal", FLAT, {"page_starts": ints([0, 3, 2])}),
+    ("causal", FLAT, {"page_starts": ints([1, 2, 4])}),
+    ("causal_dropout", PAGED | {"dropout_p": 0.5, "seed": 3}, {}),
+    *(
+        ("causal_dropout", DROPPED, change)
+        for change in (
+            {"dropout_p": 1},
+            {"dropout_p": None},
+            {"seed": -1},
+            {"seed": 0.5},
+            {"dropout_origin": (0, 7, 8)},
+            {"dropout_origin": (2**29, 0, 8)},
+            {"dropout_origin": (0, 0, 8, 8, 0)},
+        )
+    ),
+    ("alibi", DENSE, {"slope": floats(5)}),
+    ("alibi", DENSE, {"slope": 0.5}),
+    ("window", DENSE, {"size": 0}),
+    ("window", DENSE, {"size": 2.5}),
+    ("document", DENSE, {"doc": floats(2, 8)}),
+    ("forgetting", DENSE | {"g": floats(2, 8, 4)}, {"prune": 2}),
+    ("forgetting", DENSE, {"g": floats(2, 7, 4)}),
+    ("gpt_oss", PACKED, {"sink": floats(2)}),
+    ("document", PACKED, {"doc": IDS}),
+]
+
+
+def refusal(framework: str, variant: str, call: Call) -> str:
+    """The message of the error, with one word for tensors and arrays and one name for each dtype."""
+    convert = torch.from_numpy if framework == "torch" else jax.numpy.asarray
+    given = {name: convert(x) if isinstance(x, np.ndarray) else x for name, x in call.items()}
+    op = getattr(importlib.import_module(f"generated.{framework}"), variant)
+    with pytest.raises(ArgumentError) as caught:
+        op(**given)
+    text = re.sub(r" on cpu|torch\.|jax\.", "", str(caught.value))
+    return text.replace("integer array", "integer tensor").replace("ArrayImpl", "Tensor").replace("a Array", "a Tensor")
+
+
+def _name(variant: str, change: Call) -> str:
+    shown = (f"{name}-{list(x.shape) if isinstance(x, np.ndarray) else x}" for name, x in change.items())
+    return "-".join((variant, *shown))
+
+
+@pytest.mark.parametrize(
+    ("variant", "good", "change"), [pytest.param(*each, id=_name(each[0], each[2])) for each in BAD]
+)
+def test_equal_words(variant: str, good: Call, change: Call) -> None:
+    words = refusal("torch", variant, good | change)
+    assert refusal("jax", variant, good | change) == words
+    assert words.startswith(f"{variant}: ")
