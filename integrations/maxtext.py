@@ -129,6 +129,12 @@ def _check(layer: Any, call: Mapping[str, Any]) -> None:
     for name, value in call.items():
         if name not in _READ | _NOT_READ and value is not None and value is not False:
             fail(_TITLE, name, "None or False: use attention=dot_product", type(value).__name__)
+    for kind, name in (
+        (AttentionType.LOCAL_SLIDING, "sliding_window_size"),
+        (AttentionType.CHUNK, "chunk_attn_window_size"),
+    ):
+        if layer.attention_type is kind and not getattr(layer, name):
+            fail(_TITLE, name, f"a size beside attention_type {kind.value!r}", getattr(layer, name))
     for name, value in (("moba", layer.config.moba), ("dropout_rate", layer.dropout_rate)):
         if value:
             fail(_TITLE, name, "none of it: use another attention", value)

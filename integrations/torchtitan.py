@@ -88,6 +88,9 @@ class CodegenAttention(Module):
     ) -> Tensor:
         """Attention of q `[B, L, N, H]`, k `[B, L, K, H]` and v `[B, L, K, Hv]`: `[B, L, N, Hv]`.
 
+        Later revisions than 0.3.0 pass a batch as one row of tokens, `[T, N, H]` beside `VarlenMetadata`: o and lse are
+        then `[T, N, Hv]` and `[T, N]`.
+
         Args:
             attention_masks: the documents, see the class.
             scale: factor of the scores, by default `H ** -0.5`.
@@ -112,10 +115,14 @@ class CodegenAttention(Module):
         if isinstance(attention_masks, VarlenMetadata):
             packed = {"cu_seqlens_q": attention_masks.cu_seq_q, "cu_seqlens_k": attention_masks.cu_seq_k}
             packed |= known_lengths(attention_masks.max_q, attention_masks.max_k)
-            rows = (x.flatten(0, 1) for x in (q, k, v))
+            rows = (x.flatten(0, -3) for x in (q, k, v))
             o, lse = self.op(*rows, scale=scale, return_lse=True, **packed, **arguments)
-            o, lse = o.unflatten(0, q.shape[:2]), lse.T.unflatten(0, q.shape[:2])
+            o, lse = o.unflatten(0, q.shape[:-2]), lse.T.unflatten(0, q.shape[:-2])
         else:
+            if q.dim() != 4:
+                fail(
+                    _TITLE, "attention_masks", "VarlenMetadata beside tensors [T, N, H]", type(attention_masks).__name__
+                )
             arguments |= _documents(attention_masks, tuple(q.shape[:2]))
             o, lse = self.op(q, k, v, layout="bshd", scale=scale, return_lse=True, **arguments)
             lse = lse.transpose(1, 2)

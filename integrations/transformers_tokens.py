@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._runtime.core.checks import fail
 from .._runtime.core.options import known_lengths
-from .transformers_masks import AttentionMask
+from .transformers_masks import TITLE, AttentionMask
 from .transformers_sharing import identity
 
 PADDING_ID = -1
@@ -32,9 +33,12 @@ def sequences(
             cu_seqlens_k = given.get("cu_seq_lens_k")
             begins = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens if cu_seqlens_k is None else cu_seqlens_k}
             return begins | known_lengths(given.get("max_length_q"), given.get("max_length_k"))
+        check_same_length(query, key, "beside a mask of padding")
         ids = _ids_of_rows(cu_seqlens, query)
     elif is_causal and same_length:
         ids = _packed_ids(mask, query, given.get("position_ids"))
+    elif is_causal and query.shape[2] > 1 and _may_wait(query):
+        _check_continues(mask, query, given.get("position_ids"))
     waits = same_length and query.shape[2] > 1 and _may_wait(query)
     if padding is not None and waits and bool(padding.all()):
         padding = None
@@ -72,6 +76,13 @@ def chunk_positions(mask: AttentionMask, query: Tensor, key: Tensor, arguments: 
     return found
 
 
+def check_same_length(query: Tensor, key: Tensor, where: str) -> None:
+    """Refuse packed sequences with more keys than queries where segment ids would have to align them."""
+    if query.shape[2] != key.shape[2]:
+        got = f"{query.shape[2]} queries and {key.shape[2]} keys"
+        fail(TITLE, "cu_seq_lens_q", f"as many queries as keys {where}", got)
+
+
 def packed_row(x: Tensor) -> Tensor:
     """`[B, H, S, D]` as one row of packed tokens, `[B * S, H, D]`; a view if B is 1."""
     return x.transpose(1, 2).flatten(0, 1)
@@ -102,6 +113,25 @@ def _packed_ids(mask: AttentionMask | None, query: Tensor, position_ids: Any) ->
         # Positions of padding have no meaning: a sequence begins where a token that is not padding has position 0.
         begins = (positions == 0) & mask.padding.to(query.device)
     return begins.cumsum(-1).to(torch.int32)
+
+
+def _check_continues(mask: AttentionMask | None, query: Tensor, position_ids: Any) -> None:
+    """Refuse positions that restart in a call whose cache has more keys than the call has queries.
+
+    Nothing says which sequences the other keys are of.
+    """
+    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or position_ids.shape[1] != query.shape[2]:
+        return
+    restarts = position_ids[:, 1:] == 0
+    if mask is not None and mask.padding is not None:
+        # Positions of padding have no meaning, and a sequence may begin behind padding.
+        places = torch.arange(query.shape[2], device=query.device) + mask.q_offset - mask.kv_offset
+        padding = mask.padding.to(query.device)
+        is_real = padding[:, places.clamp(0, padding.shape[1] - 1)]
+        restarts = restarts.to(query.device) & is_real[:, :-1] & is_real[:, 1:]
+    if bool(restarts.any()):
+        expected = "positions that go on where the cache has more keys than the call: pack with use_cache=False"
+        fail(TITLE, "position_ids", expected, "positions that restart")
 
 
 def _segments(ids: Tensor | None, padding: Tensor | None, query: Tensor, key: Tensor) -> dict[str, Any]:

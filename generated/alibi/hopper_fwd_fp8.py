@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 39b11e3223430208
+# hash: 8e30269a43a96b20
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi` on Hopper: `o = softmax(score) v`.
@@ -197,6 +197,7 @@ def consume(
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -238,7 +239,7 @@ def consume(
             # The part of a score that all keys of a row share.
             row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + row_term)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -271,7 +272,7 @@ def consume(
             # The part of a score that all keys of a row share.
             row_term = 1.4426950408889634 * slope_val * (start_n.to(gl.float32) - q_idx.to(gl.float32))
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + row_term)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - (max_ref - row_term)[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 6524e88914847d54
+# hash: f93518d47cd0ed48
 """Triton kernels of `alibi`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -122,7 +122,7 @@ def alibi_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -139,7 +139,7 @@ def alibi_fwd(
             kv_idx.to(tl.float32)[None, :] - q_idx.to(tl.float32)[:, None]
         )
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

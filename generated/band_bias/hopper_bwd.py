@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: c45c90dfffc40ee7
+# hash: 8292291d73ca1841
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -21,7 +21,8 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-lse and delta come from `band_bias_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_bias_hopper_delta`, padded to whole
+blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is added to
 `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
 factor `scale`.
 

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 1a40c2727feef241
+# hash: 09c34a7d8cd0aaff
 """Triton kernels of `band_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -102,14 +102,14 @@ def band_bias_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -161,7 +161,7 @@ def band_bias_fwd(
         if RAGGED:
             logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -185,7 +185,7 @@ def band_bias_fwd(
             )
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
             max_new = tl.maximum(row_max, tl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
             p = tl.exp2(logit - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)
@@ -275,14 +275,14 @@ def band_bias_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q and bias.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -445,14 +445,14 @@ def band_bias_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: f942762a19c66cc9
+# hash: e6e5017ce2e62e2d
 """The launches of `band_images`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -71,8 +71,8 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_lists
-        table_kernel = made_by.band_images_key_lists if by_keys else made_by.band_images_query_lists
+        table_kernels = kernels.block_lists
+        table_kernel = table_kernels.band_images_key_lists if by_keys else table_kernels.band_images_query_lists
 
         def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
             backend.launch(

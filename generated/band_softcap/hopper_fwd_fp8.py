@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: 58971b726fe1980d
+# hash: 1f58469893c230a6
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap` on Hopper: `o = softmax(score) v`.
@@ -206,6 +206,7 @@ def consume(
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -243,7 +244,7 @@ def consume(
 
                 logit = gl.where(keep, logit, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -269,7 +270,7 @@ def consume(
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             logit = 1.4426950408889634 * cap * tanh(head_scale * qk / cap, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 45f8c07283a2aec6
+# hash: f31399ec1a7fecca
 """Triton kernels of `causal_dropout`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx
@@ -96,17 +96,17 @@ def causal_dropout_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    seed = tl.load(seed) if SCALARS_LOADED else seed
-    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
-    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
-    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
-    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """`o = dropout(softmax(score)) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -145,7 +145,7 @@ def causal_dropout_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -268,17 +268,17 @@ def causal_dropout_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    seed = tl.load(seed) if SCALARS_LOADED else seed
-    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
-    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
-    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
-    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -433,17 +433,17 @@ def causal_dropout_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    seed = tl.load(seed) if SCALARS_LOADED else seed
-    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
-    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
-    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
-    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    seed = tl.load(seed) if SCALARS_LOADED else seed
+    first_head = tl.load(first_head) if SCALARS_LOADED else first_head
+    all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
+    row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
+    key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 27c700ce3ef16a43
+# hash: caed51e4187cb12c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -20,9 +20,10 @@
     dk      [B, Hkv, Skv, D]
     dv      [B, Hkv, Skv, Dv]
 
-lse and delta come from `document_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
-`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
-factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `document_hopper_delta`, padded to whole
+blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp` (`issue_products`).
+The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

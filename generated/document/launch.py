@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 35421ba6f5ba50ce
+# hash: 111ef2c0f69c0dc6
 """The launches of `document`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -68,8 +68,8 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.document_key_ranges if by_keys else made_by.document_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = table_kernels.document_key_ranges if by_keys else table_kernels.document_query_ranges
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/portable.py.jinja
-# hash: c60b167f3f2a51b8
+# hash: 8213c71cbd0d6f91
 """Triton kernels of `document`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -128,7 +128,7 @@ def document_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

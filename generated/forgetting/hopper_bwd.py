@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: e01045f3679c3a4c
+# hash: 2b6d057ee29b9c41
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
-"""Gradients of `forgetting` on Hopper with respect to k and v and g, and with WITH_DQ to q.
+"""Gradients of `forgetting` on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep         q_idx >= kv_idx
     q            [B, Hq, Sq, D]
@@ -20,9 +20,10 @@
     dv           [B, Hkv, Skv, Dv]
     ddecay_cols  [B, Hq, Skv]  fp32, partial sums
 
-lse and delta come from `forgetting_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
-`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
-factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `forgetting_hopper_delta`, padded to whole
+blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp` (`issue_products`).
+The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 26d2410321b8e13f
+# hash: 0e03ca09471f4ca2
 """Triton kernels of `forgetting`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx >= kv_idx
@@ -124,7 +124,7 @@ def forgetting_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -140,7 +140,7 @@ def forgetting_fwd(
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
         logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -343,7 +343,7 @@ def forgetting_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gradients with respect to k and v and g.
+    """Gradients with respect to k, v and g.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: 54a1137352adcace
+# hash: 7bddc88254a5dc9b
 """The launches of `forgetting_pruned`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -66,8 +66,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.forgetting_pruned_key_ranges if by_keys else made_by.forgetting_pruned_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.forgetting_pruned_key_ranges if by_keys else table_kernels.forgetting_pruned_query_ranges
+        )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

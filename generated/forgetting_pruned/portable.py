@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/portable.py.jinja
-# hash: 12aa5d2855c5a377
+# hash: e5652644d330d417
 """Triton kernels of `forgetting_pruned`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -153,7 +153,7 @@ def forgetting_pruned_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -169,7 +169,7 @@ def forgetting_pruned_fwd(
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + kv_idx)
         logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -418,7 +418,7 @@ def forgetting_pruned_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gradients with respect to k and v and g.
+    """Gradients with respect to k, v and g.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: portable/portable.py.jinja
-# hash: b448085c1f89b6c5
+# hash: f0922020271a1741
 """Triton kernels of `full`: forward and gradients, and what runs before and after Hopper's backward.
 
 q      [B, Hq, Sq, D]
@@ -104,7 +104,7 @@ def full_fwd(
             keep = (kv_idx < kv_len)[None, :]
             qk = tl.where(keep, qk, float("-inf"))
             max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
             p = tl.exp2(qk * qk_scale - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)

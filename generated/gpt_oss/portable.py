@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: 9c3146e28dec0c80
+# hash: 03073ad3f8fd1505
 """Triton kernels of `gpt_oss`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -117,7 +117,7 @@ def gpt_oss_fwd(
         if RAGGED:
             qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

@@ -19,7 +19,7 @@ from .entries import Attention
 from .transformers_masks import TITLE, AttentionMask
 from .transformers_plans import MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
 from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
-from .transformers_tokens import chunk_positions, packed_row, segment_ids, sequences
+from .transformers_tokens import check_same_length, chunk_positions, packed_row, segment_ids, sequences
 from .variants import BEYOND, Found, find
 
 
@@ -211,6 +211,7 @@ def tokens_of(
             return known
     found = sequences(mask, query, key, given, is_causal=is_causal)
     if "cu_seqlens_q" in found and needs_rows:
+        check_same_length(query, key, "beside images, a bias or tensors of an op's own")
         found = segment_ids(found["cu_seqlens_q"], found["cu_seqlens_k"], query, key)
     if cache is not None:
         cache[place] = found, said
@@ -229,7 +230,9 @@ def positions_of(
 ) -> dict[str, Any]:
     """The arguments that place the queries among the keys: new queries come after the keys of a cache."""
     if "cu_seqlens_q" in arguments:
-        return {}
+        # Row totals are compared, not lengths, which are on the device: with as many keys as queries nothing is cached.
+        reads_positions = (wanted.before, wanted.after, wanted.chunk) != (None, None, None)
+        return {"q_offset": "end"} if reads_positions and query.shape[2] != key.shape[2] else {}
     offset: int | Tensor = 0
     if mask is not None:
         offset = mask.q_offset - mask.kv_offset

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: b6851b82573b29f7
+# hash: 6d4e377ad221a4fc
 """Triton kernels of `natten`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -134,7 +134,7 @@ def natten_fwd(
         if RAGGED:
             qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

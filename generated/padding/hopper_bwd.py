@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 01fe81070282524a
+# hash: 469988053ee0acd7
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -18,9 +18,10 @@
     dk      [B, Hkv, Skv, D]
     dv      [B, Hkv, Skv, Dv]
 
-lse and delta come from `padding_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
-`dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
-factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `padding_hopper_delta`, padded to whole
+blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp` (`issue_products`).
+The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

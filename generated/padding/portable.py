@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/portable.py.jinja
-# hash: 4c51024aa7b7a4ef
+# hash: 092f686fe490b6a1
 """Triton kernels of `padding`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep    kv_idx < length[b]
@@ -112,7 +112,7 @@ def padding_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 6dd991b87564a215
+# hash: 5a31a7d71234d644
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -20,9 +20,10 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-lse and delta come from `relative_bias_hopper_delta`, padded to whole blocks of rows. The gradient of q is added
-to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
-factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `relative_bias_hopper_delta`, padded to
+whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
+added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
+the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

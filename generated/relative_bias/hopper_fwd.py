@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: b19a7e2ddd1ddab2
+# hash: 9b32a28cf4f091f3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias` on Hopper: `o = softmax(score) v`.
@@ -195,6 +195,7 @@ def consume(
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -235,7 +236,7 @@ def consume(
 
                 logit = gl.where(keep, logit, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -263,7 +264,7 @@ def consume(
             )
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

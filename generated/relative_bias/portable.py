@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 9ffe15b7e47b7e04
+# hash: 6967efbbb2f52745
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -133,7 +133,7 @@ def relative_bias_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -154,7 +154,7 @@ def relative_bias_fwd(
         )
         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

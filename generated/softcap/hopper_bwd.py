@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 013327b63c4d70df
+# hash: a3defefe0fedcef0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -18,7 +18,8 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-lse and delta come from `softcap_hopper_delta`, padded to whole blocks of rows. The gradient of q is added to
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `softcap_hopper_delta`, padded to whole
+blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is added to
 `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
 factor `scale`.
 

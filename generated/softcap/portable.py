@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: 08c32f04880cf9df
+# hash: 2c096038dd256c1a
 """Triton kernels of `softcap`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx
@@ -117,7 +117,7 @@ def softcap_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -131,7 +131,7 @@ def softcap_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

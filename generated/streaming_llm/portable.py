@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: portable/portable.py.jinja
-# hash: 0c70e2fd99c6c359
+# hash: 2b322e5cbed918be
 """Triton kernels of `streaming_llm`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -74,14 +74,14 @@ def streaming_llm_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    size = tl.load(size) if SCALARS_LOADED else size
-    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -140,7 +140,7 @@ def streaming_llm_fwd(
             keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -221,14 +221,14 @@ def streaming_llm_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    size = tl.load(size) if SCALARS_LOADED else size
-    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -364,14 +364,14 @@ def streaming_llm_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    size = tl.load(size) if SCALARS_LOADED else size
-    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    size = tl.load(size) if SCALARS_LOADED else size
+    sinks = tl.load(sinks) if SCALARS_LOADED else sinks
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

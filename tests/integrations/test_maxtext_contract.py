@@ -149,6 +149,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "kind": ({"kind": AttentionType.COMPRESSED}, {}, "attention_type: expected one of global, .*got 'compressed'"),
     "moba": ({"config": SimpleNamespace(moba=True)}, {}, "moba: expected none of it"),
     "dropout": ({"dropout_rate": 0.1}, {}, "dropout_rate: expected none of it: use another attention, got 0.1"),
+    "no window": ({"kind": AttentionType.LOCAL_SLIDING}, {}, "sliding_window_size: expected a size .*got None"),
+    "no chunk": ({"kind": AttentionType.CHUNK}, {}, "chunk_attn_window_size: expected a size .*got None"),
     "context": ({"parts": 4}, {}, "context parallelism: expected 1, .*generated.jax_parallel splits sequences, got 4"),
 }
 

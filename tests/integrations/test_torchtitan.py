@@ -76,6 +76,20 @@ def test_documents_and_windows(documents: str, window: int | None) -> None:
     check(module(*inputs, attention_masks=masks, enable_gqa=True), plain(*inputs, positions, window=window)[0], inputs)
 
 
+def test_a_batch_folded_into_one_row_of_tokens() -> None:
+    """Revisions after 0.3.0 pass q, k and v without a batch axis."""
+    inputs = drawn()
+    module = CodegenAttention.Config(window_size=(5, 0)).build()
+    given: dict[str, Any] = {"out_transform": lambda o, lse: o + lse[..., None]}
+    masks = create_varlen_metadata_for_document(POSITIONS)
+    want = module(*inputs, attention_masks=masks, **given)
+    got = module(*(x.flatten(0, 1) for x in inputs), attention_masks=masks, **given)
+    assert got.shape == (B * L, N, H)
+    torch.testing.assert_close(got.unflatten(0, (B, L)), want, rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=r"attention_masks: expected VarlenMetadata beside tensors \[T, N, H\]"):
+        module(*(x.flatten(0, 1) for x in inputs))
+
+
 @pytest.mark.parametrize("masks", [create_varlen_metadata_for_document(POSITIONS), POSITIONS], ids=["metadata", "rows"])
 def test_sinks_by_lse(masks: Any) -> None:
     """gpt-oss's layers call it in this way; the variant with sinks computes the same."""

@@ -114,6 +114,43 @@ def test_packings_of_calls_without_a_mask_are_kept_for_a_while() -> None:
     assert len(_recent) <= _KEPT
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_more_keys_than_queries_in_packed_sequences_are_aligned_at_the_end(window: int | None) -> None:
+    """As in flash attention: the last query of each sequence sees its last key."""
+    q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 12, 16), torch.randn(1, 2, 12, 16)
+    begins: dict[str, Any] = {
+        name: torch.tensor(x, dtype=torch.int32)
+        for name, x in (("cu_seq_lens_q", [0, 3, 5]), ("cu_seq_lens_k", [0, 7, 12]))
+    }
+    o, _ = hf.attention(torch.nn.Module(), q, k, v, None, sliding_window=window, **begins)
+    for rows, keys in ((slice(0, 3), slice(0, 7)), (slice(3, 5), slice(7, 12))):
+        alone, _ = hf.attention(
+            torch.nn.Module(), q[:, :, rows], k[:, :, keys], v[:, :, keys], None, sliding_window=window
+        )
+        assert_close(o[:, rows], alone, "o")
+    bias = torch.zeros(1, 2, 5, 12)
+    with pytest.raises(ArgumentError, match="cu_seq_lens_q: expected as many queries as keys beside images"):
+        hf.attention(torch.nn.Module(), q, k, v, None, position_bias=bias, **begins)
+
+
+@pytest.mark.parametrize("cached", ["static", "continued"])
+def test_positions_that_restart_beside_other_keys_are_refused(cached: str) -> None:
+    """Keys of unwritten places and of earlier calls: nothing says which sequences they are of."""
+    net = decoder("Llama")
+    net.set_attn_implementation("codegen")
+    inputs = packed()
+    ids, positions = inputs["input_ids"], inputs["position_ids"]
+    cache: Any = transformers.DynamicCache()
+    if cached == "static":
+        cache = transformers.StaticCache(config=net.config, max_cache_len=ids.shape[1] + 4)
+    with torch.no_grad():
+        if cached == "continued":
+            net(input_ids=ids[:, :3], position_ids=positions[:, :3], past_key_values=cache)
+            ids, positions = ids[:, 3:], positions[:, 3:]
+        with pytest.raises(ArgumentError, match="position_ids: expected positions that go on"):
+            net(input_ids=ids, position_ids=positions, past_key_values=cache)
+
+
 def test_norms_in_float32_beside_values_in_bfloat16() -> None:
     """PEFT leaves q and k in float32 and v in bfloat16."""
     module = torch.nn.Module()

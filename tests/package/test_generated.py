@@ -352,3 +352,16 @@ def test_the_reference_in_16_bits(variant: str) -> None:
     assert got["lse"].dtype == torch.float32
     errors = golden.relative_errors(got, evaluate(load_reference(variant), inputs.double()))
     assert max(errors.values()) <= golden.BOUND[torch.bfloat16], errors
+
+
+def test_strings_of_functions_are_docstrings() -> None:
+    """A statement before a docstring makes it an expression without effect."""
+    found = [
+        f"{path.relative_to(GENERATED)}:{statement.lineno}"
+        for path in SOURCES
+        for function in ast.walk(syntax_of(path))
+        if isinstance(function, ast.FunctionDef)
+        for statement in function.body[1:]
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    ]
+    assert not found

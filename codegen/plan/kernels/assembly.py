@@ -39,7 +39,7 @@ def query_kernel(
         args=args,
         constants=constants,
         legend=sign.legend(args, terms),
-        also=_also_gathered(terms),
+        differentiated=_listed("q", terms),
         linear=builder.logits.linear,
         longest_first=analysis.keys.main.end is not None and analysis.keys.main.first is None,
         helpers=frozenset(lowering.helpers),
@@ -79,7 +79,7 @@ def key_kernel(
         args=args,
         constants=sign.dkdv_constants(terms),
         legend=sign.legend(args, terms),
-        also=_also_gathered(terms),
+        differentiated=_listed("kv", terms),
         linear=builder.logits.linear,
         longest_first=bounds.begins_partial and not bounds.two_sided and not bounds.jumps,
         starts_long=_starts_long(analysis.queries),
@@ -96,10 +96,10 @@ def key_kernel(
     )
 
 
-def _also_gathered(terms: Sequence[GradientTerm]) -> str:
-    """The tensors whose gradients a kernel also gathers, as text for its docstring."""
-    names = dict.fromkeys("g" if t.tensor == "decay" else t.tensor for t in terms)
-    return "".join(f" and {name}" for name in names)
+def _listed(inputs: Sequence[str], terms: Sequence[GradientTerm]) -> str:
+    """The inputs and tensors whose gradients a kernel computes, as text for its docstring."""
+    names = [*inputs, *dict.fromkeys("g" if t.tensor == "decay" else t.tensor for t in terms)]
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
 
 
 def _reads_head(union: Union) -> bool:

@@ -156,7 +156,7 @@ class KernelPlan(InMode):
     args: Sequence[ArgGroup]
     constants: Sequence[str]
     legend: str = ""
-    also: str = ""
+    differentiated: str = ""
     linear: bool = True
     longest_first: bool = False
     helpers: frozenset[str] = frozenset()

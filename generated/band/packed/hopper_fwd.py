@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 9b9a40f7714899dc
+# hash: 85ac6a42c4a52462
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -207,6 +207,7 @@ def consume(
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -242,7 +243,7 @@ def consume(
 
                 qk = gl.where(keep, qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: aba51bc18a495a3f
+# hash: 34b7ea8cbf212138
 """Triton kernels of `band`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -77,14 +77,14 @@ def band_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -134,7 +134,7 @@ def band_packed_fwd(
         qk = keep_range(qk, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -209,14 +209,14 @@ def band_packed_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     # A table of runs does not mark its unused entries: it says how many blocks there are.
     if tl.program_id(0) // num_heads >= tl.load(block_seqs_ptr + NUM_BLOCKS):
         return
@@ -340,14 +340,14 @@ def band_packed_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: db73ad474c330d48
+# hash: 54eda9920e7c937a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -238,6 +238,7 @@ def consume(
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -297,7 +298,7 @@ def consume(
                     float("-inf"),
                 )
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 8740a096f9aed199
+# hash: 90ec67947e9073f1
 """Triton kernels of `band_bias`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -87,14 +87,14 @@ def band_bias_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -153,7 +153,7 @@ def band_bias_packed_fwd(
         logit = keep_range(logit, (q_idx + after)[:, None] - kv_idx[None, :], after + before + 1, float("-inf"), PTX)
         logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -178,7 +178,7 @@ def band_bias_packed_fwd(
             )
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
             max_new = tl.maximum(row_max, tl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
             p = tl.exp2(logit - max_ref[:, None])
             alpha = tl.exp2(row_max - max_ref)
@@ -249,8 +249,6 @@ def band_bias_packed_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q and bias.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
@@ -260,6 +258,8 @@ def band_bias_packed_bwd_dq(
     Not deterministic: the gradient of bias is added with fp32 atomics, in any order, so that its last bits may
     differ between equal calls.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -422,14 +422,14 @@ def band_bias_packed_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD

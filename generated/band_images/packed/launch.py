@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: b7be3a3dea70f2b3
+# hash: e2d3779f032ed8b4
 """The launches of `band_images`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -74,8 +74,10 @@ def make_tables(
         block = tile.block_n if by_keys else tile.block_m
         block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
         other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-        made_by = kernels.block_lists
-        table_kernel = made_by.band_images_packed_key_lists if by_keys else made_by.band_images_packed_query_lists
+        table_kernels = kernels.block_lists
+        table_kernel = (
+            table_kernels.band_images_packed_key_lists if by_keys else table_kernels.band_images_packed_query_lists
+        )
 
         def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
             backend.launch(

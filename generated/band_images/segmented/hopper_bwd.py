@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 461ef34bd6738487
+# hash: ba59dbd9a1a071ef
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -28,9 +28,10 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-lse and delta come from `band_images_segmented_hopper_delta`, padded to whole blocks of rows. The gradient of q is
-added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_images_segmented_hopper_delta`,
+padded to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first,
+in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

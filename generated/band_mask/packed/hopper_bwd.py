@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: 509d1dafcdf1f443
+# hash: 28fb6ad9dcf876a0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -22,9 +22,10 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `band_mask_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is
-added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_mask_packed_hopper_delta`, padded to
+whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
+the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: e654e84116e3844a
+# hash: 2d7fd995c1ede5ff
 """Triton kernels of `band_mask`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -84,14 +84,14 @@ def band_mask_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -143,7 +143,7 @@ def band_mask_packed_fwd(
         keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -209,14 +209,14 @@ def band_mask_packed_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -331,14 +331,14 @@ def band_mask_packed_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: ec66644c326b1df1
+# hash: 3aebdd96c7a6391e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -26,9 +26,10 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-lse and delta come from `band_mask_segmented_hopper_delta`, padded to whole blocks of rows. The gradient of q is
-added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_mask_segmented_hopper_delta`, padded
+to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first,
+in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

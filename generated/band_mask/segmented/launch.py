@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: db720700ec9a56d8
+# hash: d07b7db78724434f
 """The launches of `band_mask`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -81,8 +81,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.band_mask_segmented_key_ranges if by_keys else made_by.band_mask_segmented_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.band_mask_segmented_key_ranges if by_keys else table_kernels.band_mask_segmented_query_ranges
+        )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

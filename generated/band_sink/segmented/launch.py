@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 867cf22eb1476697
+# hash: 24557de71efa6c01
 """The launches of `band_sink`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -82,8 +82,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.band_sink_segmented_key_ranges if by_keys else made_by.band_sink_segmented_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.band_sink_segmented_key_ranges if by_keys else table_kernels.band_sink_segmented_query_ranges
+        )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: 5fc32ada06968e40
+# hash: 9e9ae1df6b3944dc
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -21,7 +21,8 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `band_softcap_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_softcap_packed_hopper_delta`, padded
+to whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
 added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
 the factor `scale`.
 

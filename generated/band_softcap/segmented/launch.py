@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 49dd42d286ee5353
+# hash: 952a8ba7dd6b2adc
 """The launches of `band_softcap`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -83,9 +83,11 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
+        table_kernels = kernels.block_ranges
         table_kernel = (
-            made_by.band_softcap_segmented_key_ranges if by_keys else made_by.band_softcap_segmented_query_ranges
+            table_kernels.band_softcap_segmented_key_ranges
+            if by_keys
+            else table_kernels.band_softcap_segmented_query_ranges
         )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(

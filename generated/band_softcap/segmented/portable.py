@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: a42bd47b078e351e
+# hash: b7ac6134bd96d9cd
 """Triton kernels of `band_softcap`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -119,15 +119,15 @@ def band_softcap_segmented_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
-    cap = tl.load(cap) if SCALARS_LOADED else cap
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    cap = tl.load(cap) if SCALARS_LOADED else cap
     num_blocks = tl.cdiv(q_len, BLOCK_M)
     block = tl.program_id(0) % num_blocks
     head = tl.program_id(0) // num_blocks
@@ -186,7 +186,7 @@ def band_softcap_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -200,7 +200,7 @@ def band_softcap_segmented_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -302,15 +302,15 @@ def band_softcap_segmented_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
-    cap = tl.load(cap) if SCALARS_LOADED else cap
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    cap = tl.load(cap) if SCALARS_LOADED else cap
     # If the table of runs has blocks, the packed kernel has computed the call.
     num_run_blocks = tl.load(run_rows_ptr + NUM_BLOCKS) if run_rows_ptr is not None else 0
     if num_run_blocks > 0:
@@ -489,15 +489,15 @@ def band_softcap_segmented_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    before = tl.load(before) if SCALARS_LOADED else before
-    after = tl.load(after) if SCALARS_LOADED else after
-    cap = tl.load(cap) if SCALARS_LOADED else cap
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    before = tl.load(before) if SCALARS_LOADED else before
+    after = tl.load(after) if SCALARS_LOADED else after
+    cap = tl.load(cap) if SCALARS_LOADED else cap
     num_kv_heads = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks

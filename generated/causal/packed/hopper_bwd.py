@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: ded470431e473644
+# hash: 2e2df03c2877e650
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -19,9 +19,10 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `causal_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is added
-to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
-factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `causal_packed_hopper_delta`, padded to
+whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
+the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

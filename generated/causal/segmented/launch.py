@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: 72033d37af6dc3f1
+# hash: a034b329763ea6d9
 """The launches of `causal`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -80,8 +80,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.causal_segmented_key_ranges if by_keys else made_by.causal_segmented_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.causal_segmented_key_ranges if by_keys else table_kernels.causal_segmented_query_ranges
+        )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

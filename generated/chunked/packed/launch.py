@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: dfb9d1d97f56ae03
+# hash: 305b8c9cf7bc0652
 """The launches of `chunked`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ def make_tables(
         block = tile.block_n if by_keys else tile.block_m
         block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
         other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.chunked_packed_key_ranges if by_keys else made_by.chunked_packed_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = table_kernels.chunked_packed_key_ranges if by_keys else table_kernels.chunked_packed_query_ranges
         ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

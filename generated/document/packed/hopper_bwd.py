@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: de5997fbb6f91e40
+# hash: 35e25b1646af6d5f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -22,9 +22,10 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `document_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is added
-to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before the
-factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `document_packed_hopper_delta`, padded to
+whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
+the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 581fa19f9e12d223
+# hash: a384a66b7700962b
 """The launches of `document`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -71,8 +71,10 @@ def make_tables(
         block = tile.block_n if by_keys else tile.block_m
         block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
         other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.document_packed_key_ranges if by_keys else made_by.document_packed_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.document_packed_key_ranges if by_keys else table_kernels.document_packed_query_ranges
+        )
         ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

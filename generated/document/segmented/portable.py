@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/portable.py.jinja
-# hash: 4a6ac158d08f08b6
+# hash: e0674ab72b0d8c42
 """Triton kernels of `document`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and doc[b, q_row] == doc[b, cols] and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -182,7 +182,7 @@ def document_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: c171414a98074603
+# hash: 3d18736c8fbd88d5
 """Triton kernels of `forgetting`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -128,7 +128,7 @@ def forgetting_packed_fwd(
         keep = keep & (kv_idx < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -144,7 +144,7 @@ def forgetting_packed_fwd(
         decay_kv = tl.load(decay_ptr + h * stride_decay_0 + kv_start + kv_idx)
         logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -336,7 +336,7 @@ def forgetting_packed_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gradients with respect to k and v and g.
+    """Gradients with respect to k, v and g.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of

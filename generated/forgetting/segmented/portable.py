@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: c93a24b12c2e3acf
+# hash: 50d05e6d079b6ec6
 """Triton kernels of `forgetting`, with segment ids: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -184,7 +184,7 @@ def forgetting_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -200,7 +200,7 @@ def forgetting_segmented_fwd(
         decay_kv = tl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + cols)
         logit = 1.4426950408889634 * scale * qk + (decay_q[:, None] - decay_kv[None, :])
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -485,7 +485,7 @@ def forgetting_segmented_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Gradients with respect to k and v and g.
+    """Gradients with respect to k, v and g.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: f3366c7eba47a121
+# hash: 667646b9d18bb73a
 """The launches of `forgetting_pruned`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -69,9 +69,11 @@ def make_tables(
         block = tile.block_n if by_keys else tile.block_m
         block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
         other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-        made_by = kernels.block_ranges
+        table_kernels = kernels.block_ranges
         table_kernel = (
-            made_by.forgetting_pruned_packed_key_ranges if by_keys else made_by.forgetting_pruned_packed_query_ranges
+            table_kernels.forgetting_pruned_packed_key_ranges
+            if by_keys
+            else table_kernels.forgetting_pruned_packed_query_ranges
         )
         ranges = q.new_empty((list_heads, block_seqs.shape[0], 4), dtype=backend.INT32)
         backend.launch(

@@ -3,10 +3,10 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: c8cb9be1ab036fec
+# hash: 260c665598fa4bef
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
-"""Gradients of `forgetting_pruned`, with segment ids on Hopper with respect to k and v and g, and with WITH_DQ to q.
+"""Gradients of `forgetting_pruned`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
 
     keep            q_idx >= kv_idx and kv_idx >= first_key[b, h, q_row] and q_segment_ids[b, rows] == kv_segment_ids[b,
                     cols] and kv_segment_ids[b, cols] != padding_id
@@ -28,9 +28,10 @@
     dv              [B, Hkv, Skv, Dv]
     ddecay_cols     [B, Hq, Skv]  fp32, partial sums
 
-lse and delta come from `forgetting_pruned_segmented_hopper_delta`, padded to whole blocks of rows. The gradient
-of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments`
-and before the factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `forgetting_pruned_segmented_hopper_delta`,
+padded to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first,
+in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

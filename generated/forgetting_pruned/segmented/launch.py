@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: 65f7e32ae0a11c42
+# hash: c81ae89c5d681cad
 """The launches of `forgetting_pruned`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -79,11 +79,11 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
+        table_kernels = kernels.block_ranges
         table_kernel = (
-            made_by.forgetting_pruned_segmented_key_ranges
+            table_kernels.forgetting_pruned_segmented_key_ranges
             if by_keys
-            else made_by.forgetting_pruned_segmented_query_ranges
+            else table_kernels.forgetting_pruned_segmented_query_ranges
         )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 065417efa04b5db8
+# hash: 5b3a5b04ffd46f2c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -185,6 +185,7 @@ def consume(
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -209,7 +210,7 @@ def consume(
             qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

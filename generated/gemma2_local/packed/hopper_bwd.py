@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: a0adae97a04e2961
+# hash: b3ec8c5c23594dc2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -20,7 +20,8 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `gemma2_local_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `gemma2_local_packed_hopper_delta`, padded
+to whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
 added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
 the factor `scale`.
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: 23dd6e7878719c1d
+# hash: a0c269de211f0bf8
 """Triton kernels of `gemma2_local`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -129,7 +129,7 @@ def gemma2_local_packed_fwd(
         logit = keep_range(logit, q_idx[:, None] - kv_idx[None, :], 4096, float("-inf"), PTX)
         logit = tl.where((kv_idx < kv_len)[None, :], logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -143,7 +143,7 @@ def gemma2_local_packed_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

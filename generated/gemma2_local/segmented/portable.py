@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: 5ad551570213ae1f
+# hash: 4eb7bcb25260eeeb
 """Triton kernels of `gemma2_local`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < 4096 and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -175,7 +175,7 @@ def gemma2_local_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -189,7 +189,7 @@ def gemma2_local_segmented_fwd(
         qk = dot_rows(q_tile, k_tile)  # [M, N]
         logit = 72.13475204444816 * tanh(0.02 * scale * qk, HARDWARE_TANH)
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

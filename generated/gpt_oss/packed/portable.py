@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: 0b97b8e7a646745b
+# hash: ea4a636c6ca3f920
 """Triton kernels of `gpt_oss`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -123,7 +123,7 @@ def gpt_oss_packed_fwd(
         qk = keep_range(qk, q_idx[:, None] - kv_idx[None, :], 128, float("-inf"), PTX)
         qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

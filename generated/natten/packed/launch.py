@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: f0cdf5a20881ab2d
+# hash: 321aafc71e1687d7
 """The launches of `natten`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ def make_tables(
         block = tile.block_n if by_keys else tile.block_m
         block_seqs = backend.block_sequences(cu_seqlens_q, cu_seqlens_k, q.shape[2], k.shape[2], block, by_keys)
         other_blocks = cdiv(q.shape[2], tile.block_m) if by_keys else cdiv(k.shape[2], tile.block_n)
-        made_by = kernels.block_lists
-        table_kernel = made_by.natten_packed_key_lists if by_keys else made_by.natten_packed_query_lists
+        table_kernels = kernels.block_lists
+        table_kernel = table_kernels.natten_packed_key_lists if by_keys else table_kernels.natten_packed_query_lists
 
         def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
             backend.launch(

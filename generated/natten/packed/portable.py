@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: ce2164bf5372054e
+# hash: 76e0e7ef1ad80df7
 """Triton kernels of `natten`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -139,7 +139,7 @@ def natten_packed_fwd(
         )
         qk = tl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: b13cbe358011df2a
+# hash: 9bdec127b6f8afa9
 """The launches of `natten`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -77,8 +77,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_lists
-        table_kernel = made_by.natten_segmented_key_lists if by_keys else made_by.natten_segmented_query_lists
+        table_kernels = kernels.block_lists
+        table_kernel = (
+            table_kernels.natten_segmented_key_lists if by_keys else table_kernels.natten_segmented_query_lists
+        )
 
         def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:
             backend.launch(

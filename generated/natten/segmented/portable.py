@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: bc6a9913bbbf253b
+# hash: 752c1d3ca49a432f
 """Triton kernels of `natten`, with segment ids: forward and gradients.
 
 keep            abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) -
@@ -186,7 +186,7 @@ def natten_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

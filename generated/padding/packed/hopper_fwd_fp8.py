@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 066787705264e106
+# hash: 573f228e093d6303
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -126,6 +126,7 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         length_val = gl.load(length_ptr + b * stride_length_0)
@@ -211,6 +212,7 @@ def consume(
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -247,7 +249,7 @@ def consume(
 
                 qk = gl.where(keep, qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/portable.py.jinja
-# hash: 7f4845b847f8449a
+# hash: aa21293abb7ed231
 """Triton kernels of `prefix_lm`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -72,13 +72,13 @@ def prefix_lm_packed_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    length = tl.load(length) if SCALARS_LOADED else length
     """`o = softmax(score) v`.
 
     One program serves a block of query rows of one query head. The scores of a row are folded in block by block (online
     softmax, arXiv:2205.14135): `row_max` is the largest score so far, `row_sum` the sum of exponentials relative to it.
     Scores are kept times log2(e), so that each exponential is one `exp2`.
     """
+    length = tl.load(length) if SCALARS_LOADED else length
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -123,7 +123,7 @@ def prefix_lm_packed_fwd(
         keep = keep & (kv_idx < kv_len)[None, :]
         qk = tl.where(keep, qk, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(qk, 1) * qk_scale)
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(qk * qk_scale - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -193,13 +193,13 @@ def prefix_lm_packed_bwd_dq(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    length = tl.load(length) if SCALARS_LOADED else length
     """Gradient with respect to q.
 
     One program serves a block of query rows of one query head. The probabilities are computed again from the saved lse.
     The gradient of a score is `ds = p * (dp - delta)`, where all scores of a row share `delta = sum(o * do) - dlse`.
     delta is stored for the kernel of dk and dv.
     """
+    length = tl.load(length) if SCALARS_LOADED else length
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_heads * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
@@ -310,13 +310,13 @@ def prefix_lm_packed_bwd_dkdv(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    length = tl.load(length) if SCALARS_LOADED else length
     """Gradients with respect to k and v.
 
     One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
     order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
     the second product as they are.
     """
+    length = tl.load(length) if SCALARS_LOADED else length
     num_kv_heads = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
     record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD

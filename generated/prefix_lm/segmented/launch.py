@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: eaca4341292a08d3
+# hash: d0fb60da827ba464
 """The launches of `prefix_lm`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -78,8 +78,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.prefix_lm_segmented_key_ranges if by_keys else made_by.prefix_lm_segmented_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.prefix_lm_segmented_key_ranges if by_keys else table_kernels.prefix_lm_segmented_query_ranges
+        )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 4f4cb61c244334f5
+# hash: 5468d2da0324ba35
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -22,7 +22,8 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `relative_bias_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `relative_bias_packed_hopper_delta`, padded
+to whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
 added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
 the factor `scale`.
 

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 46b44fc2073bb52b
+# hash: bea414f7d488eca8
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, paged caches on Hopper: `o = softmax(score) v`.
@@ -126,6 +126,7 @@ def produce_rows(
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = kv_len - q_len if Q_AT_END else gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -173,6 +174,7 @@ def produce_keys(
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
         hkv = h // group_size
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = kv_len - q_len if Q_AT_END else gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -230,6 +232,7 @@ def consume(
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -272,7 +275,7 @@ def consume(
 
                 logit = gl.where(keep, logit, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -300,7 +303,7 @@ def consume(
             )
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: ee2490e5db29bffe
+# hash: 887eaa3f628800f3
 """The launches of `relative_bias`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -79,9 +79,11 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
+        table_kernels = kernels.block_ranges
         table_kernel = (
-            made_by.relative_bias_segmented_key_ranges if by_keys else made_by.relative_bias_segmented_query_ranges
+            table_kernels.relative_bias_segmented_key_ranges
+            if by_keys
+            else table_kernels.relative_bias_segmented_query_ranges
         )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: de04cca53dbbe42c
+# hash: 04654e59c369762d
 """Triton kernels of `relative_bias`, with segment ids: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -192,7 +192,7 @@ def relative_bias_segmented_fwd(
             keep = keep & (cols < kv_len)[None, :]
         logit = tl.where(keep, logit, float("-inf"))
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)
@@ -218,7 +218,7 @@ def relative_bias_segmented_fwd(
         )
         logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * bias_qk
         max_new = tl.maximum(row_max, tl.max(logit, 1))
-        # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+        # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
         max_ref = tl.where(max_new == float("-inf"), 0.0, max_new)
         p = tl.exp2(logit - max_ref[:, None])
         alpha = tl.exp2(row_max - max_ref)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 1bcf991f25e00984
+# hash: 9d22e1fd851c70e4
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -116,6 +116,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -148,6 +149,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
         hkv = h // group_size
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -202,6 +204,7 @@ def consume(
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -240,7 +243,7 @@ def consume(
                 row_sums = add_columns(row_sums, p, LANES)
             else:
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-                # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+                # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
                 p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
                 row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -263,7 +266,7 @@ def consume(
             else:
                 logit = 28.85390081777927 * tanh(0.05 * scale * qk, HARDWARE_TANH)
                 max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-                # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+                # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
                 max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
                 p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
                 row_sums = add_lanes(row_sums, alpha, p, LANES)

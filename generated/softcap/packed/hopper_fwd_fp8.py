@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 71e38b3a1c71adaa
+# hash: baa5c7aa358884c8
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -129,6 +129,7 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -163,6 +164,7 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         block = sequence_item % num_blocks
         h = (sequence_item // num_blocks).to(gl.int64)
         hkv = h // group_size
+        # Later rows see more keys: start them first, so that the last work items to finish are short ones.
         block = num_blocks - 1 - block
         start_m = block * BLOCK_M
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -220,6 +222,7 @@ def consume(
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -257,7 +260,7 @@ def consume(
 
                 logit = gl.where(keep, logit, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -283,7 +286,7 @@ def consume(
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             logit = 28.85390081777927 * tanh(0.05 * head_scale * qk, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

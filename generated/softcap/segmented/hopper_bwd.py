@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 5c0d3d3d0d0a7e32
+# hash: 4097b471251c2caf
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -24,7 +24,8 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-lse and delta come from `softcap_segmented_hopper_delta`, padded to whole blocks of rows. The gradient of q is
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `softcap_segmented_hopper_delta`, padded to
+whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
 added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
 the factor `scale`.
 

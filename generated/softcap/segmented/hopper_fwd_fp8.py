@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: fbc0009a9899d218
+# hash: 6d2b0dfa7db9b966
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -228,6 +228,7 @@ def consume(
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -288,7 +289,7 @@ def consume(
                     float("-inf"),
                 )
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -314,7 +315,7 @@ def consume(
             qk, acc = begin_block(q_tile, p_words, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
             logit = 28.85390081777927 * tanh(0.05 * head_scale * qk, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(logit - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)

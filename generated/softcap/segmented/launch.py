@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 887e53a9535dcdc7
+# hash: 1aebf0173a2dc92f
 """The launches of `softcap`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -80,8 +80,10 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_ranges
-        table_kernel = made_by.softcap_segmented_key_ranges if by_keys else made_by.softcap_segmented_query_ranges
+        table_kernels = kernels.block_ranges
+        table_kernel = (
+            table_kernels.softcap_segmented_key_ranges if by_keys else table_kernels.softcap_segmented_query_ranges
+        )
         ranges = q.new_empty((list_batch, list_heads, own_blocks, 4), dtype=backend.INT32)
         backend.launch(
             table_kernel,

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 2b035341de3eaf08
+# hash: 8e4f445554a4d999
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -20,9 +20,10 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-lse and delta come from `streaming_llm_packed_hopper_delta`, padded to whole blocks of rows. The gradient of q is
-added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `streaming_llm_packed_hopper_delta`, padded
+to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+(`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
+the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
 of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 1871300db6d9d201
+# hash: ec7b125984fc5eb1
 """The launches of `streaming_llm`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -80,9 +80,11 @@ def make_tables(
     def make(tile: Tile, by_keys: bool) -> list[Tensor]:
         num_rows, num_keys = cdiv(q_len, tile.block_m), cdiv(kv_len, tile.block_n)
         own_blocks, other_blocks = (num_keys, num_rows) if by_keys else (num_rows, num_keys)
-        made_by = kernels.block_lists
+        table_kernels = kernels.block_lists
         table_kernel = (
-            made_by.streaming_llm_segmented_key_lists if by_keys else made_by.streaming_llm_segmented_query_lists
+            table_kernels.streaming_llm_segmented_key_lists
+            if by_keys
+            else table_kernels.streaming_llm_segmented_query_lists
         )
 
         def launch_lists(spans: Tensor, block_list: Tensor, own_room: bool, fill_lists: bool) -> None:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: a20f30fd195e6758
+# hash: 8095417500661810
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `window`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -202,6 +202,7 @@ def consume(
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
     acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
+    # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
     work = Work(*work_ring.receive(q_turn, 4))
     while work.h >= 0:
@@ -258,7 +259,7 @@ def consume(
                     float("-inf"),
                 )
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
-            # Until a row has met a key its maximum is -inf, and -inf minus -inf is NaN.
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
             p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
