@@ -109,8 +109,8 @@ _WORDS = """
     choices packed_reference packed_sequences packed_sizes q_ids q_row scalar_math sequence tokens
 
     AttentionModule Backend Sequence axis backend dim_size
-    constants delta_constants dq_rows_constants made_by name packed_strides
-    packed_unit_strides passes shape strides sums_shape tables_of tile_constants torch_reference
+    constants delta_constants dq_rows_constants name packed_strides
+    packed_unit_strides passes shape strides sums_shape table_kernels tables_of tile_constants torch_reference
 
     Arguments Array DENSE INT32 Kernels PACKED SCALARS_LOADED SEGMENTED arguments attention forward heads is_loaded jax
     SequenceArguments checked_options jax_reference jnp launch lengths mode running_sums schedule_of

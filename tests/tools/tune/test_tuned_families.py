@@ -100,12 +100,12 @@ def test_where_the_rule_held_it_holds_between(folder: Path, made_up: type[MadeUp
 
 
 def test_wrong_kernels_do_not_run_beside_measured_workloads(folder: Path, made_up: type[MadeUpBench]) -> None:
-    """At 512 keys the rule takes a separate kernel for dq, at 1024 the one kernel that was wrong."""
+    """At 512 keys the rule takes a separate kernel for dq, at 2048 the one kernel that was wrong."""
     made_up.FAULTS = staticmethod(lambda contender: "wrong" if contender.name == "hopper" else "")
     judge(folder, comparison("bwd"), workloads=[SHORT])
-    found = [(family_of("dkdv", seq=seq), family_of("dq", seq=seq)) for seq in (512, 1024)]
+    found = [(family_of("dkdv", seq=seq), family_of("dq", seq=seq)) for seq in (512, 2048)]
     assert found == [("hopper", "portable")] * 2
-    assert family_of("dq", seq=1024, gpu="") == "hopper"
+    assert family_of("dq", seq=2048, gpu="") == "hopper"
 
 
 def test_examples() -> None:
