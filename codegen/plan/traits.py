@@ -74,8 +74,8 @@ def score_is_capped(planned: VariantPlan) -> bool:
 
 
 def _score_is_cheap(variant: Variant) -> bool:
-    """True if a score expression costs a few instructions: no function call, nothing read per key or pair, no random
-    number. A log-decay counts as cheap: its key terms are one vector of a block."""
+    """True if a score costs a few instructions: its expression calls no function and reads nothing per key or pair, and
+    it draws no random number. A log-decay counts as cheap: it reads one vector for each block of keys."""
     nodes = expr.walk(variant.score) if variant.score is not None else ()
     expensive = (
         (isinstance(node, Op) and node.op in expr.FLOAT_FUNCTIONS)

@@ -97,9 +97,9 @@ def key_kernel(
 
 
 def _listed(inputs: Sequence[str], terms: Sequence[GradientTerm]) -> str:
-    """The inputs and tensors whose gradients a kernel computes, as text for its docstring."""
-    names = [*inputs, *dict.fromkeys("g" if t.tensor == "decay" else t.tensor for t in terms)]
-    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
+    """The inputs and tensors whose gradients a kernel computes, as text for its docstring: `k, v and slope`."""
+    *others, last = *inputs, *dict.fromkeys("g" if t.tensor == "decay" else t.tensor for t in terms)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _reads_head(union: Union) -> bool:
