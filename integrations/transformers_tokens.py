@@ -20,9 +20,10 @@ def sequences(
     """The op's arguments that say which tokens form a sequence; empty if each row is one sequence without padding.
 
     A call has packed sequences if it has `cu_seq_lens_q`, or if it is causal, has as many queries as keys, and has
-    `position_ids` that restart. The 2-D mask of the model marks padding. The host waits for the device at most once per
-    forward, to see whether there is more than one sequence or any padding. It does not wait in decoding, in a trace or
-    in a CUDA graph: there, calls are computed as if there were several sequences and padding.
+    `position_ids` that restart. With more keys than queries such positions are refused. The 2-D mask of the model marks
+    padding. The host waits for the device at most once per forward, to see whether there is more than one sequence or
+    any padding. It does not wait in decoding, in a trace or in a CUDA graph: there, calls are computed as if there were
+    several sequences and padding.
     """
     cu_seqlens = given.get("cu_seq_lens_q")
     padding = None if mask is None else mask.padding
