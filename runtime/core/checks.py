@@ -192,6 +192,8 @@ def check_float(
     value = host_number(op, argument, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not in_range(value, minimum, maximum):
         fail(op, argument, f"a number{range_text(minimum, maximum)}", repr(value))
+    if value != value:
+        fail(op, argument, "a number that is not NaN", repr(value))
     if LARGEST_FLOAT < abs(value) < float("inf"):
         fail(op, argument, "a number that float32 holds", value if isinstance(value, float) else "a larger int")
     return float(value)

@@ -152,6 +152,7 @@ BAD: list[tuple[str, Call, Call]] = [
     ),
     ("alibi", DENSE, {"slope": floats(5)}),
     ("alibi", DENSE, {"slope": 0.5}),
+    ("band_softcap", DENSE, {"before": 4, "after": 0, "cap": NAN}),
     ("window", DENSE, {"size": 0}),
     ("window", DENSE, {"size": 2.5}),
     ("document", DENSE, {"doc": floats(2, 8)}),
