@@ -269,7 +269,9 @@ class _Draw(Declarations):
             return f"{self.bias()} * {self.distance()}"
         if kind < 0.85:
             return self.distance()
-        return self.pick("0.01 * kv_idx", "0.25", "log(1.0 + kv_idx)", "0.02 * (q_idx % 7)", "sqrt(2.0 + abs(q_idx))")
+        return self.pick(
+            "0.01 * kv_idx", "0.25", "log1p(max(kv_idx, 0))", "0.02 * (q_idx % 7)", "sqrt(2.0 + abs(q_idx))"
+        )
 
     def distance(self) -> str:
         return self.pick(
