@@ -19,13 +19,11 @@ def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
 
 
 def checked_bias(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
-    """A bias with four axes, as `checked_mask`, in a floating-point dtype of at most 32 bits."""
+    """A bias with four axes, as `checked_mask`, in float32: an axis that is expanded sums its gradient in float32."""
     bias: Array = jnp.asarray(x)
     if jnp.issubdtype(bias.dtype, jnp.complexfloating):
         fail(title, "bias", "an array of real numbers", f"{bias.dtype.name} {list(bias.shape)}")
-    if not jnp.issubdtype(bias.dtype, jnp.floating) or bias.dtype.itemsize > 4:
-        bias = bias.astype(jnp.float32)
-    return _four_axes(title, "bias", bias, sizes)
+    return _four_axes(title, "bias", bias.astype(jnp.float32), sizes)
 
 
 def _four_axes(title: str, name: str, x: Array, sizes: tuple[int, int, int, int]) -> Array:
