@@ -21,6 +21,7 @@ from generated import paging
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.settings import INTERPRET
 from tests.kernels.test_paged import LEGAL, LENGTHS, check, draw_case
+from tests.ops.torch.test_paged import OTHER_PLANS
 from tests.support import paged_dims
 from tests.support.cases import MANIFEST
 from tests.support.rendering import importable
@@ -121,6 +122,19 @@ def test_a_plan_is_checked_and_holds_nothing() -> None:
         op(q[:, :1], cache, cache, schedule=plan, **given)
     with pytest.raises(ArgumentError, match=r"full: schedule: expected one made by full\.plan"):
         ops().full(q, cache, cache, schedule=plan, **given)
+
+
+@pytest.mark.parametrize(("change", "expected"), OTHER_PLANS)
+def test_plans_of_other_keys_are_refused(change: dict[str, Any], expected: str) -> None:
+    q, cache, given = small()
+    op = ops().window
+    change = {name: jnp.asarray(x) if isinstance(x, list) else x for name, x in change.items()}
+    plan = op.plan(q, cache, **{"size": 5, **given, **change})
+    op(q, cache, cache, **{"size": 5, **given, **change}, schedule=plan)
+    with pytest.raises(ArgumentError, match=f"^window: schedule: expected {expected}$"):
+        op(q, cache, cache, **given, size=5, schedule=plan)
+    # A size that is an array may be traced, so it is not checked.
+    op(q, cache, cache, **{"size": jnp.asarray(3), **given, **change}, schedule=plan)
 
 
 # ------------------------------------------------------------------------------------------------------- bad arguments

@@ -67,6 +67,25 @@ def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
     assert o.isnan().all()
 
 
+OTHER_PLANS = [
+    ({"size": 3}, "one made for scalar size 5, got one made for scalar size 3"),
+    ({"q_offset": 4}, "one made for q_offset end, got one made for q_offset 4"),
+    ({"q_offset": [4, 4]}, "one made for q_offset end, got one made for q_offset one per sequence"),
+]
+"""Plans of other parts of the keys than a call with a window of 5 at the end reads, and what the error says."""
+
+
+@pytest.mark.parametrize(("change", "expected"), OTHER_PLANS)
+def test_plans_of_other_keys_are_refused(change: dict[str, Any], expected: str) -> None:
+    q, cache, given = small()
+    op: Any = load_op("window")
+    change = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in change.items()}
+    plan = op.plan(q, cache, **{"size": 5, **given, **change})
+    op(q, cache, cache, **{"size": 5, **given, **change}, schedule=plan)
+    with pytest.raises(ArgumentError, match=f"^window: schedule: expected {expected}$"):
+        op(q, cache, cache, **given, size=5, schedule=plan)
+
+
 # ------------------------------------------------------------------------------------------------------ bad arguments
 
 
