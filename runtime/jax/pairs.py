@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..core.checks import fail
+from .support import as_array
 
 
 def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
     """A boolean mask with four axes. Each has size 1 or that of `sizes`, which are [B, N, T, S]."""
-    mask: Array = jnp.asarray(x)
+    mask = as_array(title, "mask", x, "a bool array, with True where a query sees a key")
     if mask.dtype != jnp.bool_:
         fail(title, "mask", "a bool array, with True where a query sees a key", f"{mask.dtype.name} {list(mask.shape)}")
     return _four_axes(title, "mask", mask, sizes)
@@ -19,7 +20,7 @@ def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
 
 def checked_bias(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
     """A bias with four axes, as `checked_mask`, in float32: an axis that is expanded sums its gradient in float32."""
-    bias: Array = jnp.asarray(x)
+    bias = as_array(title, "bias", x, "an array of real numbers")
     if jnp.issubdtype(bias.dtype, jnp.complexfloating):
         fail(title, "bias", "an array of real numbers", f"{bias.dtype.name} {list(bias.shape)}")
     return _four_axes(title, "bias", bias.astype(jnp.float32), sizes)

@@ -204,6 +204,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bias": ({"bias": jnp.ones((1, 2, T, S))}, r"bias: expected a shape that broadcasts to .*, got \[1, 2, 13, 17\]"),
     "axes": ({"bias": jnp.ones((1, 1, 1, T, S))}, r"bias: expected a shape that .*, got \[1, 1, 1, 13, 17\]"),
+    "words": ({"mask": "causal"}, "mask: expected a bool array, .*, got str"),
+    "object": ({"bias": object()}, "bias: expected an array of real numbers, got object"),
     "complex": ({"bias": jnp.ones((T, S), complex)}, r"bias: expected an array of real numbers, got complex64 \[13"),
 }
 
