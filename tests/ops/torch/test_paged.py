@@ -86,6 +86,19 @@ def test_plans_of_other_keys_are_refused(change: dict[str, Any], expected: str) 
         op(q, cache, cache, **given, size=5, schedule=plan)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_beyond_the_columns_of_a_bias_read_its_last(packed: bool) -> None:
+    q, cache, given = small()
+    op: Any = load_op("band_bias")
+    short = torch.randn(2, 4, 2, 3, generator=torch.Generator().manual_seed(1))
+    if packed:
+        q, short = q.transpose(1, 2).flatten(0, 1), short.transpose(0, 1).flatten(1, 2)
+        given["cu_seqlens_q"] = torch.tensor([0, 2, 4])
+    whole = torch.cat([short, short[..., -1:].expand(*short.shape[:-1], 9)], -1)
+    short_o, whole_o = (op(q, cache, cache, **given, before=20, after=0, bias=x) for x in (short, whole))
+    assert torch.equal(short_o, whole_o)
+
+
 # ------------------------------------------------------------------------------------------------------ bad arguments
 
 
