@@ -177,3 +177,28 @@ def test_expanded_caches_are_not_written() -> None:
     sums, base = torch.zeros(1, 1, 2).expand(4, 8, 2), torch.zeros(4, 2)
     with pytest.raises(ArgumentError, match="append_decay: g_cache: expected elements that share no memory"):
         paging.append_decay(torch.zeros(1, 2, 2), sums, base, **pages)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("kind", ["batch", "packed", "flat"])
+def test_append_refuses_pages_beyond_the_cache(framework: str, kind: str) -> None:
+    """Only pages of new tokens and of the token before them count; a negative page is skipped."""
+    asarray: Any = torch.tensor if framework == "torch" else pytest.importorskip("jax.numpy").asarray
+    caches = [asarray(torch.zeros(*shape, 4).tolist()) for shape in ((5, 4), (5,))]
+    new = {"g": asarray(torch.zeros(2, 1, 4).tolist())}
+    if kind == "packed":
+        new = {"g": new["g"][:, 0], "cu_seqlens": asarray([0, 1, 2])}
+
+    def append(table: list[list[int]]) -> None:
+        rows = {"page_table": asarray(table)}
+        if kind == "flat":
+            rows = {"page_table": asarray(table[0] + table[1]), "page_starts": asarray([0, 2, 4])}
+        paging.append_decay(new["g"], *caches, **rows, kv_lengths=asarray([3, 6]), cu_seqlens=new.get("cu_seqlens"))
+
+    append([[1, 9], [9, 4]])
+    append([[1, 9], [3, -1]])
+    expected = (
+        r"^append_decay: page_table: expected pages below 5 for the tokens that are appended, got 7 in sequence 1$"
+    )
+    with pytest.raises(ArgumentError, match=expected):
+        append([[1, 9], [3, 7]])
