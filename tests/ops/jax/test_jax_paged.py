@@ -345,6 +345,7 @@ def test_merge_joins_calls_on_disjoint_keys() -> None:
     with pytest.raises(ArgumentError, match=r"merge: parts: expected o \[2, 4, 2, Dv\] beside lse \[2, 4, 2\]"):
         paging.merge([whole], layout="bhsd")
     for parts, error in (
+        (None, "parts: expected pairs \\(o, lse\\), got NoneType"),
         (whole, "parts: expected pairs"),
         ([(whole[0], None)], "lse: expected a torch.Tensor or jax.Array"),
         ([(np.asarray(whole[0]), np.asarray(whole[1]))], "parts: expected a torch.Tensor or jax.Array"),
