@@ -344,13 +344,14 @@ def test_merge_joins_calls_on_disjoint_keys() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     with pytest.raises(ArgumentError, match=r"merge: parts: expected o \[2, 4, 2, Dv\] beside lse \[2, 4, 2\]"):
         paging.merge([whole], layout="bhsd")
-    for parts, error in (
+    refused: list[tuple[Any, str]] = [
         (None, "parts: expected pairs \\(o, lse\\), got NoneType"),
         (whole, "parts: expected pairs"),
         ([(whole[0], None)], "lse: expected a torch.Tensor or jax.Array"),
         ([(np.asarray(whole[0]), np.asarray(whole[1]))], "parts: expected a torch.Tensor or jax.Array"),
         ([(whole[0].astype(int), whole[1])], "o: expected a dtype of floats"),
-    ):
+    ]
+    for parts, error in refused:
         with pytest.raises(ArgumentError, match=f"merge: {error}"):
             paging.merge(parts)
 
