@@ -180,6 +180,8 @@ def merge(parts: Iterable[tuple[Any, Any]], *, layout: str | None = None) -> tup
     Raises:
         ArgumentError: there is no part, a part is no pair of arrays of floats, or shapes differ.
     """
+    if not isinstance(parts, Iterable):
+        fail("merge", "parts", "pairs (o, lse)", type(parts).__name__)
     found = list(parts)
     if not found:
         fail("merge", "parts", "at least one pair (o, lse)", "none")

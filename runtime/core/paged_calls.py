@@ -1,6 +1,6 @@
 """Calls on paged caches: what every framework checks of their arguments. No framework is imported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
 
@@ -292,20 +292,22 @@ def is_empty(call: CacheCall) -> bool:
     return 0 in [x.numel() for x in read]
 
 
-def paged_schedule(op: str, call: CacheCall, tables: Sequence[Any]) -> Schedule:
-    """The plan of a step: the splits of each sequence, for every layer's call."""
-    return Schedule(op=op, call=_sizes(call), tiles={}, tables=tuple(tables))
+def paged_schedule(op: str, call: CacheCall, scalars: Mapping[str, Any], tables: Sequence[Any]) -> Schedule:
+    """The plan of a step: the splits of each sequence, for every layer's call. `scalars` are those that it reads."""
+    return Schedule(op=op, call={**_sizes(call), **_known(scalars)}, tiles={}, tables=tuple(tables))
 
 
-def plan_tables(op: str, schedule: object, call: CacheCall) -> list[Any]:
-    """The tables of a plan, checked to be one of this op and these sizes."""
+def plan_tables(op: str, schedule: object, call: CacheCall, scalars: Mapping[str, Any]) -> list[Any]:
+    """The tables of a plan, checked to be one of this op, these sizes and these scalars."""
     if not isinstance(schedule, Schedule):
         fail(op, "schedule", f"what {op}.plan(...) returns, or None", type(schedule).__name__)
     if schedule.op != op:
         fail(op, "schedule", f"one made by {op}.plan", f"one made by {schedule.op}.plan")
     if not schedule.is_plan:
         fail(op, "schedule", f"one made by {op}.plan", f"one made by {op}.schedule")
-    for name, value in _sizes(call).items():
+    # A scalar that no plan reads, or whose value was not known when this one was made, is not among its sizes.
+    known = {name: value for name, value in _known(scalars).items() if name in schedule.call}
+    for name, value in {**_sizes(call), **known}.items():
         if schedule.call.get(name) != value:
             fail(op, "schedule", f"one made for {name} {value}", f"one made for {name} {schedule.call.get(name)}")
     return list(schedule.tables)
@@ -334,7 +336,20 @@ def _sizes(call: CacheCall) -> dict[str, Any]:
         "head_dim and bytes of an element": (call.q.shape[-1], call.k.element_size()),
         "most keys": call.most_keys,
         "most queries": call.most_queries,
+        "q_offset": _offset(call),
         "splits": call.splits,
         "config": call.config,
         "family": call.family,
     }
+
+
+def _offset(call: CacheCall) -> int | str | None:
+    """Where the queries of a call begin, as far as it is known without reading from a device."""
+    if call.at_end:
+        return "end"
+    return call.row_offset if call.row_offsets is None else "one per sequence"
+
+
+def _known(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars that are numbers, not arrays, by names that no size has."""
+    return {f"scalar {name}": value for name, value in scalars.items() if isinstance(value, (int, float))}

@@ -68,6 +68,21 @@ def check_first_sizes(
             fail(APPEND, name, f"{count} as its first size, for kv_lengths of {num_seqs}", list(shape))
 
 
+def check_pages(
+    num_pages: int, page_size: int, lengths: Sequence[int], begins: Sequence[int], tables: Sequence[Sequence[int]]
+) -> None:
+    """Check the pages of the new tokens of each sequence, and of the token before them.
+
+    `begins`: where the new tokens of each sequence begin. A negative page is allowed: nothing is written there.
+    """
+    for number, (length, pages) in enumerate(zip(lengths, tables, strict=True)):
+        new = begins[number + 1] - begins[number]
+        used = pages[max(length - new - 1, 0) // page_size : cdiv(max(length, 0), page_size)] if new > 0 else ()
+        if beyond := sorted({page for page in used if page >= num_pages}):
+            expected = f"pages below {num_pages} for the tokens that are appended"
+            fail(APPEND, "page_table", expected, f"{', '.join(map(str, beyond))} in sequence {number}")
+
+
 def launch_sums(
     backend: Backend,
     kernel: Any,

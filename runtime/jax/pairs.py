@@ -7,24 +7,23 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..core.checks import fail
+from .support import as_array
 
 
 def checked_mask(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
     """A boolean mask with four axes. Each has size 1 or that of `sizes`, which are [B, N, T, S]."""
-    mask: Array = jnp.asarray(x)
+    mask = as_array(title, "mask", x, "a bool array, with True where a query sees a key")
     if mask.dtype != jnp.bool_:
         fail(title, "mask", "a bool array, with True where a query sees a key", f"{mask.dtype.name} {list(mask.shape)}")
     return _four_axes(title, "mask", mask, sizes)
 
 
 def checked_bias(title: str, x: Any, sizes: tuple[int, int, int, int]) -> Array:
-    """A bias with four axes, as `checked_mask`, in a floating-point dtype of at most 32 bits."""
-    bias: Array = jnp.asarray(x)
+    """A bias with four axes, as `checked_mask`, in float32: an axis that is expanded sums its gradient in float32."""
+    bias = as_array(title, "bias", x, "an array of real numbers")
     if jnp.issubdtype(bias.dtype, jnp.complexfloating):
         fail(title, "bias", "an array of real numbers", f"{bias.dtype.name} {list(bias.shape)}")
-    if not jnp.issubdtype(bias.dtype, jnp.floating) or bias.dtype.itemsize > 4:
-        bias = bias.astype(jnp.float32)
-    return _four_axes(title, "bias", bias, sizes)
+    return _four_axes(title, "bias", bias.astype(jnp.float32), sizes)
 
 
 def _four_axes(title: str, name: str, x: Array, sizes: tuple[int, int, int, int]) -> Array:

@@ -27,7 +27,7 @@ from . import jax as ops
 from ._runtime.core.checks import fail
 from ._runtime.core.mask_parts import is_plain, mask_parts
 from ._runtime.jax.pairs import checked_bias, checked_mask, masked_bias
-from ._runtime.jax.support import int32_array, is_array
+from ._runtime.jax.support import as_array, check_flag, int32_array, is_array
 
 __all__ = ["attention_fn", "dot_product_attention"]
 
@@ -133,18 +133,22 @@ def dot_product_attention(
     if implementation is not None:
         expected = f"None, as the kernels of this package compute it: jax.nn.{_NN} has those of JAX"
         fail(_NN, "implementation", expected, repr(implementation))
-    shape = jnp.shape(query)
+    is_causal = check_flag(_NN, "is_causal", is_causal)
+    return_residual = check_flag(_NN, "return_residual", return_residual)
     q, k, v = (_four_axes(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+    shape = jnp.shape(query)
     (batch, q_len), kv_len = q.shape[:2], k.shape[1]
 
     given: dict[str, Any] = {}
     if query_seq_lengths is not None:
-        lengths = int32_array(_NN, "query_seq_lengths", _lengths(query_seq_lengths), (batch,))
+        lengths = int32_array(_NN, "query_seq_lengths", _lengths("query_seq_lengths", query_seq_lengths), (batch,))
         is_query = jnp.arange(q_len, dtype=jnp.int32)[None] < lengths[:, None]
         given["q_segment_ids"] = is_query.astype(jnp.int32) - 1  # 0, or the id of padding
         given["kv_segment_ids"] = jnp.zeros((batch, kv_len), jnp.int32)
     if key_value_seq_lengths is not None:
-        given["kv_lengths"] = int32_array(_NN, "key_value_seq_lengths", _lengths(key_value_seq_lengths), (batch,))
+        given["kv_lengths"] = int32_array(
+            _NN, "key_value_seq_lengths", _lengths("key_value_seq_lengths", key_value_seq_lengths), (batch,)
+        )
     if bias is not None or mask is not None:
         sides = (None, None) if local_window_size is None else _window(local_window_size, q_len, kv_len)
         band = sides[0], 0 if is_causal else sides[1]
@@ -187,16 +191,16 @@ def _op_of_pairs(
 
 
 def _four_axes(name: str, x: Any) -> Array:
-    array: Array = jnp.asarray(x)
+    axes = {"query": "T, N, H", "key": "S, K, H", "value": "S, K, Hv"}[name]
+    array = as_array(_NN, name, x, f"an array [B, {axes}] or [{axes}]")
     if array.ndim not in (3, 4):
-        axes = {"query": "T, N, H", "key": "S, K, H", "value": "S, K, Hv"}[name]
         fail(_NN, name, f"shape [B, {axes}] or [{axes}]", list(array.shape))
     return array if array.ndim == 4 else array[None]
 
 
-def _lengths(lengths: Any) -> Any:
+def _lengths(name: str, lengths: Any) -> Any:
     """Lengths as an array. jax.nn takes lists, too."""
-    return lengths if is_array(lengths) else jnp.asarray(lengths)
+    return lengths if is_array(lengths) else as_array(_NN, name, lengths, "an integer array [B]")
 
 
 def _number(scale: Any) -> Any:
@@ -274,6 +278,8 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
             mask, so it needs another `attention_fn`.
     """
     name = getattr(op, "__name__", type(op).__name__)
+    if not callable(op) or not {*_OF_FLAX[:4]} <= {*inspect.signature(op).parameters}:
+        fail("attention_fn", "op", "one of the ops for JAX", repr(op) if isinstance(op, str) else name)
     title = f"attention_fn({name})"
     parameters = inspect.signature(op).parameters
     free = [parameter for parameter in parameters if parameter not in _OF_FLAX]
@@ -311,17 +317,20 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
         ):
             if function is not None:
                 fail(title, argument, "None: the kernels have their own products", type(function).__name__)
-        if is_causal and not _is_causal(op):
+        if check_flag(title, "is_causal", is_causal) and not _is_causal(op):
             expected = "False: who attends to whom is the op's own mask, and this one's is not `causal and ...`"
             fail(title, "is_causal", expected, is_causal)
         given = dict(fixed)
         if dropout_rate and not deterministic:
             given |= {"dropout_p": dropout_rate, "seed": _seed(title, "dropout_p" in parameters, dropout_rng)}
 
-        lead = jnp.shape(query)[:-3]
-        dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-        arrays = (("query", query), ("key", key), ("value", value))
-        o: Array = op(*(_folded(title, argument, x, lead, dtype) for argument, x in arrays), layout="bshd", **given)
+        given_arrays = {"query": query, "key": key, "value": value}
+        axes = "an array [..., length, heads, depth]"
+        arrays = {argument: as_array(title, argument, x, axes) for argument, x in given_arrays.items()}
+        lead = arrays["query"].shape[:-3]
+        dtype = jnp.result_type(*arrays.values()) if dtype is None else dtype
+        folded = [_folded(title, argument, x, lead).astype(dtype) for argument, x in arrays.items()]
+        o: Array = op(*folded, layout="bshd", **given)
         return o.reshape(*lead, *o.shape[1:])
 
     return attend
@@ -337,13 +346,12 @@ def _seed(title: str, has_dropout: bool, dropout_rng: Any) -> Array:
     return jax.random.bits(dropout_rng, (2,), jnp.uint32)
 
 
-def _folded(title: str, argument: str, x: Any, lead: tuple[int, ...], dtype: Any) -> Array:
+def _folded(title: str, argument: str, x: Array, lead: tuple[int, ...]) -> Array:
     """`[..., S, H, D]` as `[B, S, H, D]`."""
-    array: Array = jnp.asarray(x, dtype)
-    if array.ndim < 3 or array.shape[:-3] != lead:
+    if x.ndim < 3 or x.shape[:-3] != lead:
         axes = ", ".join(map(str, (*lead, "length", "heads", "depth")))
-        fail(title, argument, f"shape [{axes}]", list(array.shape))
-    return array.reshape(math.prod(lead), *array.shape[-3:])
+        fail(title, argument, f"shape [{axes}]", list(x.shape))
+    return x.reshape(math.prod(lead), *x.shape[-3:])
 
 
 # ------------------------------------------------------------------------------------------------------------ variants

@@ -244,15 +244,18 @@ class Gathered(NamedTuple):
         return first.movedim(0, queries - (batch < queries))
 
     def _pairs(self, x: Tensor, dims: Sequence[str | int]) -> Tensor:
-        """The tensor with each sequence's columns moved to the packed keys of that sequence, and 0 elsewhere."""
+        """The tensor with each sequence's columns moved to the packed keys of that sequence, and 0 elsewhere.
+
+        The keys from the last column on read that one.
+        """
         kept = [d for d in dims if d != "b"]
         rows, cols = kept.index("q_idx"), kept.index("kv_idx")
         x = x.movedim((rows, cols), (0, 1))
         found = x.new_zeros((x.shape[0], int(self.cu_seqlens_k[-1]), *x.shape[2:]))
         begins, ends = self.cu_seqlens_q.tolist(), self.cu_seqlens_k.tolist()
         for n in range(len(begins) - 1):
-            keys = ends[n + 1] - ends[n]
-            found[begins[n] : begins[n + 1], ends[n] : ends[n + 1]] = x[begins[n] : begins[n + 1], :keys]
+            columns = torch.arange(ends[n + 1] - ends[n], device=x.device).clamp(max=x.shape[1] - 1)
+            found[begins[n] : begins[n + 1], ends[n] : ends[n + 1]] = x[begins[n] : begins[n + 1], columns]
         return found.movedim((0, 1), (rows, cols))
 
 

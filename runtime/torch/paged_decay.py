@@ -20,6 +20,7 @@ from ..core.paged_decay import (
     check_decay_cache,
     check_first_sizes,
     check_new_decays,
+    check_pages,
     decay_cache_shapes,
     decay_shapes_to_append,
     launch_sums,
@@ -100,6 +101,12 @@ def append_decay(
         cu_seqlens = begins_of(APPEND, "cu_seqlens", cu_seqlens, "g", g)
     if g.numel() == 0:
         return g_cache, g_base
+    if all(x is None or values_are_checked(x) for x in (page_table, kv_lengths, page_starts, cu_seqlens)):
+        new = torch.arange(num_seqs + 1) * g.shape[1] if cu_seqlens is None else cu_seqlens
+        tables = page_table.tolist()
+        if page_starts is not None:
+            tables = [tables[start:] for start in page_starts.tolist()[:-1]]
+        check_pages(g_cache.shape[0], g_cache.shape[1], kv_lengths.tolist(), new.tolist(), tables)
     rows = g.detach() if cu_seqlens is not None else g.detach().flatten(0, 1)
     if device.type == "cpu" and not INTERPRET:
         _assign(rows, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)
@@ -135,6 +142,8 @@ def _assign(
     begins = [each * b for b in range(num_seqs + 1)] if cu_seqlens is None else cu_seqlens.tolist()
     for b, length in enumerate(kv_lengths.tolist()):
         own = g[begins[b] : begins[b + 1]].double()
+        if len(own) == 0:
+            continue
         start = length - len(own)
         own, start = own[max(-start, 0) :], max(start, 0)
         pages = page_table[b] if page_starts is None else page_table[int(page_starts[b]) : int(page_starts[b + 1])]

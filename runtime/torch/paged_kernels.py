@@ -1,6 +1,6 @@
 """The kernels of an op on paged caches, as PyTorch knows them: two custom operators. There is no gradient."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -92,7 +92,7 @@ class PagedKernels:
 
     def forward(self, call: CacheCall, schedule: Schedule | None, *own: Any) -> tuple[Tensor, Tensor]:
         """o and lse of a call; `own` are the variant's own arguments, checked."""
-        tables = [] if schedule is None else plan_tables(self.op, schedule, call)
+        tables = [] if schedule is None else plan_tables(self.op, schedule, call, self._scalars(self.own, own))
         if call.q.is_meta:
             return call.results(backend)
         if _launches_directly(call):
@@ -102,11 +102,16 @@ class PagedKernels:
 
     def plan(self, call: CacheCall, *bounds: Any) -> Schedule:
         """A schedule that says how the keys of each sequence are split."""
+        scalars = self._scalars(self.bounds, bounds)
         if call.q.is_meta:
-            return paged_schedule(self.op, call, [])
+            return paged_schedule(self.op, call, scalars, [])
         if _launches_directly(call):
-            return paged_schedule(self.op, call, self._plan(with_classes(self.op, call), bounds))
-        return paged_schedule(self.op, call, self.plan_op(*_given(call), *bounds))
+            return paged_schedule(self.op, call, scalars, self._plan(with_classes(self.op, call), bounds))
+        return paged_schedule(self.op, call, scalars, self.plan_op(*_given(call), *bounds))
+
+    def _scalars(self, names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
+        """The scalars of the variant among its own arguments."""
+        return {name: x for name, x in zip(names, values, strict=True) if isinstance(self.own[name], type)}
 
     # -------------------------------------------------------------------------------------------------------- launches
 

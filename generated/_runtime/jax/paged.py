@@ -284,7 +284,7 @@ def paged_attention(
     kernels: PagedKernels, arguments: CacheArguments, schedule: Schedule | None
 ) -> tuple[jax.Array, jax.Array]:
     """o and lse of a call on paged caches. o has the layout and dtype of q."""
-    tables = [] if schedule is None else plan_tables(arguments.op, schedule, arguments.cache_call)
+    tables = [] if schedule is None else plan_tables(arguments.op, schedule, arguments.cache_call, arguments.scalars)
     arguments.operands = {**arguments.operands, **{f"table_{i}": x for i, x in enumerate(tables)}}
     call, arrays = _call(arguments)
     if is_empty(arguments.cache_call):
@@ -328,6 +328,7 @@ def plan_of(kernels: PagedKernels, arguments: CacheArguments) -> Schedule:
     arch = launches_on()
     made = arguments.cache_call
     if arch is None or is_empty(made):
-        return paged_schedule(arguments.op, made, [])
+        return paged_schedule(arguments.op, made, arguments.scalars, [])
     with compiling_for(arch):
-        return paged_schedule(arguments.op, made, PagedForward(kernels).plan(*_call(arguments)))
+        tables = PagedForward(kernels).plan(*_call(arguments))
+        return paged_schedule(arguments.op, made, arguments.scalars, tables)

@@ -22,6 +22,7 @@ from ..core.paged_decay import (
     check_decay_cache,
     check_first_sizes,
     check_new_decays,
+    check_pages,
     decay_cache_shapes,
     decay_shapes_to_append,
     launch_sums,
@@ -60,6 +61,9 @@ def _checked_cache(op: str, name: str, x: Any, shape: tuple[int, ...]) -> jax.Ar
 
 # -------------------------------------------------------------------------------------------------------------- append
 
+_VALUES = ("page_table", "kv_lengths", "page_starts", "cu_seqlens")
+"""The arguments whose values say where new tokens are written."""
+
 
 def append_decay(
     g: jax.Array,
@@ -96,13 +100,25 @@ def append_decay(
 
 
 def _check_room(operands: Mapping[str, jax.Array], page_size: int) -> None:
-    """Check that the pages of each sequence hold its keys, if values are checked."""
+    """Check that the pages of each sequence hold its keys and are pages of the cache, if values are checked."""
+    g = operands["g"]
     lengths, starts = operands["kv_lengths"], operands.get("page_starts")
     if values_are_checked(lengths) and (starts is None or values_are_checked(starts)):
         shape = None if starts is None else starts.shape
         most = most_keys(APPEND, lengths.shape[0], page_size, operands["page_table"].shape, shape)
         first = None if starts is None else starts.tolist()
         check_lengths(APPEND, jnp.maximum(lengths, 0).tolist(), most, first, page_size)
+    if g.size > 0 and all(values_are_checked(x) for name, x in operands.items() if name in _VALUES):
+        num_seqs = lengths.shape[0]
+        begins = (
+            operands["cu_seqlens"].tolist()
+            if "cu_seqlens" in operands
+            else range(0, (num_seqs + 1) * g.shape[1], g.shape[1])
+        )
+        tables = operands["page_table"].tolist()
+        if starts is not None:
+            tables = [tables[start:] for start in starts.tolist()[:-1]]
+        check_pages(operands["g_cache"].shape[0], page_size, lengths.tolist(), begins, tables)
 
 
 def _integers(name: str, x: Any, rank: int) -> jax.Array:

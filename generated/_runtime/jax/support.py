@@ -31,6 +31,23 @@ def canonical(x: Any) -> Any:
     return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
+def as_array(op: str, argument: str, x: Any, expected: str) -> jax.Array:
+    """What `jnp.asarray` makes of an argument, which may be a list; an error that names what is no array."""
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError, OverflowError):
+        fail(op, argument, expected, type(x).__name__)
+
+
+def check_flag(op: str, argument: str, value: Any) -> bool:
+    """A bool that is known while a function is traced."""
+    found = host_number(op, argument, value)
+    if not isinstance(found, bool):
+        got = "a traced array" if isinstance(found, jax.core.Tracer) else repr(found)
+        fail(op, argument, "True or False, known while tracing", got)
+    return found
+
+
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Check q, k, v, scale and layout."""
     check_layout(op, layout)

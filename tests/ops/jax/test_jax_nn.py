@@ -218,6 +218,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"query_seq_lengths: expected an integer array \[3\], got float64 \[3\]",
     ),
     "scale": ({"scale": math.inf}, "scale: expected a finite number or None, got inf"),
+    "ragged": (
+        {"query_seq_lengths": [[1], [2, 3]]},
+        r"query_seq_lengths: expected an integer array \[B\], got list",
+    ),
+    "no array": ({"key": None}, r"key: expected an array \[B, S, K, H\] or \[S, K, H\], got NoneType"),
+    "a word": ({"is_causal": "no"}, "is_causal: expected True or False, known while tracing, got 'no'"),
+    "flags": ({"return_residual": np.array([True, False])}, "return_residual: expected True or False, .* got array"),
     "axes": ({"query": jnp.ones((T, H))}, r"query: expected shape \[B, T, N, H\] or \[T, N, H\], got \[13, 16\]"),
     "heads": ({"query": jnp.ones((B, T, 3, H))}, "q: expected a head count that is a multiple of k's 2, got 3"),
 }
@@ -229,6 +236,13 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
     q, k, v = drawn()
     with pytest.raises(ArgumentError, match=message):
         ours(**{"query": q, "key": k, "value": v, **options})
+
+
+def test_a_traced_flag_is_refused() -> None:
+    q, k, v = drawn()
+    with pytest.raises(ArgumentError, match="is_causal: expected True or False, known while tracing, got a traced"):
+        jax.jit(lambda flag: ours(q, k, v, is_causal=flag))(True)
+    assert_close(ours(q, k, v, is_causal=np.bool_(True)), ours(q, k, v, is_causal=True))
 
 
 def test_a_traced_scale_is_refused() -> None:

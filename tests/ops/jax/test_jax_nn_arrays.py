@@ -143,10 +143,26 @@ def test_dtypes_of_a_bias(dtype: Any) -> None:
             jax.grad(lambda b, attend=attend: (attend(q, k, v, b) * q).sum())(bias) for attend in (ours, theirs)
         ]
         assert gradients[0].dtype == gradients[1].dtype == dtype
-        # Both round to the dtype, jax.nn the part of each batch row, ours the sum: 2 eps for elements up to 1.
+        # Both round to the dtype: 2 eps for elements up to 1.
         tolerance = 2 * float(jnp.finfo(dtype).eps)
         got, want = (np.asarray(x, np.float32) for x in gradients)
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(S,), (B, 1, 1, S), (N, T, S)], ids=str)
+def test_the_gradient_of_an_expanded_bias_is_rounded_once(shape: tuple[int, ...]) -> None:
+    """Before it is rounded to the dtype of the bias, it is summed in float32 over the axes that are expanded."""
+    q, k, v = drawn()
+    bias, weights = normal(6, *shape).astype(jnp.bfloat16), normal(5, B, T, N, H)
+
+    def gradient(attend: Callable[..., Any], bias: Array) -> Array:
+        found: Array = jax.grad(lambda x: (attend(q, k, v, x) * weights).sum())(bias)
+        return found
+
+    want = gradient(theirs, bias.reshape(*[1] * (4 - bias.ndim), *shape).astype(jnp.float32)).reshape(shape)
+    got = gradient(ours, bias).astype(jnp.float32)
+    # Half an eps for the rounding, and CLOSE for sums of float32.
+    np.testing.assert_allclose(got, want, rtol=float(jnp.finfo(jnp.bfloat16).eps) / 2, atol=CLOSE["atol"])
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -188,6 +204,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bias": ({"bias": jnp.ones((1, 2, T, S))}, r"bias: expected a shape that broadcasts to .*, got \[1, 2, 13, 17\]"),
     "axes": ({"bias": jnp.ones((1, 1, 1, T, S))}, r"bias: expected a shape that .*, got \[1, 1, 1, 13, 17\]"),
+    "words": ({"mask": "causal"}, "mask: expected a bool array, .*, got str"),
+    "object": ({"bias": object()}, "bias: expected an array of real numbers, got object"),
     "complex": ({"bias": jnp.ones((T, S), complex)}, r"bias: expected an array of real numbers, got complex64 \[13"),
 }
 

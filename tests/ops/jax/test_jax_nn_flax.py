@@ -159,6 +159,8 @@ def test_dropout_in_a_module(library: str) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no array": ({"value": None}, r"value: expected an array \[..., length, heads, depth\], got NoneType"),
+    "a word": ({"is_causal": "no"}, "is_causal: expected True or False, known while tracing, got 'no'"),
     "mask": (
         {"mask": jnp.ones((B, 1, T, T), bool)},
         "mask: expected None: .* or is what full has anyhow.*bool \\[3, 1",
@@ -183,6 +185,12 @@ def test_what_an_op_cannot_do_for_flax_is_refused(name: str) -> None:
     q, k, v = drawn(key_len=T)
     with pytest.raises(ArgumentError, match=rf"attention_fn\(full\): {message}"):
         attention_fn(ops.full)(**{"query": q, "key": k, "value": v, **options})
+
+
+@pytest.mark.parametrize(("op", "got"), [(None, "NoneType"), ("causal", "'causal'"), (len, "len")])
+def test_only_ops_are_taken(op: Any, got: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^attention_fn: op: expected one of the ops for JAX, got {got}$"):
+        attention_fn(op)
 
 
 def test_dropout_needs_a_key() -> None:

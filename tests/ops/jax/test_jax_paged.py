@@ -21,6 +21,7 @@ from generated import paging
 from generated._runtime.core.checks import ArgumentError
 from generated._runtime.core.settings import INTERPRET
 from tests.kernels.test_paged import LEGAL, LENGTHS, check, draw_case
+from tests.ops.torch.test_paged import OTHER_PLANS
 from tests.support import paged_dims
 from tests.support.cases import MANIFEST
 from tests.support.rendering import importable
@@ -121,6 +122,19 @@ def test_a_plan_is_checked_and_holds_nothing() -> None:
         op(q[:, :1], cache, cache, schedule=plan, **given)
     with pytest.raises(ArgumentError, match=r"full: schedule: expected one made by full\.plan"):
         ops().full(q, cache, cache, schedule=plan, **given)
+
+
+@pytest.mark.parametrize(("change", "expected"), OTHER_PLANS)
+def test_plans_of_other_keys_are_refused(change: dict[str, Any], expected: str) -> None:
+    q, cache, given = small()
+    op = ops().window
+    change = {name: jnp.asarray(x) if isinstance(x, list) else x for name, x in change.items()}
+    plan = op.plan(q, cache, **{"size": 5, **given, **change})
+    op(q, cache, cache, **{"size": 5, **given, **change}, schedule=plan)
+    with pytest.raises(ArgumentError, match=f"^window: schedule: expected {expected}$"):
+        op(q, cache, cache, **given, size=5, schedule=plan)
+    # A size that is an array may be traced, so it is not checked.
+    op(q, cache, cache, **{"size": jnp.asarray(3), **given, **change}, schedule=plan)
 
 
 # ------------------------------------------------------------------------------------------------------- bad arguments
@@ -330,12 +344,14 @@ def test_merge_joins_calls_on_disjoint_keys() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     with pytest.raises(ArgumentError, match=r"merge: parts: expected o \[2, 4, 2, Dv\] beside lse \[2, 4, 2\]"):
         paging.merge([whole], layout="bhsd")
-    for parts, error in (
+    refused: list[tuple[Any, str]] = [
+        (None, "parts: expected pairs \\(o, lse\\), got NoneType"),
         (whole, "parts: expected pairs"),
         ([(whole[0], None)], "lse: expected a torch.Tensor or jax.Array"),
         ([(np.asarray(whole[0]), np.asarray(whole[1]))], "parts: expected a torch.Tensor or jax.Array"),
         ([(whole[0].astype(int), whole[1])], "o: expected a dtype of floats"),
-    ):
+    ]
+    for parts, error in refused:
         with pytest.raises(ArgumentError, match=f"merge: {error}"):
             paging.merge(parts)
 

@@ -67,6 +67,38 @@ def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
     assert o.isnan().all()
 
 
+OTHER_PLANS = [
+    ({"size": 3}, "one made for scalar size 5, got one made for scalar size 3"),
+    ({"q_offset": 4}, "one made for q_offset end, got one made for q_offset 4"),
+    ({"q_offset": [4, 4]}, "one made for q_offset end, got one made for q_offset one per sequence"),
+]
+"""Plans of other parts of the keys than a call with a window of 5 at the end reads, and what the error says."""
+
+
+@pytest.mark.parametrize(("change", "expected"), OTHER_PLANS)
+def test_plans_of_other_keys_are_refused(change: dict[str, Any], expected: str) -> None:
+    q, cache, given = small()
+    op: Any = load_op("window")
+    change = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in change.items()}
+    plan = op.plan(q, cache, **{"size": 5, **given, **change})
+    op(q, cache, cache, **{"size": 5, **given, **change}, schedule=plan)
+    with pytest.raises(ArgumentError, match=f"^window: schedule: expected {expected}$"):
+        op(q, cache, cache, **given, size=5, schedule=plan)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_beyond_the_columns_of_a_bias_read_its_last(packed: bool) -> None:
+    q, cache, given = small()
+    op: Any = load_op("band_bias")
+    short = torch.randn(2, 4, 2, 3, generator=torch.Generator().manual_seed(1))
+    if packed:
+        q, short = q.transpose(1, 2).flatten(0, 1), short.transpose(0, 1).flatten(1, 2)
+        given["cu_seqlens_q"] = torch.tensor([0, 2, 4])
+    whole = torch.cat([short, short[..., -1:].expand(*short.shape[:-1], 9)], -1)
+    short_o, whole_o = (op(q, cache, cache, **given, before=20, after=0, bias=x) for x in (short, whole))
+    assert torch.equal(short_o, whole_o)
+
+
 # ------------------------------------------------------------------------------------------------------ bad arguments
 
 
@@ -145,3 +177,28 @@ def test_expanded_caches_are_not_written() -> None:
     sums, base = torch.zeros(1, 1, 2).expand(4, 8, 2), torch.zeros(4, 2)
     with pytest.raises(ArgumentError, match="append_decay: g_cache: expected elements that share no memory"):
         paging.append_decay(torch.zeros(1, 2, 2), sums, base, **pages)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("kind", ["batch", "packed", "flat"])
+def test_append_refuses_pages_beyond_the_cache(framework: str, kind: str) -> None:
+    """Only pages of new tokens and of the token before them count; a negative page is skipped."""
+    asarray: Any = torch.tensor if framework == "torch" else pytest.importorskip("jax.numpy").asarray
+    caches = [asarray(torch.zeros(*shape, 4).tolist()) for shape in ((5, 4), (5,))]
+    new = {"g": asarray(torch.zeros(2, 1, 4).tolist())}
+    if kind == "packed":
+        new = {"g": new["g"][:, 0], "cu_seqlens": asarray([0, 1, 2])}
+
+    def append(table: list[list[int]]) -> None:
+        rows = {"page_table": asarray(table)}
+        if kind == "flat":
+            rows = {"page_table": asarray(table[0] + table[1]), "page_starts": asarray([0, 2, 4])}
+        paging.append_decay(new["g"], *caches, **rows, kv_lengths=asarray([3, 6]), cu_seqlens=new.get("cu_seqlens"))
+
+    append([[1, 9], [9, 4]])
+    append([[1, 9], [3, -1]])
+    expected = (
+        r"^append_decay: page_table: expected pages below 5 for the tokens that are appended, got 7 in sequence 1$"
+    )
+    with pytest.raises(ArgumentError, match=expected):
+        append([[1, 9], [3, 7]])
