@@ -206,7 +206,7 @@ class ContextParallel:
         except (ArgumentError, NotImplementedError) as error:
             problem = error
         if self.check or (self.check is None and not self._is_checked):
-            agree(self.comm, self.work.op, described(self.layout, given), problem)
+            agree(self.comm, self.work.op, described(self.layout, self.work, given), problem)
         if problem is not None:
             raise problem
         self._is_checked = True
