@@ -127,7 +127,8 @@ def plan(
             the plan, which waits for the device. So "auto" never takes "exchange" for these masks.
         balance: "work" distributes rows by the blocks that the masks visit, "zigzag" by row numbers alone, and
             "contiguous" gives each rank one run of rows.
-        head_groups: the number of groups in which key heads are gathered. By default the cost model chooses it.
+        head_groups: the number of groups in which key heads are gathered or exchanged. By default the cost model
+            chooses it. A ring has one group, and so have variants that compute with the number of a head.
         machine: rates for the cost model.
         own: the arguments that the mask of `op` reads, such as `size=1024`: numbers, and tensors on the host.
 

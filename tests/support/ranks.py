@@ -25,13 +25,18 @@ class _Meeting:
 
 
 class ThreadRank:
-    """The collectives of one of several threads."""
+    """The collectives of one of several threads.
+
+    Attributes:
+        calls: the collectives so far. received: the bytes that other ranks sent to this rank, each tensor's once.
+    """
 
     device_type = "cpu"
 
     def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
         self.rank, self.size, self._meeting = rank, size, meeting
         self.calls: list[str] = []
+        self.received = 0
 
     def _exchange(self, kind: str, x: Any) -> list[Any]:
         meeting = self._meeting
@@ -47,20 +52,27 @@ class ThreadRank:
         assert set(kinds) == {kind}, f"ranks meet in different collectives: {kinds}"
         return found
 
+    def _count(self, elements: int, x: Tensor) -> None:
+        self.received += elements * x.element_size()
+
     def all_gather(self, x: Tensor) -> Tensor:
+        self._count(x.numel() * (self.size - 1), x)
         return torch.cat([part.detach() for part in self._exchange("all_gather", x)])
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
+        self._count(x.numel() // self.size * (self.size - 1), x)
         parts = self._exchange("reduce_scatter", x.detach())
         return torch.stack([part.chunk(self.size)[self.rank] for part in parts]).sum(0)
 
     def all_to_all(self, x: Tensor) -> Tensor:
+        self._count(x.numel() // self.size * (self.size - 1), x)
         return torch.cat([part.chunk(self.size)[self.rank] for part in self._exchange("all_to_all", x.detach())])
 
     def exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
         parts = self._exchange("exchange", x.detach().split(list(sent)))
         found = [part[self.rank] for part in parts]
         assert [len(part) for part in found] == list(received)
+        self._count(sum(part.numel() for rank, part in enumerate(found) if rank != self.rank), x)
         return torch.cat(found)
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """A cost model of one attention layer on several GPUs. It also states why it prefers a strategy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -138,35 +139,55 @@ def gather_cost(
         per_call=machine.call,
         joins=joined / machine.bandwidth,
     )
-    return _in_groups(cost, seq, ranks, key_heads, machine)
+    return _fastest_groups(cost, seq, ranks, key_heads, machine)
 
 
-def _in_groups(cost: Cost, seq: int, ranks: int, key_heads: int, machine: Machine) -> Cost:
+def _fastest_groups(cost: Cost, seq: int, ranks: int, key_heads: int, machine: Machine) -> Cost:
     """The cost of the exchange in as many groups of key heads as make it the fastest; calls must not be too small."""
     found = []
     for groups in range(1, min(GROUPS, key_heads) + 1):
         is_small = seq // ranks // BLOCK * key_heads // groups < PROGRAMS
         if groups == 1 or not (key_heads % groups or is_small):
-            exchange = cost.bytes_moved / machine.rate(ranks) + 3 * groups * machine.latency
-            found.append(replace(cost, exchange=exchange if cost.bytes_moved else 0.0, groups=groups))
+            found.append(in_groups(cost, groups, ranks, machine))
     return min(found, key=lambda each: each.total)
 
 
+def in_groups(cost: Cost, groups: int, ranks: int, machine: Machine) -> Cost:
+    """The cost if key heads are gathered or exchanged in so many groups; that of other strategies does not change."""
+    if cost.strategy not in ("gather", "exchange"):
+        return cost
+    exchange = cost.bytes_moved / machine.rate(ranks) + 3 * groups * machine.latency if cost.bytes_moved else 0.0
+    return replace(cost, exchange=exchange, groups=groups)
+
+
 def heads_cost(
-    blocks: float, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine
+    blocks: float,
+    seq: int,
+    ranks: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    machine: Machine,
+    *,
+    sends_again: bool = False,
 ) -> Cost | None:
     """The cost if each rank has all rows of some heads; None if heads cannot be split.
 
-    The forward exchanges q, k, v and o, and the backward their gradients. If torch.compile traces the call, and in JAX,
-    the backward sends q, k, v and o again.
+    The forward exchanges q, k, v and o, and the backward their gradients; those of repeated key heads are float32.
+
+    Args:
+        sends_again: the backward sends q, k, v, o and lse again. It also does so if torch.compile traces the call, and
+            in JAX under `jax.checkpoint`.
     """
     repeats = repeats_of_keys(heads, ranks)
     if repeats == 0:
         return None
     query_heads, key_heads = heads[0], heads[1] * repeats
     kernels = kernel_seconds(blocks / ranks, query_heads, head_dim, machine)
-    elements = 2 * (query_heads + key_heads) * head_dim * seq * (ranks - 1) // (ranks * ranks)
-    moved = 2 * elements * machine.itemsize
+    of_queries, of_keys = (2 * n * head_dim * seq * (ranks - 1) // (ranks * ranks) for n in (query_heads, key_heads))
+    of_pass = (of_queries + of_keys) * machine.itemsize
+    of_gradients = of_queries * machine.itemsize + of_keys * (machine.itemsize if repeats == 1 else 4)
+    of_lse = 4 * query_heads * seq * (ranks - 1) // (ranks * ranks)
+    moved = of_gradients + (2 * (of_pass + of_lse) if sends_again else of_pass)
     exchange = moved / machine.rate(ranks) + 4 * machine.latency
     return Cost(
         strategy="heads", kernels=kernels, exchange=exchange, groups=1, bytes_moved=moved, per_call=machine.call
@@ -176,18 +197,30 @@ def heads_cost(
 def exchange_cost(gather: Cost, shares: list[float], groups_of: int, seq: int, ranks: int, machine: Machine) -> Cost:
     """As `gather`, but only a share of the other ranks' keys is sent. `shares`: one share for each mask."""
     moved = int(gather.bytes_moved * sum(shares) / len(shares))
-    return _in_groups(replace(gather, strategy="exchange", bytes_moved=moved), seq, ranks, groups_of, machine)
+    return _fastest_groups(replace(gather, strategy="exchange", bytes_moved=moved), seq, ranks, groups_of, machine)
 
 
-def ring_cost(gather: Cost, seq: int, ranks: int, heads: tuple[int, int], head_dim: int, machine: Machine) -> Cost:
-    """The cost of a ring: keys circulate in both passes, their gradients in the backward.
+def ring_cost(
+    gather: Cost,
+    steps: Sequence[int],
+    seq: int,
+    ranks: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    machine: Machine,
+) -> Cost:
+    """The cost of a ring: keys go from rank to rank in both passes, their gradients in the backward.
 
-    The exchange of each step overlaps the computation of another step.
+    The exchange of each step overlaps the computation of another step. With one step nothing is sent.
+
+    Args:
+        steps: the number of steps for each mask.
     """
     elements = 2 * heads[1] * head_dim * seq // ranks
-    moved = elements * ((ranks - 1) * 2 * machine.itemsize + ranks * 4)
-    exchange = moved / machine.rate(ranks) + (3 * ranks - 2) * machine.latency
-    return replace(gather, strategy="ring", exchange=exchange, groups=ranks, bytes_moved=moved)
+    sent = [(2 * (n - 1) * machine.itemsize + 4 * n, 3 * n - 2) if n > 1 else (0, 0) for n in steps]
+    moved, collectives = (sum(each) / len(steps) for each in zip(*sent, strict=True))
+    exchange = elements * moved / machine.rate(ranks) + collectives * machine.latency
+    return replace(gather, strategy="ring", exchange=exchange, groups=max(steps), bytes_moved=int(elements * moved))
 
 
 def grid_cost(
@@ -200,7 +233,7 @@ def grid_cost(
         grid: the number of nodes, and the number of ranks of a node.
     """
     nodes, inner = grid
-    split = heads_cost(0.0, seq // nodes, inner, heads, head_dim, machine)
+    split = heads_cost(0.0, seq // nodes, inner, heads, head_dim, machine, sends_again=True)
     if split is None:
         return None
     repeats = repeats_of_keys(heads, inner)

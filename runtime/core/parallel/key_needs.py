@@ -14,6 +14,7 @@ from .work import Array, Rows, VariantWork, mask_calls, visit_table, visited_key
 
 _POSITIONS = ("q_positions", "kv_positions")
 _IDS = ("q_segment_ids", "kv_segment_ids")
+_NUMBERS = (bool, int, float, np.generic)
 
 
 def needs_of(
@@ -83,8 +84,9 @@ def _union(begins: Array, ends: Array, rows: Rows) -> tuple[Chunk, ...]:
 
 def value_of(x: Any) -> int | float | str:
     """The form in which a plan keeps an argument: a number, or a digest of a tensor on the host."""
-    if isinstance(x, (bool, int, float)):
-        return x
+    if isinstance(x, _NUMBERS):
+        number: int | float = x.item() if isinstance(x, np.generic) else x
+        return number
     # numpy has no bfloat16, the dtype that any of the tensors may have.
     found = np.asarray(x.detach().double().cpu() if hasattr(x, "detach") else x)
     exact = found.astype(np.float64)
@@ -114,7 +116,7 @@ def planned_needs(
 
 
 def _is_same(x: Any, value: int | float | str, knows_values: bool) -> bool:
-    if x is None or (not knows_values and not isinstance(x, (bool, int, float))):
+    if x is None or (not knows_values and not isinstance(x, _NUMBERS)):
         return False
     return value_of(x) == value
 

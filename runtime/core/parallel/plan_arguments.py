@@ -31,10 +31,14 @@ def check_begins(cu_seqlens: Any, seq: int) -> tuple[int, ...]:
 
 
 def check_segments(segment_ids: Any, seq: int) -> Array:
-    """Ids of documents, checked: integers `[S]` or `[B, S]`."""
+    """Ids of documents, checked: integers `[S]` or `[B, S]` that int32 holds, the dtype of a call's ids."""
     found = _integers(segment_ids)
-    if found.ndim not in (1, 2) or found.shape[-1] != seq or not np.issubdtype(found.dtype, np.integer):
+    fits = found.ndim in (1, 2) and found.shape[-1] == seq and found.size
+    if not fits or not np.issubdtype(found.dtype, np.integer):
         fail("plan", "segment_ids", f"integers [{seq}] or [B, {seq}]", f"{found.dtype} {list(found.shape)}")
+    lost = found[found.astype(np.int32) != found]
+    if lost.size:
+        fail("plan", "segment_ids", "values that int32 holds", lost[0])
     return found
 
 
@@ -91,17 +95,34 @@ def check_own(op: Any, work: VariantWork, given: Mapping[str, Any], seq: int) ->
             fail("plan", f"{work.op}: {name}", "an int", _text(x))
         if not (hasattr(x, "shape") or isinstance(x, (int, float, list, tuple))):
             fail("plan", f"{work.op}: {name}", "a number or an array", _text(x))
-        _check_rows(work, name, x, seq)
+        if getattr(x, "is_meta", False):
+            fail("plan", f"{work.op}: {name}", "an array with values", f"a meta tensor {list(x.shape)}")
+        _check_shape(work, name, x, seq)
 
 
-def _check_rows(work: VariantWork, name: str, x: Any, seq: int) -> None:
-    """Refuse a tensor with fewer rows than the whole call."""
-    dims, shape = work.tensors.get(name, ()), np.shape(x)
-    if len(shape) == len(dims) - 1:
-        dims = tuple(dim for dim in dims if dim != "b")
-    rows = [size for dim, size in zip(dims, shape, strict=False) if dim in ("q_idx", "kv_idx")]
+def _check_shape(work: VariantWork, name: str, x: Any, seq: int) -> None:
+    """Refuse an array in place of a number, and a tensor without the dims or the rows of the whole call."""
+    dims, shape, argument = work.tensors.get(name), _shape(x), f"{work.op}: {name}"
+    if dims is None:
+        if shape != ():
+            fail("plan", argument, "a number", _text(x) if shape is None else f"shape {list(shape)}")
+        return
+    forms = dims, tuple(dim for dim in dims if dim != "b")
+    taken = next((form for form in forms if shape is not None and len(shape) == len(form)), None)
+    if shape is None or taken is None:
+        expected = " or ".join(f"[{', '.join(map(str, form))}]" for form in dict.fromkeys(forms))
+        fail("plan", argument, f"an array {expected}", _text(x) if shape is None else f"shape {list(shape)}")
+    rows = [size for dim, size in zip(taken, shape, strict=True) if dim in ("q_idx", "kv_idx")]
     if rows and min(rows) < seq:
-        fail("plan", f"{work.op}: {name}", f"at least {seq} rows, those of all ranks", f"shape {list(shape)}")
+        fail("plan", argument, f"at least {seq} rows, those of all ranks", f"shape {list(shape)}")
+
+
+def _shape(x: Any) -> tuple[int, ...] | None:
+    """The shape of a number, an array or a list; None if rows of a list have different lengths."""
+    try:
+        return tuple(np.shape(x))
+    except ValueError:
+        return None
 
 
 def _text(x: Any) -> str:

@@ -85,6 +85,55 @@ def distributed_tensors(mesh: Any, *, sums: bool) -> None:
         call(distribute_tensor(torch.zeros(2, 4, 8, DIM), mesh, [Replicate()]), k, v, slope=slope)
 
 
+def tensors_on_other_dims() -> None:
+    """Ranks with other batch rows or heads each have a part of the gradient of a tensor that all of them have whole."""
+    by_batch = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("dp", "cp"))
+    by_heads = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("cp", "tp"))
+    inputs, op, whole = inputs_of("alibi"), calls.load_op("alibi"), [Replicate(), Replicate()]
+    want = calls.evaluate(op, inputs)
+    placed = [Shard(0), Shard(2)]
+    for sums in (True, False):
+        layout = plan(op, by_batch["cp"], seq=SEQ, heads=HEADS, head_dim=DIM)
+        q, k, v, do = (
+            distribute_tensor(x.detach(), by_batch, placed) for x in (inputs.q, inputs.k, inputs.v, inputs.do)
+        )
+        slope = distribute_tensor(inputs.tensors["slope"].detach(), by_batch, whole).requires_grad_()
+        o, lse = context_parallel(op, layout, sum_gradients=sums)(q, k, v, slope=slope, return_lse=True)
+        dlse = distribute_tensor(inputs.dlse, by_batch, placed)
+        (found,) = torch.autograd.grad((o, lse), slope, (do, dlse))
+        assert isinstance(found, DTensor)
+        assert found.placements[0].is_replicate() is sums
+        torch.testing.assert_close(found.full_tensor(), want["dslope"], rtol=1e-4, atol=1e-4)
+
+    causal = calls.load_op("causal")
+    all_q, all_k = inputs.q.detach(), inputs.k.detach()
+    layout = plan(causal, by_heads["cp"], seq=SEQ, heads=(2, 1), head_dim=DIM)
+    call, placed = context_parallel(causal, layout), [Shard(2), Shard(1)]
+    one = all_k[:, :1].requires_grad_()
+    (want_dk,) = torch.autograd.grad(causal(all_q, one, one).sum(), one)
+    single = distribute_tensor(one.detach(), by_heads, [Shard(2), Replicate()]).requires_grad_()
+    (dk,) = torch.autograd.grad(
+        call(distribute_tensor(all_q, by_heads, placed), single, single).to_local().sum(), single
+    )
+    assert isinstance(dk, DTensor)
+    torch.testing.assert_close(dk.full_tensor(), want_dk, rtol=1e-4, atol=1e-4)
+    sharded, copied = (distribute_tensor(all_k, by_heads, each) for each in (placed, [Shard(2), Replicate()]))
+    queries, same = (distribute_tensor(all_q, by_heads, each) for each in (placed, [Shard(2), Replicate()]))
+    columns = distribute_tensor(all_q, by_heads, [Shard(2), Shard(3)])
+    for operands, text in (
+        ((queries, copied, copied), r"k: expected Shard\(1\), as q's heads, got Replicate"),
+        ((same, sharded, sharded), r"k: expected Replicate\(\), as q, got Shard\(dim=1\)"),
+        ((columns, columns, columns), r"q: expected Shard\(0\) or Shard\(1\) or Replicate\(\) on ranks outside of the"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call(*operands)
+    slope = distribute_tensor(torch.ones(HEADS[0]), by_heads, [Shard(0), Replicate()])
+    with pytest.raises(
+        ValueError, match=r"alibi: slope: expected Replicate\(\), on the ranks of the layout, got Shard"
+    ):
+        context_parallel(op, layout)(queries, sharded, sharded, slope=slope)
+
+
 class Layer(nn.Module):
     """Projections around attention with a trained slope, over the rows of this rank."""
 
@@ -187,6 +236,16 @@ def raises_on_every_rank(mesh: Any) -> None:
         context_parallel(op, layout)(q, q, q)
 
 
+def a_tensor_on_another_device_is_refused_on_every_rank(mesh: Any) -> None:
+    """As one that a process makes on the default device: on one rank it may be the right one."""
+    op = calls.load_op("alibi")
+    layout = plan(op, mesh, seq=SEQ, heads=(4, 4), head_dim=DIM, strategy="heads", balance="zigzag")
+    q = torch.zeros(1, 4, layout.local, DIM)
+    slope = torch.zeros(4, device="meta" if mesh.get_local_rank() == 1 else "cpu")
+    with pytest.raises(ValueError, match=r"alibi: slope: expected device cpu, that of q, got meta"):
+        context_parallel(op, layout)(q, q, q, slope=slope)
+
+
 def does_not_wait_for_a_rank_that_is_gone(group: Any) -> None:
     """If a rank fails after the check of arguments and ends, the collective of the other raises an error at once."""
     op = calls.load_op("causal")
@@ -211,6 +270,7 @@ def one_process(rank: int, folder: str) -> None:
     try:
         mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("dp", "cp"))
         raises_on_every_rank(mesh["cp"])
+        a_tensor_on_another_device_is_refused_on_every_rank(mesh["cp"])
         for variant in ("causal", "alibi", "forgetting", "gpt_oss"):
             for strategy in ("heads", "gather", "exchange", "ring"):
                 training_step(mesh["cp"], variant, strategy)
@@ -222,6 +282,7 @@ def one_process(rank: int, folder: str) -> None:
             noted_steps(mesh["cp"], strategy)
         grids_of_processes()
         dropped_heads()
+        tensors_on_other_dims()
         compiled(mesh["cp"])
         sharded_parameters(mesh["cp"])
         models_are_copied(mesh["cp"])

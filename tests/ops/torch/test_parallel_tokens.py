@@ -11,7 +11,7 @@ import torch
 from codegen.testing import calls
 from generated.torch_parallel import context_parallel, plan
 from tests.ops.torch.test_parallel import BATCH, DIM, HEADS, ROWS, STRATEGIES, check, draw, refused
-from tests.support.ranks import ThreadRank
+from tests.support.ranks import ThreadRank, run_ranks
 
 pytestmark = pytest.mark.covers(family="reference", framework="torch")
 
@@ -75,3 +75,20 @@ def test_batch_rows_are_as_many_as_those_of_the_segment_ids() -> None:
 
     text = "causal: q: expected 3 batch rows, as the segment_ids of the layout have, got 2"
     assert refused(of_rank) == [text, text]
+
+
+def test_numbers_in_tensors_that_differ_between_ranks_are_found() -> None:
+    """A scalar of the variant may be a tensor without dims: its value is compared, not its shape."""
+
+    op = calls.load_op("window")
+
+    def of_rank(comm: ThreadRank) -> str:
+        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=DIM, strategy="gather", size=20)
+        call, q = context_parallel(op, layout, check=True), torch.zeros(1, 4, 32, DIM)
+        call(q, q, q, size=torch.tensor(20))
+        with pytest.raises(ValueError, match="window: size: ") as raised:
+            call(q, q, q, size=torch.tensor(20 + comm.rank))
+        return str(raised.value)
+
+    text = "window: size: expected the same on every rank, 20 as on rank 0, got 21 on rank 1"
+    assert run_ranks(2, of_rank) == [text, text]

@@ -19,10 +19,11 @@ from .costs import (
     gathered_bytes,
     grid_cost,
     heads_cost,
+    in_groups,
     ring_cost,
 )
 from .document_deals import deal_documents
-from .key_needs import missing_share, needs_of
+from .key_needs import missing_share, needs_of, planned_needs
 from .node_layouts import cut_for_nodes
 from .packed_rows import count_calls
 from .plan_arguments import (
@@ -35,7 +36,7 @@ from .plan_arguments import (
     check_ranks,
     check_segments,
 )
-from .ring_steps import why_no_ring
+from .ring_steps import ring_steps, why_no_ring
 from .shards import (
     DEALS,
     Dealt,
@@ -80,7 +81,7 @@ def make_layout(
     row_ranks, inner = grid
     if strategy not in STRATEGIES:
         fail("plan", "strategy", " or ".join(map(repr, STRATEGIES)), repr(strategy))
-    if balance not in DEALS:
+    if not isinstance(balance, str) or balance not in DEALS:
         fail("plan", "balance", " or ".join(map(repr, DEALS)), repr(balance))
     if cu_seqlens is not None and segment_ids is not None:
         fail("plan", "segment_ids", "None beside cu_seqlens", type(segment_ids).__name__)
@@ -132,15 +133,22 @@ def make_layout(
     if cost.strategy == "heads":
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
         dealt = contiguous(in_rows, seq, row_ranks)
-    groups = cost.groups if head_groups is None else check_groups(head_groups, heads, inner)
     splits = cost.strategy != "ring" and not _unsplit(works)
+    groups = cost.groups if splits else 1
+    if head_groups is not None:
+        groups = check_groups(head_groups, heads, inner)
+        if groups > 1 and not splits:
+            fail("plan", "head_groups", f"None or 1 with {_unsplit(works) or 'a ring'}", groups)
+        asked_for = in_groups(cost, groups, row_ranks, machine)
+        reasons = tuple(str(asked_for) if reason == str(cost) else reason for reason in reasons)
+        cost = asked_for
     even = cost.strategy == "heads"
     layout = Layout(
         ranks=row_ranks,
         seq=seq,
         chunks=dealt.chunks,
         strategy=cost.strategy,
-        head_groups=groups if splits else 1,
+        head_groups=groups,
         imbalance=0.0 if even else dealt.imbalance,
         bytes_moved=cost.bytes_moved,
         predicted=cost.total,
@@ -160,7 +168,7 @@ def make_layout(
     if not has_nodes:
         return layout
     both = grid_cost(cost, seq, grid, heads, head_dim, machine)
-    if both is None or _unsplit(works):
+    if both is None or (inner > 1 and _unsplit(works)):
         why = _unsplit(works) or f"{heads[0]} query and {heads[1]} key heads"
         fail("plan", "strategy", "a mesh of one dim, as heads cannot be split inside nodes", f"nodes of {inner}, {why}")
     return cut_for_nodes(layout, inner, both)
@@ -200,13 +208,16 @@ class _Planned:
         whys = [why_no_ring(work, is_packed=is_packed) for work in self.works]
         no_ring = {work.op: why for work, why in zip(self.works, whys, strict=True) if why}
         why_not_ring = next((f"{op}, {why}" for op, why in no_ring.items()), "")
-        ring = None if no_ring or by_rows else ring_cost(replace(gather, runs=runs), *sizes)
         if strategy == "heads" and by_heads is None:
             others = "fewer ranks" if any(work.by_queries for work in self.works) else "'gather' or 'auto'"
             fail("plan", "strategy", f"{others}, as heads cannot be split", f"'heads' with {why_not_heads}")
-        if strategy == "ring" and ring is None:
+        if strategy == "ring" and no_ring:
             fail("plan", "strategy", "'gather', 'exchange' or 'auto'", f"'ring' with {why_not_ring}")
         needs, shares = self._needs(strategy, balance)
+        keys = 0 if by_rows else gathered_bytes(self.seq, self.heads, self.head_dim, self.machine)
+        ring = None
+        if not no_ring and (strategy == "ring" or keys > self.machine.memory):
+            ring = ring_cost(replace(gather, runs=runs), self._ring_steps(needs), *sizes)
         in_part = None
         if (needs and strategy != "ring") or strategy == "exchange":
             in_part = exchange_cost(gather, shares, self.heads[1], self.seq, self.ranks, self.machine)
@@ -214,7 +225,6 @@ class _Planned:
             asked = {"gather": gather, "exchange": in_part, "heads": by_heads, "ring": ring}[strategy]
             assert asked is not None
             return asked, (str(asked), f"{strategy}: asked for"), needs
-        keys = 0 if by_rows else gathered_bytes(self.seq, self.heads, self.head_dim, self.machine)
         choices = Choices(
             gather=gather,
             exchange=in_part,
@@ -244,6 +254,14 @@ class _Planned:
                 needs.append(found)
                 shares[i] = share
         return needs, shares
+
+    def _ring_steps(self, needs: Sequence[KeyNeeds]) -> list[int]:
+        """The number of steps of a ring for each mask, given the keys that ranks need under some of the masks."""
+        layout = Layout(ranks=self.ranks, seq=self.seq, chunks=self.dealt.chunks, strategy="ring", needs=tuple(needs))
+        return [
+            ring_steps(layout, work, planned_needs(layout, work, given, knows_values=True)).count
+            for work, given in zip(self.works, self.given, strict=True)
+        ]
 
     def _of_nodes(self, cost: Cost, gather: Cost, exchange: Cost | None, *, by_rows: bool) -> tuple[str, ...]:
         """The advice to use a mesh of nodes and their ranks, if that is predicted to be faster."""

@@ -60,7 +60,7 @@ class Layout:
             and nodes gather or exchange keys; each rank of a node computes some heads.
         head_groups: key heads are gathered in so many groups, each while the group before it is computed.
         imbalance: by how much the work of the slowest rank exceeds the mean: 0.01 is 1 %.
-        bytes_moved: bytes that a rank receives in one forward and backward of one batch row.
+        bytes_moved: bytes that a rank receives at most in one forward and backward of one batch row.
         predicted: seconds of the slowest rank, forward and backward of one batch row, by the cost model.
         reasons: why this strategy, a sentence each.
         loads: for each rank the blocks of 128 by 128 that its kernels visit, per query head of the whole call.

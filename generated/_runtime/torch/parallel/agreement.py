@@ -9,18 +9,23 @@ from torch import Tensor
 
 from ...core.checks import ArgumentError, fail
 from ...core.parallel.shards import Layout
+from ...core.parallel.work import VariantWork
 from .collectives import Collectives
 
 
-def described(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
-    """What must be equal on all ranks: the layout, and the dtype and shape of each tensor, or an argument's value."""
+def described(layout: Layout, work: VariantWork, given: Mapping[str, Any]) -> dict[str, str]:
+    """What must be equal on all ranks: the layout, and the dtype and shape of each tensor, or a number's value."""
     digest = hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
-    return {"layout of plan(...)": digest} | {name: _text(value) for name, value in sorted(given.items())}
+    texts = {name: _text(value, is_number=name not in work.tensors) for name, value in sorted(given.items())}
+    return {"layout of plan(...)": digest} | texts
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, *, is_number: bool) -> str:
+    """is_number: a tensor `[]` is a number of the variant, on the CPU; else it is one of its tensors."""
     if not isinstance(value, Tensor):
         return repr(value)
+    if is_number and value.dim() == 0 and value.device.type == "cpu":
+        return repr(value.item())
     trained = ", requires grad" if value.requires_grad else ""
     return f"{value.dtype} {list(value.shape)}{trained}"
 

@@ -14,7 +14,7 @@ from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork, work_of
 from ..dispatch import launches_directly
-from ..dtypes import autocast_inputs
+from ..dtypes import autocast_inputs, is_integer
 from ..launching import is_seen_by_others
 from .agreement import agree, described
 from .autograd import attend as attend_directly
@@ -207,7 +207,7 @@ class ContextParallel:
         except (ArgumentError, NotImplementedError) as error:
             problem = error
         if self.check or (self.check is None and not self._is_checked):
-            agree(self.comm, self.work.op, described(self.layout, given), problem)
+            agree(self.comm, self.work.op, described(self.layout, self.work, given), problem)
         if problem is not None:
             raise problem
         self._is_checked = True
@@ -226,7 +226,20 @@ class ContextParallel:
             x = given[name]
             if x.dtype != q.dtype or x.device != q.device:
                 fail(op, name, f"{q.dtype} on {q.device}, as q", f"{x.dtype} on {x.device}")
+        for name, x in given.items():
+            self._check_tensor(name, x, q)
         self._whole_call(given)
+
+    def _check_tensor(self, name: str, x: Any, q: Tensor) -> None:
+        """Check what the op cannot check of a meta tensor: its device, and ids and lengths with the rank's own rows."""
+        op = self.work.op
+        if isinstance(x, Tensor) and (x.dim() or name in self.work.tensors) and x.device != q.device:
+            fail(op, name, f"device {q.device}, that of q", x.device)
+        if name == "kv_lengths" or name in TOKENS:
+            sizes = (q.shape[0],) if name == "kv_lengths" else (q.shape[0], self.layout.local)
+            if x is not None and not (isinstance(x, Tensor) and is_integer(x.dtype) and x.shape == sizes):
+                got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                fail(op, name, f"an integer tensor {list(sizes)}", got)
 
     def _whole_call(self, given: Mapping[str, Any]) -> None:
         """Let the op check the call as it would be on a single GPU, with meta tensors."""
