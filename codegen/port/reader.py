@@ -143,7 +143,7 @@ class ExpressionReader(Functions):
         if name in ("shape", "ndim"):
             raise TranslationError(node, NO_SIZES)
         if isinstance(owner, Captured) and not owner.indices:
-            return Captured(name)
+            return Captured(name, owner=owner.path)
         raise TranslationError(node, f"'.{name}' has no counterpart in the expression language")
 
     def _subscript(self, node: ast.Subscript, owner: Value, index: ast.expr, scope: Scope) -> Value:
