@@ -52,11 +52,11 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
 
     Raises `CodegenError` if the file is no Python, has no mods, or has none of the names.
     """
-    source = path.read_text(encoding="utf-8")
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(path.read_bytes())  # which finds the encoding as Python does
     except SyntaxError as error:
-        raise CodegenError(f"{path}:{error.lineno}: this is no Python: {error.msg}") from None
+        place = path if error.lineno is None else f"{path}:{error.lineno}"
+        raise CodegenError(f"{place}: this is no Python: {error.msg}") from None
     except (RecursionError, ValueError) as error:
         raise CodegenError(f"{path}: this cannot be parsed: {error}") from None
     reader = FileReader(tree, {})
