@@ -12,7 +12,7 @@ from pathlib import Path
 from codegen.load.spec_file import library_macros, load
 from codegen.port.entry import DeclarationError, Entry, Formula, make_entry, yaml_lines
 from codegen.port.statements import FileReader, Issue
-from codegen.port.values import BlockMask, Kind, Mod, TranslationError, is_mod, is_score
+from codegen.port.values import BlockMask, Kind, Mod, TranslationError, defaults_around, is_mod, is_score
 from codegen.spec.names import variant_problem
 from codegen.util.errors import CodegenError, SpecError, did_you_mean
 
@@ -159,15 +159,25 @@ def _translate(tree: ast.Module, choice: Choice, path: Path, macros: Collection[
     except DeclarationError as conflict:
         return _Result(issues=[Issue(choice.line, " and ".join(choice.parts), str(conflict))])
     entry.notes += [f"nothing checks `{assertion}`; a scalar may have min and max" for assertion in reader.assertions]
+    defaults = {name: value for mod in _mods(reader, choice) for name, value in defaults_around(mod).items()}
+    entry.notes += [
+        f"argument {name}: its default, {value!r}, is written in; port a call of the factory for another value"
+        for name, value in defaults.items()
+        if name in reader.defaults_read
+    ]
     if not (entry.mask or entry.score):
         entry.notes.append("every pair attends with its score unchanged")
     return _Result(entry=entry)
 
 
+def _mods(reader: FileReader, choice: Choice) -> list[Mod]:
+    return [{f.name: f for f in reader.found}[part].mod for part in choice.parts]
+
+
 def _formula(reader: FileReader, choice: Choice) -> Formula | None:
     """The expressions of an entry; None if one of them has a problem, which the reader holds."""
     found: dict[bool, ast.expr] = {}
-    mods: list[Mod] = [{f.name: f for f in reader.found}[part].mod for part in choice.parts]
+    mods = _mods(reader, choice)
     for mod in mods:
         node = reader.node_of(mod)
         with reader.strictly():

@@ -62,6 +62,7 @@ class ExpressionReader(Functions):
         self.pairs: list[Pair] = []
         self.depth = 0
         self.strict = False
+        self.defaults_read: set[str] = set()
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -120,6 +121,8 @@ class ExpressionReader(Functions):
             raise TranslationError(None)
         if isinstance(value, Undecided):
             raise TranslationError(node, value.reason)
+        if isinstance(value, Constant) and value.default_of:
+            self.defaults_read.add(value.default_of)
         if value is not None:
             return value
         if name == "noop_mask":

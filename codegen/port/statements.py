@@ -148,7 +148,7 @@ class FileReader(ExpressionReader):
             if number is not None and not annotation:
                 annotation = type(number).__name__
             if isinstance(default, ast.Constant) and number is None:
-                scope.names[name] = Constant(default.value)
+                scope.names[name] = Constant(default.value, default_of=name)
             else:
                 scope.names[name] = Captured(name, annotation=annotation.strip("'\""), example=number)
         return scope

@@ -86,9 +86,11 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that is known: a number, a boolean, None or a text."""
+    """A value that is known: a number, a boolean, None or a text. `default_of`: the factory's argument that has this
+    default, which a call may replace."""
 
     value: object
+    default_of: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,19 @@ def _are_indices(names: Sequence[str]) -> bool:
 def is_mod(value: Value | None) -> TypeGuard[Mod]:
     """True for a mask_mod or a score_mod."""
     return isinstance(value, Joined) or (isinstance(value, Closure) and parts_of_call(value) is not None)
+
+
+def defaults_around(mod: Mod) -> dict[str, object]:
+    """The arguments of the factories around a mod whose defaults stand for the values of a call."""
+    if isinstance(mod, Joined):
+        return {name: value for part in mod.parts for name, value in defaults_around(part).items()}
+    found: dict[str, object] = {}
+    scope: Scope | None = mod.scope
+    while scope is not None:
+        defaults = [value for value in scope.names.values() if isinstance(value, Constant) and value.default_of]
+        found |= {value.default_of: value.value for value in defaults}
+        scope = scope.outer
+    return found
 
 
 def is_score(mod: Mod) -> bool:

@@ -149,6 +149,36 @@ def test_what_torch_does_to_gradients_and_to_narrow_integers_is_not_ported(tmp_p
     assert "same_byte: numbers beyond uint8 wrap around" in report.failures[1]
 
 
+def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def make_window(size: int, causal: bool = True, bias=None, device: str = "cuda"):
+            if causal:
+                def window(b, h, q_idx, kv_idx):
+                    return (q_idx >= kv_idx) & (q_idx - kv_idx < size)
+            else:
+                def window(b, h, q_idx, kv_idx):
+                    return q_idx - kv_idx < size
+            return window
+        both_sides = make_window(9, causal=False)
+        def make_bias(bias=None):
+            def mod(score, b, h, q_idx, kv_idx):
+                if bias is not None:
+                    score = score + bias[h]
+                return score * 2
+            return mod
+        """,
+    )
+    assert report.failures == ()
+    assert "mask: q_idx - kv_idx < 9\n" in report.text
+    assert "causal: its default" not in report.text  # make_window is called in the file
+    assert "# argument bias: its default, None, is written in; port a call of the factory for another" in report.text
+    assert "device" not in report.text
+    alone = _port(tmp_path, "def make(causal=True):\n    return lambda b, h, q, kv: (q >= kv) | (not causal)\n")
+    assert "# argument causal: its default, True, is written in" in alone.text
+
+
 def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
