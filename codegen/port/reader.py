@@ -63,6 +63,8 @@ class ExpressionReader(Functions):
         self.depth = 0
         self.strict = False
         self.defaults_read: set[str] = set()
+        self.assigned: dict[str, dict[str, ast.expr]] = {}
+        """Path of an attribute -> the expressions that the file assigns to it, by their source."""
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -146,7 +148,10 @@ class ExpressionReader(Functions):
         if name in ("shape", "ndim"):
             raise TranslationError(node, NO_SIZES)
         if isinstance(owner, Captured) and not owner.indices:
-            return Captured(name, owner=owner.path)
+            found = Captured(name, owner=owner.path)
+            values = list(self.assigned.get(found.path, {}).values())
+            is_made = len(values) == 1 and isinstance(values[0], ast.Call)
+            return replace(found, made_by=values[0]) if is_made else found
         raise TranslationError(node, f"'.{name}' has no counterpart in the expression language")
 
     def _subscript(self, node: ast.Subscript, owner: Value, index: ast.expr, scope: Scope) -> Value:

@@ -247,9 +247,7 @@ class FileReader(ExpressionReader):
                 if isinstance(target, ast.Name):
                     together = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
                     value = ast.copy_location(ast.fix_missing_locations(together), statement)
-                    self._assign(target, value, scope, scope, statement)
-                else:
-                    self._assign(target, value, scope, scope, statement)
+                self._assign(target, value, scope, scope, statement)
             case ast.Assert() if self.strict:
                 self.assertions[ast.unparse(statement)] = None
             case _ if self.strict:
@@ -318,6 +316,7 @@ class FileReader(ExpressionReader):
         if not isinstance(target, ast.Name):
             if self.strict:
                 self.report(TranslationError(statement, EFFECT))
+            self.assigned.setdefault(ast.unparse(target), {})[ast.unparse(value)] = value
             return
         try:
             found = self.read(value, reads)

@@ -179,6 +179,31 @@ def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> Non
     assert "# argument causal: its default, True, is written in" in alone.text
 
 
+def test_parameters_of_a_module_are_trained(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        class Bias(nn.Module):
+            def __init__(self, heads, window):
+                super().__init__()
+                self.window = window
+                self.table = nn.Parameter(torch.zeros(heads, 64))
+                self.ids = torch.zeros(64, dtype=torch.int64)
+                self.either = nn.Parameter(torch.zeros(heads))
+            def freeze(self):
+                self.either = torch.zeros(4)
+            def score_mod(self, score, b, h, q_idx, kv_idx):
+                near = torch.where(q_idx - kv_idx < self.window, score, score / 2)
+                return near + self.table[h, self.ids[kv_idx]] + self.either[h]
+        """,
+    )
+    assert report.failures == ()
+    assert "table: {dims: [h, table_size_1], dtype: float32, grad: true}" in report.text
+    assert "either: {dims: [h], dtype: float32}" in report.text  # assigned twice: what it is depends on the call
+    assert "ids: {dims: [kv_idx], dtype: int64" in report.text
+    assert "window_arg: int\n" in report.text
+
+
 def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
