@@ -61,7 +61,8 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
         raise CodegenError(f"{path}: this cannot be parsed: {error}") from None
     reader = FileReader(tree, {})
     choices = _named_choices(path, reader, functions) if functions else _choices(reader)
-    if not choices:
+    unread = {} if functions else reader.unread
+    if not (choices or unread):
         wanted = "mask_mod(b, h, q_idx, kv_idx) or score_mod(score, b, h, q_idx, kv_idx)"
         raise CodegenError(f"{path}: no function like {wanted} was found")
     macros = library_macros()
@@ -76,6 +77,11 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
         else:
             ported.append(choice.name)
             blocks.append("\n".join(yaml_lines(result.entry)))
+    for name, problem in unread.items():
+        if name not in reader.instantiated and problem.node is not None:
+            line = f"{path}:{getattr(problem.node, 'lineno', 0)}: {name}: {problem.reason}: {ast.unparse(problem.node)}"
+            failures.append(line)
+            blocks.append(f"  # {name} is not ported:\n  #   {line}")
     head = f"# Ported from {path.name} by `codegen port`. What a comment calls guessed is to be checked.\n"
     key = "variants:\n" if ported else "# No entry could be made.\n"
     return Report(head + key + "\n".join(blocks) + "\n", tuple(failures), tuple(ported))

@@ -65,6 +65,8 @@ class ExpressionReader(Functions):
         self.defaults_read: set[str] = set()
         self.assigned: dict[str, dict[str, ast.expr]] = {}
         """Path of an attribute -> the expressions that the file assigns to it, by their source."""
+        self.unread: dict[str, TranslationError] = {}
+        """Factory -> why the masks that it joins are not known."""
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -262,6 +264,11 @@ class ExpressionReader(Functions):
         if called.name not in KNOWN:
             raise TranslationError(node, NO_SIZES)
         return self.apply(called.name, [called.owner, *args], options, node)
+
+    def note_unread(self, factory: str, error: TranslationError) -> None:
+        """Keep the error of a factory if it is about `and_masks` or `or_masks`: the factory makes a mask."""
+        if isinstance(error.node, ast.Call) and ast.unparse(error.node.func).endswith(("and_masks", "or_masks")):
+            self.unread[factory] = error
 
     def call_joined(self, mask: Joined, args: list[Value], node: ast.AST) -> Value:
         """`and_masks(f, g)(b, h, q_idx, kv_idx)`."""

@@ -108,8 +108,9 @@ class FileReader(ExpressionReader):
             before = len(self.found)
             try:
                 value = self.run(closure.node, self._open_scope(closure))
-            except TranslationError:
+            except TranslationError as error:
                 value = Constant(None)
+                self.note_unread(closure.label, error)
             if is_mod(value):
                 del self.found[before:]
                 name = _factory_name(closure, value)

@@ -204,6 +204,25 @@ def test_parameters_of_a_module_are_trained(tmp_path: Path) -> None:
     assert "window_arg: int\n" in report.text
 
 
+def test_a_factory_of_masks_that_are_not_known_is_reported(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def causal(b, h, q_idx, kv_idx):
+            return q_idx >= kv_idx
+        def both(f, g):
+            return and_masks(f, g)
+        twice = both(causal, causal)
+        def any_of(masks):
+            return or_masks(*masks)
+        """,
+    )
+    assert report.ported == ("causal", "twice")
+    (line,) = report.failures
+    assert line.endswith("any_of: arguments are written one by one, not with * or **: or_masks(*masks)")
+    assert f"  # any_of is not ported:\n  #   {line}\n" in report.text
+
+
 def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
