@@ -263,6 +263,8 @@ def port(args: argparse.Namespace) -> int:
 
     if args.out is not None and not args.out.absolute().parent.is_dir():
         raise CodegenError(f"--out: expected a file in a folder that is there, got {args.out}")
+    if args.out is not None and args.out.exists() and args.out.samefile(args.file):
+        raise CodegenError(f"--out: expected another file than the one to port, got {args.out}")
     found = translate(args.file, args.function)
     if args.out is None:
         print(found.text, end="")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codegen import PACKAGE
+from codegen import PACKAGE, PROGRAM
 from codegen.cli.options import COLLECTION, DEFAULT_OUT, DEFAULT_VARIANTS
 from codegen.render import files
 from codegen.util.errors import CodegenError
@@ -72,8 +72,10 @@ def package_path(args: argparse.Namespace, *, of_spec: bool = False) -> Path:
         if args.out is not None:
             raise CodegenError("--package and --out both name a package: leave one out")
         return installed(args.package)
-    if args.out is not None or (beside / files.MANIFEST).is_file():
+    if (beside / files.MANIFEST).is_file():
         return beside
+    if args.out is not None:
+        raise CodegenError(f"{beside}: no generated package there; `{PROGRAM} render --out {beside}` makes one")
     if of_spec and args.variants not in (None, Path(COLLECTION), DEFAULT_VARIANTS):
         raise CodegenError(f"{beside}: no generated package there; render {args.variants}, or give --out or --package")
     return installed(PACKAGE, default=beside)

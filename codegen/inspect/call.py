@@ -5,7 +5,7 @@ Arguments that are not given get example values. A packed call is represented by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -34,7 +34,8 @@ _KINDS = {"bool": "b", "float": "f", "int": "iu"}
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One head of a call. Query rows are at the positions from `q_offset` on, keys at those from 0 on."""
+    """One head of a call. Query rows are at the positions from `q_offset` on, keys at those from 0 on. The tensors that
+    `given` names are from files."""
 
     q_len: int
     kv_len: int
@@ -44,6 +45,7 @@ class Call:
     hkv: int
     scalars: Mapping[str, int | float]
     tensors: Mapping[str, Array]
+    given: Collection[str] = ()
 
     @property
     def uniform(self) -> dict[str, int | float]:
@@ -89,6 +91,7 @@ def make_call(
         hkv=head // (heads // kv_heads),
         scalars=numbers,
         tensors={name: given.get(name, example_tensor(spec, sizes)) for name, spec in variant.tensors.items()},
+        given=given.keys(),
     )
 
 
@@ -140,6 +143,7 @@ def make_packed_calls(
                 hkv=head // (heads // kv_heads),
                 scalars=numbers,
                 tensors={name: _by_position(variant.tensors[name], x, q_offset) for name, x in tensors.items()},
+                given=given.keys(),
             )
         )
     return calls
@@ -164,6 +168,14 @@ def _by_position(spec: TensorSpec, tensor: Array, q_offset: int) -> Array:
                 positions = np.arange(max(rows + q_offset, 1))
                 tensor = tensor.take(np.clip(positions - q_offset, 0, rows - 1), axis)
     return tensor
+
+
+def assumed_values(spec: TensorSpec) -> str:
+    """What `example_tensor` fills a tensor without an example with, in words."""
+    if not spec.dims or spec.element is Type.FLOAT:
+        return "0"
+    steps = "position" if any(dim in POSITIONAL for dim in spec.dims) else "last index"
+    return f"true at every 16th {steps}" if spec.element is Type.BOOL else f"0 to {SEGMENTS}, rising with its {steps}"
 
 
 def example_tensor(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:

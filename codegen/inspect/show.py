@@ -10,9 +10,9 @@ import numpy as np
 
 from codegen.analysis.schedule import analyse
 from codegen.inspect.block_status import Grid, Status, block_diagonal, counted, measured, proven
-from codegen.inspect.call import Call
+from codegen.inspect.call import Call, assumed_values
 from codegen.ir.evaluate import Array
-from codegen.ir.expr import SCORE, TRUE, Expr
+from codegen.ir.expr import SCORE, TRUE, Expr, loads
 from codegen.ir.printers import FormulaPrinter
 from codegen.spec.model import Variant, describe_tensor
 
@@ -174,11 +174,22 @@ def _caption(p: Picture) -> list[str]:
     blocks = f"blocks of {block_m} by {block_n}"
     what = f"{p.q_len} queries (down{offset}) by {p.kv_len} keys (across)"
     if not p.segments:
-        return [f"{what}, {blocks}, b = {call.b}, {head}"]
+        return [f"{what}, {blocks}, b = {call.b}, {head}", *_assumptions(p.variant, call)]
     blocks = "pair by pair" if block_m == block_n == 1 else f"{blocks} from each sequence's start"
     return [
         f"{what}, {blocks}, {head}",
         f"sequences of {', '.join(map(str, p.segments))}; b is their number, on the margins; positions restart in each",
+        *_assumptions(p.variant, call),
+    ]
+
+
+def _assumptions(variant: Variant, call: Call) -> list[str]:
+    """The values of tensors that decide the mask and that neither a file nor the spec gives."""
+    read = {load.tensor for load in loads(mask_of(variant))} - set(call.given)
+    return [
+        f"{name} is {assumed_values(spec)}, because it has no example; --tensor {name}=FILE.npy gives its values"
+        for name, spec in variant.tensors.items()
+        if name in read and spec.example is None
     ]
 
 

@@ -350,7 +350,7 @@ def shift_left(a: Expr, by: Expr) -> Expr:
     """`a << by`. A literal distance makes it a product; any other distance is clamped to 0 .. `LAST_SHIFT`."""
     if isinstance(by, Const):
         return mul(const(1 << int(by.value)), a)
-    return _bit_operation("shl", a, minimum(maximum(by, const(0)), const(LAST_SHIFT)))
+    return _bit_operation("shl", a, _shift_distance(by))
 
 
 def shift_right(a: Expr, by: Expr) -> Expr:
@@ -358,8 +358,15 @@ def shift_right(a: Expr, by: Expr) -> Expr:
     `shift_left`."""
     if is_const(by, 0):
         return a
-    by = by if isinstance(by, Const) else minimum(maximum(by, const(0)), const(LAST_SHIFT))
-    return _bit_operation("shr", a, by)
+    return _bit_operation("shr", a, by if isinstance(by, Const) else _shift_distance(by))
+
+
+def _shift_distance(by: Expr) -> Expr:
+    """`by` within 0 and `LAST_SHIFT`; a shift that is built again from its operands has such a distance already."""
+    match by:
+        case Op(op="min", args=(Op(op="max", args=(_, Const(value=0))), Const(value=last))) if last == LAST_SHIFT:
+            return by
+    return minimum(maximum(by, const(0)), const(LAST_SHIFT))
 
 
 def as_product(e: Expr) -> Expr:

@@ -47,7 +47,7 @@ def call(name: str, *arguments: ast.expr) -> ast.Call:
 
 class Arithmetic:
     """Builds expressions. `guesses`: captured name -> the kind that its uses require, filled while expressions are
-    built; `seen`: the captured names that an expression reads."""
+    built; `seen`: the captured names that an expression reads. Both have the keys of captured values."""
 
     def __init__(self, guesses: dict[str, Kind]) -> None:
         self.guesses = guesses
@@ -72,21 +72,22 @@ class Arithmetic:
         raise TranslationError(node, "it is no number of the expression language")
 
     def _captured(self, value: Captured, node: ast.AST) -> Symbol:
-        if value.made_by is not None or value.name not in self.seen:
-            self.seen[value.name] = value
-        kind = self.guesses.get(value.name, Kind.UNKNOWN)
-        made: ast.expr = ast.Name(value.name)
+        key = value.key
+        if value.made_by is not None or key not in self.seen:
+            self.seen[key] = value
+        kind = self.guesses.get(key, Kind.UNKNOWN)
+        made: ast.expr = ast.Name(key)
         if value.indices:
             indices = list(value.indices)
             made = ast.Subscript(made, indices[0] if len(indices) == 1 else ast.Tuple(indices))
         elif value.annotation == "bool":
             raise TranslationError(node, f"'{value.name}' is a flag without a value in this file; write it there")
         elif value.annotation in _ANNOTATED:
-            self.guesses.setdefault(value.name, _ANNOTATED[value.annotation])
-            kind = self.guesses[value.name]
+            self.guesses.setdefault(key, _ANNOTATED[value.annotation])
+            kind = self.guesses[key]
         elif "Callable" in value.annotation or value.annotation.endswith("signature"):
             raise TranslationError(node, f"'{value.name}' is a function that only a call of the factory gives")
-        return Symbol(made, kind, frozenset([value.name]) if kind is Kind.UNKNOWN else frozenset())
+        return Symbol(made, kind, frozenset([key]) if kind is Kind.UNKNOWN else frozenset())
 
     def guess(self, symbol: Symbol, kind: Kind) -> Symbol:
         """The symbol with a kind, which is also recorded as the guess for its captured names."""
@@ -135,6 +136,8 @@ class Arithmetic:
             return self._float_division(op, a, b)
         if isinstance(op, ast.FloorDiv | ast.Mod | ast.LShift | ast.RShift):
             a, b = self.guess(a, Kind.INT), self.guess(b, Kind.INT)
+        if isinstance(op, ast.Mult):
+            a, b = _multiplied_as_floats(a, b)
         made = ast.BinOp(a.node, op, b.node)
         return Symbol(made, Kind.FLOAT) if isinstance(op, ast.Div) else self.joined(made, a, b)
 
@@ -145,7 +148,8 @@ class Arithmetic:
             is_literal = all(isinstance(p.node, ast.Constant | ast.UnaryOp) for p in parts if p.kind is Kind.FLOAT)
             for part in () if is_literal else parts:  # 0.5 * length[b] says nothing about length
                 self.guess(part, Kind.FLOAT)
-            return Symbol(made, Kind.FLOAT)
+            is_converted = all(part.kind is Kind.INT or part.is_converted for part in parts)
+            return Symbol(made, Kind.FLOAT, is_converted=is_converted)
         if Kind.UNKNOWN in kinds:
             return Symbol(made, Kind.UNKNOWN, frozenset().union(*(part.undecided for part in parts)))
         return Symbol(made, Kind.INT)
@@ -179,10 +183,15 @@ class Arithmetic:
             return Symbol(ast.Compare(a.node, [ast.NotEq()], [b.node]), Kind.BOOL)
         return logical(isinstance(op, ast.BitAnd), [a, b])
 
+    def power(self, base: Symbol, exponent: ast.expr) -> Symbol:
+        """A power with a literal exponent."""
+        base = _as_float(base) if base.is_converted else base
+        return self.joined(ast.BinOp(base.node, ast.Pow(), exponent), base)
+
     def _power(self, left: Value, right: Value, node: ast.AST) -> Symbol:
         base = self.number(left, node)
         if isinstance(right, Constant):
-            return self.joined(ast.BinOp(base.node, ast.Pow(), self.number(right, node).node), base)
+            return self.power(base, self.number(right, node).node)
         power = self.number(right, node)
         exponent = power.node
         if not (isinstance(left, Constant) and isinstance(left.value, int | float) and left.value > 0):
@@ -259,6 +268,26 @@ class Arithmetic:
             return Symbol(call("where", test.node, first.node, second.node), Kind.BOOL)
         first, second = self.number(first, node), self.number(second, node)
         return self.joined(call("where", test.node, first.node, second.node), first, second)
+
+
+def _multiplied_as_floats(a: Symbol, b: Symbol) -> tuple[Symbol, Symbol]:
+    """The factors of a product that torch computes in floats although both nodes are integers, whose product in the
+    language would have to fit into 32 bits."""
+    if not (a.is_converted or b.is_converted):
+        return a, b
+    if not all(factor.is_converted or factor.kind is Kind.INT for factor in (a, b)):
+        return a, b
+    return (a, _as_float(b)) if isinstance(b.node, ast.Constant | ast.UnaryOp) else (_as_float(a), b)
+
+
+def _as_float(x: Symbol) -> Symbol:
+    """An integer as a float of the language."""
+    match x.node:
+        case ast.Constant(value=int(value)):
+            return Symbol(ast.Constant(float(value)), Kind.FLOAT)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return Symbol(ast.UnaryOp(ast.USub(), ast.Constant(float(value))), Kind.FLOAT)
+    return Symbol(ast.BinOp(ast.Constant(1.0), ast.Mult(), x.node), Kind.FLOAT)
 
 
 def logical(is_and: bool, parts: Sequence[Symbol]) -> Symbol:

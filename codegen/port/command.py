@@ -12,7 +12,7 @@ from pathlib import Path
 from codegen.load.spec_file import library_macros, load
 from codegen.port.entry import DeclarationError, Entry, Formula, make_entry, yaml_lines
 from codegen.port.statements import FileReader, Issue
-from codegen.port.values import BlockMask, Kind, Mod, TranslationError, is_mod, is_score
+from codegen.port.values import BlockMask, Kind, Mod, TranslationError, defaults_around, is_mod, is_score
 from codegen.spec.names import variant_problem
 from codegen.util.errors import CodegenError, SpecError, did_you_mean
 
@@ -52,16 +52,17 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
 
     Raises `CodegenError` if the file is no Python, has no mods, or has none of the names.
     """
-    source = path.read_text(encoding="utf-8")
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(path.read_bytes())  # which finds the encoding as Python does
     except SyntaxError as error:
-        raise CodegenError(f"{path}:{error.lineno}: this is no Python: {error.msg}") from None
+        place = path if error.lineno is None else f"{path}:{error.lineno}"
+        raise CodegenError(f"{place}: this is no Python: {error.msg}") from None
     except (RecursionError, ValueError) as error:
         raise CodegenError(f"{path}: this cannot be parsed: {error}") from None
     reader = FileReader(tree, {})
     choices = _named_choices(path, reader, functions) if functions else _choices(reader)
-    if not choices:
+    unread = {} if functions else reader.unread
+    if not (choices or unread):
         wanted = "mask_mod(b, h, q_idx, kv_idx) or score_mod(score, b, h, q_idx, kv_idx)"
         raise CodegenError(f"{path}: no function like {wanted} was found")
     macros = library_macros()
@@ -76,6 +77,11 @@ def port(path: Path, functions: Sequence[str] = ()) -> Report:
         else:
             ported.append(choice.name)
             blocks.append("\n".join(yaml_lines(result.entry)))
+    for name, problem in unread.items():
+        if name not in reader.instantiated and problem.node is not None:
+            line = f"{path}:{getattr(problem.node, 'lineno', 0)}: {name}: {problem.reason}: {ast.unparse(problem.node)}"
+            failures.append(line)
+            blocks.append(f"  # {name} is not ported:\n  #   {line}")
     head = f"# Ported from {path.name} by `codegen port`. What a comment calls guessed is to be checked.\n"
     key = "variants:\n" if ported else "# No entry could be made.\n"
     return Report(head + key + "\n".join(blocks) + "\n", tuple(failures), tuple(ported))
@@ -159,15 +165,25 @@ def _translate(tree: ast.Module, choice: Choice, path: Path, macros: Collection[
     except DeclarationError as conflict:
         return _Result(issues=[Issue(choice.line, " and ".join(choice.parts), str(conflict))])
     entry.notes += [f"nothing checks `{assertion}`; a scalar may have min and max" for assertion in reader.assertions]
+    defaults = {name: value for mod in _mods(reader, choice) for name, value in defaults_around(mod).items()}
+    entry.notes += [
+        f"argument {name}: its default, {value!r}, is written in; port a call of the factory for another value"
+        for name, value in defaults.items()
+        if name in reader.defaults_read
+    ]
     if not (entry.mask or entry.score):
         entry.notes.append("every pair attends with its score unchanged")
     return _Result(entry=entry)
 
 
+def _mods(reader: FileReader, choice: Choice) -> list[Mod]:
+    return [{f.name: f for f in reader.found}[part].mod for part in choice.parts]
+
+
 def _formula(reader: FileReader, choice: Choice) -> Formula | None:
     """The expressions of an entry; None if one of them has a problem, which the reader holds."""
     found: dict[bool, ast.expr] = {}
-    mods: list[Mod] = [{f.name: f for f in reader.found}[part].mod for part in choice.parts]
+    mods = _mods(reader, choice)
     for mod in mods:
         node = reader.node_of(mod)
         with reader.strictly():

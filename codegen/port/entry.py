@@ -6,13 +6,13 @@ import ast
 import json
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import yaml
 
 from codegen.ir.expr import INDEX_NAMES
-from codegen.port.values import Captured, Kind
+from codegen.port.values import LANGUAGE_NAMES, Captured, Kind
 from codegen.spec.names import argument_problem, dim_problem
 
 WIDTH = 110
@@ -51,6 +51,10 @@ class Formula:
     guesses: Mapping[str, Kind]
     seen: Mapping[str, Captured]
 
+    def captured(self, key: str) -> Captured:
+        """The captured value of a key."""
+        return self.seen.get(key, Captured(key))
+
 
 @dataclass
 class Entry:
@@ -72,27 +76,27 @@ class DeclarationError(Exception):
 def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -> Entry:
     """The entry of a formula. Raises `DeclarationError` if a name is used in ways that no declaration allows."""
     entry = Entry(name=name, doc=doc)
-    parts = [part for part in (formula.mask, formula.score) if part is not None]
-    uses = _Uses(parts)
-    symbols = {old: _argument(old, macros, entry) for old in (*uses.tensors, *uses.scalars)}
-    for old, subscripts in uses.tensors.items():
-        if old in uses.scalars:
-            raise DeclarationError(f"'{old}' is indexed in one place and used as a number in another")
-        entry.tensors[symbols[old]] = _tensor(old, symbols[old], subscripts, formula, entry)
-    for old in uses.scalars:
-        captured = formula.seen.get(old, Captured(old))
+    written = {key: part for key, part in (("mask", formula.mask), ("score", formula.score)) if part is not None}
+    symbols = _symbols(_Uses(written.values()).names, formula, macros, entry)
+    renamed = _Renamed(symbols)
+    parts = {key: renamed.visit(_copy(part)) for key, part in written.items()}
+    uses = _Uses(parts.values())
+    olds = {symbol: old for old, symbol in symbols.items()}
+    for symbol, subscripts in uses.tensors.items():
+        if symbol in uses.scalars:
+            path = formula.captured(olds[symbol]).path
+            raise DeclarationError(f"'{path}' is indexed in one place and used as a number in another")
+        entry.tensors[symbol] = _tensor(olds[symbol], symbol, subscripts, formula, entry)
+    for symbol in uses.scalars:
+        old = olds[symbol]
+        captured = formula.captured(old)
         if "Tensor" in captured.annotation:
             dtype = _dtype(old, formula, captured)
-            entry.tensors[symbols[old]] = f"{{dims: [], dtype: {dtype}}}"
-            entry.notes.append(f"tensor {symbols[old]}: a tensor of one number, because nothing indexes it")
+            entry.tensors[symbol] = f"{{dims: [], dtype: {dtype}}}"
+            entry.notes.append(f"tensor {symbol}: a tensor of one number, because nothing indexes it")
         else:
-            entry.scalars[symbols[old]] = _scalar(old, symbols[old], formula, captured, entry)
-    renamed = _Renamed(symbols)
-    texts = {
-        key: _text(renamed.visit(_copy(part)))
-        for key, part in (("mask", formula.mask), ("score", formula.score))
-        if part is not None
-    }
+            entry.scalars[symbol] = _scalar(old, symbol, formula, captured, entry)
+    texts = {key: _text(part) for key, part in parts.items()}
     # A mask that is always true and an unchanged score are left out: an entry without the key means the same.
     entry.mask = "" if texts.get("mask") == "True" else texts.get("mask", "")
     entry.score = "" if texts.get("score") == "score" else texts.get("score", "")
@@ -102,11 +106,12 @@ def make_entry(name: str, doc: str, formula: Formula, macros: Collection[str]) -
 class _Uses(ast.NodeVisitor):
     """The captured names in expressions, by use: indexed ones are tensors, with their indices; others are scalars."""
 
-    def __init__(self, parts: list[ast.expr]) -> None:
+    def __init__(self, parts: Iterable[ast.expr]) -> None:
         self.tensors: dict[str, list[list[ast.expr]]] = {}
         self.scalars: dict[str, None] = {}
         for part in parts:
             self.visit(part)
+        self.names = tuple(dict.fromkeys((*self.tensors, *self.scalars)))
 
     def visit_Call(self, node: ast.Call) -> None:
         for argument in node.args:
@@ -120,7 +125,7 @@ class _Uses(ast.NodeVisitor):
             self.visit(item)
 
     def visit_Name(self, node: ast.Name) -> None:
-        if node.id not in (*INDEX_NAMES, "score", "inf"):
+        if node.id not in LANGUAGE_NAMES:
             self.scalars[node.id] = None
 
 
@@ -168,22 +173,34 @@ def _copy(node: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(ast.fix_missing_locations(node)), mode="eval").body
 
 
-def _argument(name: str, macros: Collection[str], entry: Entry) -> str:
-    """A legal name for an argument of the op."""
-    symbol = name.strip("_") or "value"
-    problem = argument_problem(symbol, dict.fromkeys(macros))  # type: ignore[arg-type]  # only names are looked at
-    if problem is not None:
-        symbol = f"{symbol}_arg"
-        entry.notes.append(f"'{name}' is called {symbol} here: {problem.split(';')[0]}")
-    return symbol
+def _symbols(keys: Iterable[str], formula: Formula, macros: Collection[str], entry: Entry) -> dict[str, str]:
+    """Key of a captured value -> its name as an argument of the op: legal, and no other argument's."""
+    symbols: dict[str, str] = {}
+    for key in keys:
+        captured = formula.captured(key)
+        symbol = captured.name.strip("_") or "value"
+        problem = argument_problem(symbol, dict.fromkeys(macros))  # type: ignore[arg-type]  # only names are looked at
+        if problem is not None:
+            symbol = f"{symbol}_arg"
+        if symbol in symbols.values():
+            problem = f"'{symbol}' is another argument"
+            plain, symbol = symbol, "_".join([*captured.owner.strip("_").split(".")[-1:], symbol]).strip("_")
+            number = 2
+            while symbol in symbols.values():
+                symbol, number = f"{plain}_{number}", number + 1
+        if problem is not None:
+            entry.notes.append(f"'{captured.path}' is called {symbol} here: {problem.split(';')[0]}")
+        symbols[key] = symbol
+    return symbols
 
 
 def _tensor(old: str, name: str, uses: list[list[ast.expr]], formula: Formula, entry: Entry) -> str:
     ranks = {len(items) for items in uses}
     if len(ranks) > 1:
-        raise DeclarationError(f"'{old}' is indexed with {' and '.join(map(str, sorted(ranks)))} indices")
+        path = formula.captured(old).path
+        raise DeclarationError(f"'{path}' is indexed with {' and '.join(map(str, sorted(ranks)))} indices")
     dims = [_dim(name, axis, [items[axis] for items in uses], ranks.copy().pop()) for axis in range(max(ranks))]
-    captured = formula.seen.get(old, Captured(old))
+    captured = formula.captured(old)
     dtype = _dtype(old, formula, captured)
     indexing = f"{name}[{', '.join(ast.unparse(item) for item in uses[0])}]"
     made = "" if captured.made_by is None else f"; the file computes it as `{_short(captured.made_by)}`"
@@ -236,7 +253,7 @@ def _scalar(old: str, name: str, formula: Formula, captured: Captured, entry: En
         kind = Kind.FLOAT if formula.mask is None else Kind.INT
     if kind is Kind.BOOL:
         raise DeclarationError(
-            f"'{old}' is a flag of the caller, and a scalar is a number; write its value in the file"
+            f"'{captured.path}' is a flag of the caller, and a scalar is a number; write its value in the file"
         )
     word = "float" if kind is Kind.FLOAT else "int"
     if captured.annotation != word:

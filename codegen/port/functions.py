@@ -60,7 +60,10 @@ CASTS = {
     **dict.fromkeys(("int", "int8", "int16", "int32", "int64", "uint8", "short", "long"), Kind.INT),
     "bool": Kind.BOOL,
 }
-UNCHANGED = ("contiguous", "detach", "clone", "item", "cuda", "cpu", "squeeze", "unsqueeze", "view_as", "expand_as")
+NARROW = ("int8", "int16", "uint8", "short")
+"""Casts to fewer bits than the language's integers have."""
+
+UNCHANGED = ("contiguous", "clone", "item", "cuda", "cpu", "squeeze", "unsqueeze", "view_as", "expand_as")
 """Methods that leave the value of a single number as it is."""
 
 CONSTANTS = {"inf": math.inf, "pi": math.pi, "e": math.e, "tau": math.tau}
@@ -71,7 +74,7 @@ _OTHERS = (
     *("where", "abs", "absolute", "neg", "negative", "minimum", "maximum", "min", "max", "clamp", "clip"),
     *("clamp_min", "clamp_max", "relu", "square", "rsqrt", "reciprocal", "expm1", "div", "divide", "trunc", "sign"),
     *("logical_not", "bitwise_not", "softplus", "logsigmoid", "tensor", "as_tensor", "scalar_tensor", "full_like"),
-    *("full", "to", "type", "masked_fill"),
+    *("full", "to", "type", "masked_fill", "detach"),
 )
 KNOWN = frozenset((*SAME, *BINARY, *COMPARED, *CASTS, *FILLED, *UNCHANGED, *_OTHERS))
 
@@ -94,6 +97,8 @@ class Functions(Arithmetic):
             return self._converted(args, options, node)
         if name in UNCHANGED:
             return args[0]
+        if name == "detach":
+            return self._detached(args, name, node)
         handlers: Mapping[str, Callable[[], Value]] = {
             "where": lambda: self._where(args, name, node),
             "masked_fill": lambda: self._masked_fill(args, name, node),
@@ -119,7 +124,7 @@ class Functions(Arithmetic):
             return self.compare([COMPARED[name]()], self._exactly(2, args, name, node), node)
         (x,) = self._exactly(1, args, name, node)
         if name in CASTS:
-            return self.cast(x, CASTS[name], node)
+            return self.cast(x, name, node)
         if name in ("logical_not", "bitwise_not"):
             return self.unary(ast.Not() if name == "logical_not" else ast.Invert(), x, node)
         if name in ("neg", "negative"):
@@ -130,9 +135,10 @@ class Functions(Arithmetic):
         """Functions of one number."""
         if name in ("abs", "absolute"):
             return self.joined(call("abs", x.node), x)
-        if name in ("relu", "square"):
-            made = call("relu", x.node) if name == "relu" else ast.BinOp(x.node, ast.Pow(), ast.Constant(2))
-            return self.joined(made, x)
+        if name == "square":
+            return self.power(x, ast.Constant(2))
+        if name == "relu":
+            return self.joined(call("relu", x.node), x)
         one, zero = ast.Constant(1), ast.Constant(0)
         softplus = ast.BinOp(
             call("max", x.node, zero),
@@ -162,18 +168,24 @@ class Functions(Arithmetic):
             raise TranslationError(node, f"'{name}' has no counterpart in the expression language")
         return Symbol(call(SAME[name], x.node), Kind.FLOAT)
 
-    def cast(self, value: Value, kind: Kind, node: ast.AST) -> Value:
+    def cast(self, value: Value, dtype: str, node: ast.AST) -> Value:
         """`value.to(dtype)`."""
+        kind = CASTS[dtype]
         if isinstance(value, Constant):
             return self._cast_constant(value, kind, node)
         if kind is Kind.BOOL:
             return self.boolean(value, node)
+        is_bit = isinstance(value, Symbol) and value.kind is Kind.BOOL
+        if dtype in NARROW and not (is_bit or isinstance(value, Captured)):
+            raise TranslationError(
+                node, f"numbers beyond {dtype} wrap around, and the language's integers have 32 bits"
+            )
         x = self.number(value, node)
         if kind is Kind.INT and x.kind is not Kind.INT:
             # A captured tensor that is converted to integers is guessed to hold integers; anything else is rounded.
             x = self.guess(x, Kind.INT) if isinstance(value, Captured) else x
             return x if x.kind is Kind.INT else Symbol(call("int", x.node), Kind.INT)
-        return Symbol(x.node, kind, x.undecided)
+        return Symbol(x.node, kind, x.undecided, is_converted=x.is_converted or x.kind is Kind.INT)
 
     def _cast_constant(self, value: Constant, kind: Kind, node: ast.AST) -> Constant:
         types = {Kind.INT: int, Kind.FLOAT: float, Kind.BOOL: bool}
@@ -191,6 +203,12 @@ class Functions(Arithmetic):
             return Constant(max(values) if name == "max" else min(values))
         symbols = [self.number(arg, node) for arg in args]
         return self.joined(call(name, *(symbol.node for symbol in symbols)), *symbols)
+
+    def _detached(self, args: Arguments, name: str, node: ast.AST) -> Value:
+        (value,) = self._exactly(1, args, name, node)
+        if isinstance(value, Symbol) and value.kind in (Kind.FLOAT, Kind.UNKNOWN) and not value.is_converted:
+            raise TranslationError(node, "a part of a score cannot be left out of its derivative")
+        return value
 
     def _where(self, args: Arguments, name: str, node: ast.AST) -> Value:
         condition, a, b = self._exactly(3, args, name, node)
@@ -234,7 +252,7 @@ class Functions(Arithmetic):
     def _converted(self, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
         for target in [*args[1:], *options.values()]:
             if isinstance(target, Library) and target.last in CASTS:
-                return self.cast(args[0], CASTS[target.last], node)
+                return self.cast(args[0], target.last, node)
         return args[0]
 
     def _folded_call(self, name: str, value: object, node: ast.AST) -> Constant:

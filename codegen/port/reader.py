@@ -62,6 +62,11 @@ class ExpressionReader(Functions):
         self.pairs: list[Pair] = []
         self.depth = 0
         self.strict = False
+        self.defaults_read: set[str] = set()
+        self.assigned: dict[str, dict[str, ast.expr]] = {}
+        """Path of an attribute -> the expressions that the file assigns to it, by their source."""
+        self.unread: dict[str, TranslationError] = {}
+        """Factory -> why the masks that it joins are not known."""
 
     def read(self, node: ast.expr, scope: Scope) -> Value:
         """The value of an expression; raises `TranslationError`."""
@@ -120,6 +125,8 @@ class ExpressionReader(Functions):
             raise TranslationError(None)
         if isinstance(value, Undecided):
             raise TranslationError(node, value.reason)
+        if isinstance(value, Constant) and value.default_of:
+            self.defaults_read.add(value.default_of)
         if value is not None:
             return value
         if name == "noop_mask":
@@ -143,7 +150,10 @@ class ExpressionReader(Functions):
         if name in ("shape", "ndim"):
             raise TranslationError(node, NO_SIZES)
         if isinstance(owner, Captured) and not owner.indices:
-            return Captured(name)
+            found = Captured(name, owner=owner.path)
+            values = list(self.assigned.get(found.path, {}).values())
+            is_made = len(values) == 1 and isinstance(values[0], ast.Call)
+            return replace(found, made_by=values[0]) if is_made else found
         raise TranslationError(node, f"'.{name}' has no counterpart in the expression language")
 
     def _subscript(self, node: ast.Subscript, owner: Value, index: ast.expr, scope: Scope) -> Value:
@@ -254,6 +264,11 @@ class ExpressionReader(Functions):
         if called.name not in KNOWN:
             raise TranslationError(node, NO_SIZES)
         return self.apply(called.name, [called.owner, *args], options, node)
+
+    def note_unread(self, factory: str, error: TranslationError) -> None:
+        """Keep the error of a factory if it is about `and_masks` or `or_masks`: the factory makes a mask."""
+        if isinstance(error.node, ast.Call) and ast.unparse(error.node.func).endswith(("and_masks", "or_masks")):
+            self.unread[factory] = error
 
     def call_joined(self, mask: Joined, args: list[Value], node: ast.AST) -> Value:
         """`and_masks(f, g)(b, h, q_idx, kv_idx)`."""

@@ -108,8 +108,9 @@ class FileReader(ExpressionReader):
             before = len(self.found)
             try:
                 value = self.run(closure.node, self._open_scope(closure))
-            except TranslationError:
+            except TranslationError as error:
                 value = Constant(None)
+                self.note_unread(closure.label, error)
             if is_mod(value):
                 del self.found[before:]
                 name = _factory_name(closure, value)
@@ -148,7 +149,7 @@ class FileReader(ExpressionReader):
             if number is not None and not annotation:
                 annotation = type(number).__name__
             if isinstance(default, ast.Constant) and number is None:
-                scope.names[name] = Constant(default.value)
+                scope.names[name] = Constant(default.value, default_of=name)
             else:
                 scope.names[name] = Captured(name, annotation=annotation.strip("'\""), example=number)
         return scope
@@ -247,9 +248,7 @@ class FileReader(ExpressionReader):
                 if isinstance(target, ast.Name):
                     together = ast.BinOp(ast.Name(target.id, ast.Load()), op, value)
                     value = ast.copy_location(ast.fix_missing_locations(together), statement)
-                    self._assign(target, value, scope, scope, statement)
-                else:
-                    self._assign(target, value, scope, scope, statement)
+                self._assign(target, value, scope, scope, statement)
             case ast.Assert() if self.strict:
                 self.assertions[ast.unparse(statement)] = None
             case _ if self.strict:
@@ -318,6 +317,7 @@ class FileReader(ExpressionReader):
         if not isinstance(target, ast.Name):
             if self.strict:
                 self.report(TranslationError(statement, EFFECT))
+            self.assigned.setdefault(ast.unparse(target), {})[ast.unparse(value)] = value
             return
         try:
             found = self.read(value, reads)

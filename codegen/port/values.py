@@ -10,6 +10,15 @@ from enum import Enum
 from itertools import islice
 from typing import TypeGuard
 
+from codegen.ir.expr import INDEX_NAMES, SCORE
+from codegen.ir.language import INFINITY
+
+LANGUAGE_NAMES = (*INDEX_NAMES, SCORE, INFINITY)
+"""Names in expressions that stand for themselves; a captured value may have the same name in its file."""
+
+SEPARATOR = "\N{MIDDLE DOT}"
+"""Separates the words of a key. It may be a part of an identifier, but not of a name in a spec."""
+
 
 class Kind(Enum):
     """The kind of a number; UNKNOWN if it depends on a tensor or scalar whose dtype is not known yet."""
@@ -33,35 +42,55 @@ class TranslationError(Exception):
 class Captured:
     """A name whose value is known only when the program runs: an argument of a factory, `self.bias`, a computed tensor.
 
-    `indices` are the indices of a read, `annotation` is the name of its type if the file gives one, `made_by` is the
-    expression that computes it and `example` its default value.
+    `owner` is the object whose attribute it is: `self.query` of `self.query.weight`. `indices` are the indices of a
+    read, `annotation` is the name of its type if the file gives one, `made_by` is the expression that computes it and
+    `example` its default value.
     """
 
     name: str
+    owner: str = ""
     indices: tuple[ast.expr, ...] = ()
     annotation: str = ""
     made_by: ast.expr | None = field(default=None, compare=False)
     example: int | float | None = None
 
+    @property
+    def path(self) -> str:
+        """The name as the file writes it: `self.query.weight`."""
+        return f"{self.owner}.{self.name}" if self.owner else self.name
+
+    @property
+    def key(self) -> str:
+        """An identifier for expressions that are being built: only equal paths share it, and no word of the language
+        equals it. Entries have the name alone where that is clear."""
+        if self.owner or self.name in LANGUAGE_NAMES:
+            return SEPARATOR.join((self.name, *self.owner.split(".")))
+        return self.name
+
 
 @dataclass(frozen=True)
 class Symbol:
-    """An expression of the language. `undecided` are the captured names that an UNKNOWN kind depends on.
+    """An expression of the language. `undecided` are the keys of captured names that an UNKNOWN kind depends on.
 
     `alias`: the name that it was assigned to outside of a mod. If that name is indexed later, it is taken for a tensor.
+    `is_converted`: torch has converted an integer to a float; `node` is still an integer, which the language converts
+    beside a float.
     """
 
     node: ast.expr
     kind: Kind
     undecided: frozenset[str] = frozenset()
     alias: Captured | None = None
+    is_converted: bool = False
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that is known: a number, a boolean, None or a text."""
+    """A value that is known: a number, a boolean, None or a text. `default_of`: the factory's argument that has this
+    default, which a call may replace."""
 
     value: object
+    default_of: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -179,6 +208,19 @@ def _are_indices(names: Sequence[str]) -> bool:
 def is_mod(value: Value | None) -> TypeGuard[Mod]:
     """True for a mask_mod or a score_mod."""
     return isinstance(value, Joined) or (isinstance(value, Closure) and parts_of_call(value) is not None)
+
+
+def defaults_around(mod: Mod) -> dict[str, object]:
+    """The arguments of the factories around a mod whose defaults stand for the values of a call."""
+    if isinstance(mod, Joined):
+        return {name: value for part in mod.parts for name, value in defaults_around(part).items()}
+    found: dict[str, object] = {}
+    scope: Scope | None = mod.scope
+    while scope is not None:
+        defaults = [value for value in scope.names.values() if isinstance(value, Constant) and value.default_of]
+        found |= {value.default_of: value.value for value in defaults}
+        scope = scope.outer
+    return found
 
 
 def is_score(mod: Mod) -> bool:

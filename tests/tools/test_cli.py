@@ -304,6 +304,13 @@ def test_a_package_that_is_none_is_named(name: str, capsys: pytest.CaptureFixtur
     assert f"--package: expected the name of a generated package, got '{name}'" in capsys.readouterr().err
 
 
+def test_explain_names_a_folder_without_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nothing"
+    assert main(["explain", "causal", "--gpu", "a100", "--out", str(out)]) == 2
+    remedy = f"`python -m codegen render --out {out}` makes one"
+    assert capsys.readouterr().err == f"error: {out}: no generated package there; {remedy}\n"
+
+
 def test_package_and_out_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "causal", "--package", "generated", "--out", "generated"]) == 2
     assert capsys.readouterr().err == "error: --package and --out both name a package: leave one out\n"

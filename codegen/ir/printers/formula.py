@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Load, Op, Var
+from codegen.ir.expr import FLOAT_FUNCTIONS, ROUNDINGS, Expr, Load, Op, Var
 from codegen.ir.printers.base import ATOM, COMPARE, INFIX, PYTHON_INTEGER, UNARY, Printer
+
+COMPARISONS = tuple(op for op, (_, strength) in INFIX.items() if strength == COMPARE)
+BIT_OPERATIONS = ("bitand", "bitor", "bitxor")
 
 
 @dataclass
@@ -35,7 +38,15 @@ class FormulaPrinter(Printer):
             )  # looser than the comparison it may be an operand of
         if e.op == "float":
             return self._print(e.args[0])
+        if e.op in COMPARISONS:
+            symbol, strength = self.infix[e.op]
+            return f" {symbol} ".join(map(self._compared, e.args)), strength
         return super().operation(e)
+
+    def _compared(self, e: Expr) -> str:
+        """A side of a comparison. The language asks for parentheses around operations on bits there."""
+        is_of_bits = isinstance(e, Op) and e.op in BIT_OPERATIONS
+        return f"({self.text(e)})" if is_of_bits else self.operand(e, COMPARE + 1)
 
     def infinity(self, value: float) -> str:
         return repr(value)

@@ -215,6 +215,20 @@ def test_what_block_analysis_cannot_see_is_drawn_beside(capsys: pytest.CaptureFi
     assert "by block analysis:" in out
 
 
+def test_values_that_nothing_gives_are_stated(capsys: pytest.CaptureFixture[str], own: Path, tmp_path: Path) -> None:
+    options = ["--variants", str(own), "--q-len", "128"]
+    flags = "seen is true at every 16th last index, because it has no example; --tensor seen=FILE.npy gives its values"
+    weights = "\nw is 0, because it has no example; --tensor w=FILE.npy gives its values\n"
+    assert f"h = 0{weights}{flags}\n\n" in shown(capsys, "odd", *options)
+    assert "\nz is 0 to 4, rising with its last index, because" in shown(capsys, "readers", *options)
+    assert "because" not in shown(capsys, "document", "--q-len", "128")
+    assert "because" not in shown(capsys, "sunk", *options)  # only its score reads a tensor
+    np.save(tmp_path / "w.npy", np.ones((8, 128), np.float32))
+    out = shown(capsys, "odd", *options, "--tensor", f"w={tmp_path / 'w.npy'}")
+    assert weights not in out
+    assert flags in out
+
+
 def test_arguments_besides_the_mask_are_named(capsys: pytest.CaptureFixture[str], own: Path) -> None:
     out = shown(capsys, "sunk", "--variants", str(own), "--q-len", "64")
     assert "score     score + bias\ntensors   bias[] float32 (grad)\n" in out

@@ -43,6 +43,7 @@ EXPRESSIONS = (
     "floor(score) * score + ceil(2 * table[h, kv_idx]) * score - round(score * 4) / 4",
     "round(kv_idx / 2) * score + floor(-kv_idx / 2) - ceil(q_idx) * round(q_idx)",
     "score * ((q_idx & 3) | (kv_idx ^ 5)) + (~kv_idx) + (q_idx << 2 >> 1) - (-kv_idx >> 1) + (1 << (q_idx & 3))",
+    "score * where((q_idx & 3) == (kv_idx ^ 1) or (kv_idx | 2) < 7, 1 << kv_idx % 5, kv_idx >> h)",
     "where((q_idx >= kv_idx) == (h == 1), score, 2 * score) + where((kv_idx < 3) ^ (h > 0), table[h, 1], 0.5)",
     "where((q_idx >= kv_idx) == (not kv_idx < 3 and h > 0), score, min(score, inf)) - where(score < inf, 1, 2)",
 )
@@ -211,3 +212,4 @@ def test_formulas_read_back(text: str) -> None:
     e, values = parse(text, SCOPE, Type.FLOAT), _values()
     again = parse(FormulaPrinter().text(e), SCOPE, Type.FLOAT)
     torch.testing.assert_close(_torch(again, values), _torch(e, values))
+    assert FormulaPrinter().text(again) == FormulaPrinter().text(e)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -345,6 +346,24 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad.write_text("def f(:\n")
     assert main(["port", str(bad)]) == 2
     assert "this is no Python" in capsys.readouterr().err
+    bad.write_bytes(b"x = '\xff'\n")
+    assert main(["port", str(bad)]) == 2
+    assert "this is no Python: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\nNAME = '\xe9'\n"])
+def test_the_encoding_of_a_file_is_found_as_python_finds_it(head: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mods.py"
+    path.write_bytes(head + b"def causal(b, h, q_idx, kv_idx):\n    return q_idx >= kv_idx\n")
+    assert port(path).ported == ("causal",)
+
+
+def test_the_ported_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mods.py"
+    shutil.copy(FILE, path)
+    assert main(["port", str(path), "--out", str(tmp_path / "." / "mods.py")]) == 2
+    assert capsys.readouterr().err == f"error: --out: expected another file than the one to port, got {path}\n"
+    assert path.read_bytes() == FILE.read_bytes()
 
 
 def test_a_name_is_offered_for_a_slip() -> None:

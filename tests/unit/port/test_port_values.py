@@ -74,6 +74,155 @@ def test_powers_of_two_of_integers_are_integers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, expected.numpy())
 
 
+def test_captured_names_that_are_words_of_the_language(tmp_path: Path) -> None:
+    """A factory may call its arguments `h` and `q_idx`; inside its mod these are not the indices."""
+    report = _port(
+        tmp_path,
+        """
+        def make_bias(h: int, q_idx: int, score, inf: float):
+            def mod(s, batch, head, row, column):
+                return s + (head + 1) / h * (column - row - q_idx) + score[head] + inf
+            return mod
+        """,
+    )
+    assert report.failures == ()
+    assert "score: score + (h + 1) / h_arg * (kv_idx - q_idx - q_idx_arg) + score_arg[h] + inf_arg\n" in report.text
+    assert "'q_idx' is called q_idx_arg here: 'q_idx' is an index name of every expression" in report.text
+
+
+def test_attributes_of_several_objects_and_names_with_underscores_stay_apart(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        class Bias:
+            def score_mod(self, score, b, h, q_idx, kv_idx):
+                return score + self.rows.weight[q_idx, h] - self.columns.weight[kv_idx, h] + self.offset
+        def make_mask(_size, size):
+            def mask_mod(b, h, q_idx, kv_idx):
+                return (q_idx - kv_idx < _size) & (kv_idx - q_idx < size)
+            return mask_mod
+        """,
+    )
+    assert report.failures == ()
+    assert "score: score + weight[q_idx, h] - columns_weight[kv_idx, h] + offset\n" in report.text
+    assert "'self.columns.weight' is called columns_weight here: 'weight' is another argument" in report.text
+    assert "mask: q_idx - kv_idx < size and kv_idx - q_idx < size_2\n" in report.text
+
+
+def test_products_of_positions_that_are_floats_do_not_leave_32_bits(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def far(score, b, h, q_idx, kv_idx):
+            d = (q_idx - kv_idx).float()
+            return score - d ** 2 * 1e-9 - d.square() * 1e-9 - d * d * 1e-9 - d * 100000 * -2 - torch.abs(-d) * q_idx
+        """,
+    )
+    assert report.failures == ()
+    text = " ".join(report.text.split())
+    assert text.count("(1.0 * (q_idx - kv_idx)) ** 2") == 2
+    assert "(q_idx - kv_idx) * 100000.0 * -2" in text
+    (tmp_path / "ported.yaml").write_text(report.text)
+    score = load(tmp_path / "ported.yaml").variants["far"].score
+    assert score is not None
+    row, column = np.array(2_000_000), np.array(3)
+    d = float(row - column)
+    expected = 1.0 - 3e-9 * d**2 + 200000 * d - d * float(row)
+    got = evaluate(score, {"score": np.array(1.0), "q_idx": row, "kv_idx": column}, {})
+    np.testing.assert_allclose(got, expected, rtol=1e-6)  # some roundings to float32
+
+
+def test_what_torch_does_to_gradients_and_to_narrow_integers_is_not_ported(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def rounded(score, b, h, q_idx, kv_idx):
+            return score + (score.round() - score).detach()
+        def same_byte(b, h, q_idx, kv_idx):
+            return q_idx.to(torch.uint8) == kv_idx.to(dtype=torch.uint8)
+        def kept(score, b, h, q_idx, kv_idx):
+            return score + bias.detach()[h] * (q_idx > kv_idx).to(torch.uint8) + q_idx.float().detach() / 2
+        """,
+    )
+    assert report.ported == ("kept",)
+    assert "rounded: a part of a score cannot be left out of its derivative" in report.failures[0]
+    assert "same_byte: numbers beyond uint8 wrap around" in report.failures[1]
+
+
+def test_flags_that_are_taken_as_their_defaults_are_named(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def make_window(size: int, causal: bool = True, bias=None, device: str = "cuda"):
+            if causal:
+                def window(b, h, q_idx, kv_idx):
+                    return (q_idx >= kv_idx) & (q_idx - kv_idx < size)
+            else:
+                def window(b, h, q_idx, kv_idx):
+                    return q_idx - kv_idx < size
+            return window
+        both_sides = make_window(9, causal=False)
+        def make_bias(bias=None):
+            def mod(score, b, h, q_idx, kv_idx):
+                if bias is not None:
+                    score = score + bias[h]
+                return score * 2
+            return mod
+        """,
+    )
+    assert report.failures == ()
+    assert "mask: q_idx - kv_idx < 9\n" in report.text
+    assert "causal: its default" not in report.text  # make_window is called in the file
+    assert "# argument bias: its default, None, is written in; port a call of the factory for another" in report.text
+    assert "device" not in report.text
+    alone = _port(tmp_path, "def make(causal=True):\n    return lambda b, h, q, kv: (q >= kv) | (not causal)\n")
+    assert "# argument causal: its default, True, is written in" in alone.text
+
+
+def test_parameters_of_a_module_are_trained(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        class Bias(nn.Module):
+            def __init__(self, heads, window):
+                super().__init__()
+                self.window = window
+                self.table = nn.Parameter(torch.zeros(heads, 64))
+                self.ids = torch.zeros(64, dtype=torch.int64)
+                self.either = nn.Parameter(torch.zeros(heads))
+            def freeze(self):
+                self.either = torch.zeros(4)
+            def score_mod(self, score, b, h, q_idx, kv_idx):
+                near = torch.where(q_idx - kv_idx < self.window, score, score / 2)
+                return near + self.table[h, self.ids[kv_idx]] + self.either[h]
+        """,
+    )
+    assert report.failures == ()
+    assert "table: {dims: [h, table_size_1], dtype: float32, grad: true}" in report.text
+    assert "either: {dims: [h], dtype: float32}" in report.text  # assigned twice: what it is depends on the call
+    assert "ids: {dims: [kv_idx], dtype: int64" in report.text
+    assert "window_arg: int\n" in report.text
+
+
+def test_a_factory_of_masks_that_are_not_known_is_reported(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def causal(b, h, q_idx, kv_idx):
+            return q_idx >= kv_idx
+        def both(f, g):
+            return and_masks(f, g)
+        twice = both(causal, causal)
+        def any_of(masks):
+            return or_masks(*masks)
+        """,
+    )
+    assert report.ported == ("causal", "twice")
+    (line,) = report.failures
+    assert line.endswith("any_of: arguments are written one by one, not with * or **: or_masks(*masks)")
+    assert f"  # any_of is not ported:\n  #   {line}\n" in report.text
+
+
 def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
