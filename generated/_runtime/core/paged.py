@@ -75,9 +75,14 @@ def check_factors(op: str, name: str, scales: Sequence[float]) -> None:
         fail(op, name, "finite floats of at least 0.0", list(scales))
 
 
+def _as_float(op: str, name: str, scale: object) -> float:
+    """A number as a float. NaN is returned, because the caller's error says more about what is expected."""
+    return scale if isinstance(scale, float) and math.isnan(scale) else check_float(op, name, scale)
+
+
 def check_factor(op: str, name: str, scale: object) -> float:
     """Check a number by which a call multiplies keys or values of a cache."""
-    found = check_float(op, name, scale)
+    found = _as_float(op, name, scale)
     if not 0 <= found < math.inf:
         fail(op, name, "a finite number of at least 0.0", scale)
     return found
@@ -91,7 +96,7 @@ def check_divisors(name: str, scales: Sequence[float]) -> None:
 
 def check_divisor(name: str, scale: object) -> float:
     """Check a number by which `append` divides keys or values."""
-    found = check_float("append", name, scale)
+    found = _as_float("append", name, scale)
     if not 0 < found < math.inf:
         fail("append", name, "a finite number above 0", scale)
     return found
