@@ -220,7 +220,9 @@ def test_installed_tuner_finds_the_installed_ops(environment: Environment, tmp_p
     assert done.returncode == 2
     assert "did you mean 'causal'?" in done.stderr
     done = environment.codegen(tmp_path, "tune", "causal", "--out", "missing")
-    assert done.stderr.startswith("error: missing: no generated package there; run `codegen render`")
+    assert done.stderr.startswith(
+        "error: missing: no generated package there; `codegen render --out missing` makes one"
+    )
 
 
 def test_benchmark_is_refused_outside_a_checkout(environment: Environment, tmp_path: Path) -> None:
