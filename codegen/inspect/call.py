@@ -34,8 +34,8 @@ _KINDS = {"bool": "b", "float": "f", "int": "iu"}
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One head of a call. Query rows are at the positions from `q_offset` on, keys at those from 0 on. The tensors that
-    `given` names are from files."""
+    """One head of a call. Query rows are at the positions from `q_offset` on, keys at those from 0 on. `given` are the
+    names of the tensors whose values were read from files."""
 
     q_len: int
     kv_len: int

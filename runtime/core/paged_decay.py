@@ -69,12 +69,18 @@ def check_first_sizes(
 
 
 def check_pages(
-    num_pages: int, page_size: int, lengths: Sequence[int], begins: Sequence[int], tables: Sequence[Sequence[int]]
+    num_pages: int,
+    page_size: int,
+    lengths: Sequence[int],
+    begins: Sequence[int],
+    page_table: Sequence[Any],
+    page_starts: Sequence[int] | None,
 ) -> None:
     """Check the pages of the new tokens of each sequence, and of the token before them.
 
     `begins`: where the new tokens of each sequence begin. A negative page is allowed: nothing is written there.
     """
+    tables = page_table if page_starts is None else [page_table[start:] for start in page_starts[:-1]]
     for number, (length, pages) in enumerate(zip(lengths, tables, strict=True)):
         new = begins[number + 1] - begins[number]
         used = pages[max(length - new - 1, 0) // page_size : cdiv(max(length, 0), page_size)] if new > 0 else ()

@@ -114,10 +114,9 @@ def _check_room(operands: Mapping[str, jax.Array], page_size: int) -> None:
             if "cu_seqlens" in operands
             else range(0, (num_seqs + 1) * g.shape[1], g.shape[1])
         )
-        tables = operands["page_table"].tolist()
-        if starts is not None:
-            tables = [tables[start:] for start in starts.tolist()[:-1]]
-        check_pages(operands["g_cache"].shape[0], page_size, lengths.tolist(), begins, tables)
+        first = None if starts is None else starts.tolist()
+        num_pages = operands["g_cache"].shape[0]
+        check_pages(num_pages, page_size, lengths.tolist(), begins, operands["page_table"].tolist(), first)
 
 
 def _integers(name: str, x: Any, rank: int) -> jax.Array:

@@ -103,11 +103,9 @@ def append_decay(
     if g.numel() == 0:
         return g_cache, g_base
     if all(x is None or values_are_checked(x) for x in (page_table, kv_lengths, page_starts, cu_seqlens)):
-        new = torch.arange(num_seqs + 1) * g.shape[1] if cu_seqlens is None else cu_seqlens
-        tables = page_table.tolist()
-        if page_starts is not None:
-            tables = [tables[start:] for start in page_starts.tolist()[:-1]]
-        check_pages(g_cache.shape[0], g_cache.shape[1], kv_lengths.tolist(), new.tolist(), tables)
+        new = [g.shape[1] * b for b in range(num_seqs + 1)] if cu_seqlens is None else cu_seqlens.tolist()
+        first = None if page_starts is None else page_starts.tolist()
+        check_pages(g_cache.shape[0], g_cache.shape[1], kv_lengths.tolist(), new, page_table.tolist(), first)
     rows = g.detach() if cu_seqlens is not None else g.detach().flatten(0, 1)
     if device.type == "cpu" and not INTERPRET:
         _assign(rows, g_cache, g_base, page_table, kv_lengths, page_starts, cu_seqlens)

@@ -58,7 +58,7 @@ class Layout:
             gathers the keys of all. "exchange": as "gather", but a rank gets only keys that its rows may attend to.
             "ring": keys go from rank to rank, and no rank has them all. "2d": each node of ranks has rows of its own,
             and nodes gather or exchange keys; each rank of a node computes some heads.
-        head_groups: key heads are gathered in so many groups, each while the group before it is computed.
+        head_groups: key heads are gathered or exchanged in so many groups, each while the group before it is computed.
         imbalance: by how much the work of the slowest rank exceeds the mean: 0.01 is 1 %.
         bytes_moved: bytes that a rank receives at most in one forward and backward of one batch row.
         predicted: seconds of the slowest rank, forward and backward of one batch row, by the cost model.
