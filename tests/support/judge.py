@@ -22,8 +22,9 @@ OWN_RATIO = 3.0
 
 FEWEST = 32
 """With fewer elements, such as one gradient per head, the mean error depends on chance, so only the largest error is
-bounded. The same holds for dq and dk of fewer query rows: all elements of a row of ds share the error of its delta. The
-bound on dg allows for that error if there are fewer keys (`_delta_error`)."""
+bounded. The same holds for o and dv of fewer weights, such as four rows with one key each: all elements of a value
+share the rounding of its weight. And it holds for dq and dk of fewer query rows: all elements of a row of ds share the
+error of its delta. The bound on dg allows for that error if there are fewer keys (`_delta_error`)."""
 
 MEAN_FLOOR = 0.125
 """Added to the bound of the mean error, in float32 eps of the terms' size times the largest score: a rounding of one
@@ -120,8 +121,9 @@ def _mean_problem(
     size: Tensor,
     score: float,
 ) -> str:
-    rows = want["lse"].numel() if name in ("dq", "dk") else FEWEST
-    if min(want[name].numel(), rows) < FEWEST:
+    rows, keys = want["lse"].numel(), inputs.k.shape[-2 if inputs.k.ndim == 4 else 0]
+    shared = {"o": rows * keys, "dv": rows * keys, "dq": rows, "dk": rows}
+    if min(want[name].numel(), shared.get(name, FEWEST)) < FEWEST:
         return ""
     ours, plains = ((x[name].double() - want[name]).abs().mean().item() for x in (got, baseline))
     ratio = MEAN_RATIO.get(name, OWN_RATIO)
