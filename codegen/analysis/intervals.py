@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from codegen.analysis.affine import linear, spread
+from codegen.analysis.grids import GridRead, GridSide, grid_axes
 from codegen.analysis.interval_arithmetic import (
     UNDECIDED,
     UNKNOWN,
@@ -64,25 +65,28 @@ class Decision:
     """The status of a block, as boolean expressions over `q_first q_last kv_first kv_last`, all inclusive.
 
     The block is EMPTY (no pair is kept) if `may` is false, FULL (every pair is kept) if `must` is true, and PARTIAL
-    otherwise. `reads` are the extremes that the two expressions read.
+    otherwise. `reads` are the extremes that the two expressions read, and `grids` the reads of grids whose extremes
+    they read.
     """
 
     may: Expr
     must: Expr
     reads: tuple[Extreme, ...]
+    grids: tuple[GridRead, ...] = ()
 
 
-def decide(mask: Expr) -> Decision:
-    """The status of a block under a mask.
+def decide(mask: Expr, *, grids: bool = True) -> Decision:
+    """The status of a block under a mask. Without `grids`, blocks that depend on a grid's elements are partial.
 
     >>> from codegen.ir.printers import FormulaPrinter
     >>> causal = decide(expr.compare("ge", int_var("q_idx"), int_var("kv_idx")))
     >>> [FormulaPrinter().text(e) for e in (causal.may, causal.must)]
     ['q_last >= kv_first', 'q_first >= kv_last']
     """
-    analyser = _Analyser()
+    analyser = _Analyser(looks_into_grids=grids)
     truth = analyser.truth(mask)
-    return Decision(may=truth.may, must=truth.must, reads=tuple(analyser.reads.values()))
+    found = analyser.reads.values(), analyser.grids.values()
+    return Decision(may=truth.may, must=truth.must, reads=tuple(found[0]), grids=tuple(found[1]))
 
 
 # Float operations whose rounding is monotone: bounds computed by the same operations hold for the rounded values too.
@@ -96,7 +100,9 @@ _MONOTONE_FLOAT = {
 
 @dataclass
 class _Analyser:
+    looks_into_grids: bool = True
     reads: dict[Expr, Extreme] = field(default_factory=dict)
+    grids: dict[Expr, GridRead] = field(default_factory=dict)
     _truths: dict[Expr, Truth] = field(default_factory=dict)
     _intervals: dict[Expr, Interval] = field(default_factory=dict)
 
@@ -115,6 +121,8 @@ class _Analyser:
         if _needs_extremes(e):
             extreme = self._extreme(e)
             return Truth(_positive(extreme.maximum), _positive(extreme.minimum))
+        if grid := self._grid(e):
+            return Truth(_positive(grid.maximum), _positive(grid.minimum))
         if not isinstance(e, Op):
             return UNDECIDED
         if e.op in ("and", "or"):
@@ -200,6 +208,8 @@ class _Analyser:
         if _needs_extremes(e):
             extreme = self._extreme(e)
             return Interval(extreme.minimum, extreme.maximum)
+        if grid := self._grid(e):
+            return Interval(grid.minimum, grid.maximum)
         if isinstance(e, Var):
             return {"q_idx": Q_POSITIONS, "kv_idx": KV_POSITIONS}.get(e.name, UNKNOWN)
         if not isinstance(e, Op) or (e.type is Type.FLOAT and e.op not in _MONOTONE_FLOAT):
@@ -313,13 +323,33 @@ class _Analyser:
         if e not in self.reads:
             side = "q" if level(e) is Level.QUERY else "kv"
             tensor = next(x.tensor for x in expr.loads(e) if level(x) is not Level.UNIFORM)
-            taken = {x.minimum.name for x in self.reads.values()}
-            stem, n = f"{tensor}_{side}", 2
-            while f"{stem}_min" in taken:
-                stem, n = f"{tensor}_{side}_{n}", n + 1
-            kind = Type.FLOAT if e.type is Type.FLOAT else Type.INT
-            self.reads[e] = Extreme(value=e, minimum=Var(kind, f"{stem}_min"), maximum=Var(kind, f"{stem}_max"))
+            minimum, maximum = self._ends(e, f"{tensor}_{side}")
+            self.reads[e] = Extreme(value=e, minimum=minimum, maximum=maximum)
         return self.reads[e]
+
+    def _grid(self, e: Expr) -> GridRead | None:
+        """The read of a grid that `e` is, if the indices of a block are known."""
+        axes = grid_axes(e) if self.looks_into_grids and e not in self.grids else None
+        if axes is not None:
+            assert isinstance(e, expr.Load)
+            sides: list[GridSide] = []
+            for axis in axes:
+                x = self.interval(e.indices[axis])
+                if x.low is None or x.high is None:
+                    return None
+                sides.append(GridSide(axis=axis, first=x.low, last=x.high))
+            minimum, maximum = self._ends(e, f"{e.tensor}_grid")
+            self.grids[e] = GridRead(load=e, queries=sides[0], keys=sides[1], minimum=minimum, maximum=maximum)
+        return self.grids.get(e)
+
+    def _ends(self, e: Expr, stem: str) -> tuple[Var, Var]:
+        """New names for the smallest and largest value of `e` in a block."""
+        taken = {x.minimum.name for x in self.reads.values()} | {x.minimum.name for x in self.grids.values()}
+        name, n = stem, 2
+        while f"{name}_min" in taken:
+            name, n = f"{stem}_{n}", n + 1
+        kind = Type.FLOAT if e.type is Type.FLOAT else Type.INT
+        return Var(kind, f"{name}_min"), Var(kind, f"{name}_max")
 
 
 def _shortest(parts: list[Expr]) -> list[Expr]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
+from codegen.analysis.grids import GridRead
 from codegen.analysis.intervals import Extreme, decide
 from codegen.inspect.call import Call
 from codegen.ir.evaluate import Array, evaluate
-from codegen.ir.expr import Expr, Type
+from codegen.ir.expr import Expr, Load, Type, int_var
 
 
 class Status(IntEnum):
@@ -83,6 +84,8 @@ def decided(mask: Expr, grid: Grid) -> tuple[Array, Array]:
     for extreme in decision.reads:
         least, greatest = extremes(extreme, grid)
         values[extreme.minimum.name], values[extreme.maximum.name] = least, greatest
+    for read in decision.grids:
+        values[read.minimum.name], values[read.maximum.name] = grid_extremes(read, values, call.tensors)
     may, must = (evaluate(e, values, call.tensors) for e in (decision.may, decision.must))
     return np.broadcast_to(may, grid.shape), np.broadcast_to(must, grid.shape)
 
@@ -98,6 +101,26 @@ def extremes(extreme: Extreme, grid: Grid) -> tuple[Array, Array]:
         low, high = (np.where(np.isnan(found), bound, found) for bound in (-np.inf, np.inf))
     least, greatest = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
     return (least[:, None], greatest[:, None]) if extreme.of_queries else (least, greatest)
+
+
+def grid_extremes(
+    read: GridRead, values: Mapping[str, Array | int | float], tensors: Mapping[str, Array]
+) -> tuple[Array, Array]:
+    """The smallest and the largest element of a grid in each block; `values`: the blocks' first and last positions."""
+    q_first, q_last, kv_first, kv_last = (np.asarray(evaluate(end, values, tensors)) for end in read.ends)
+    indices = list(read.load.indices)
+    indices[read.queries.axis], indices[read.keys.axis] = map(int_var, ("q_run", "kv_run"))
+    element = Load(read.load.type, read.load.tensor, tuple(indices))
+    found = [
+        evaluate(
+            element,
+            {**values, "q_run": np.minimum(q_first + i, q_last), "kv_run": np.minimum(kv_first + j, kv_last)},
+            tensors,
+        )
+        for i in range(int((q_last - q_first).max()) + 1)
+        for j in range(int((kv_last - kv_first).max()) + 1)
+    ]
+    return np.minimum.reduce(found), np.maximum.reduce(found)
 
 
 def block_diagonal(parts: Sequence[Array]) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from codegen.analysis.intervals import Decision, decide
 from codegen.analysis.schedule import Range, Schedule
 from codegen.analysis.shifts import is_shift_invariant, looks_back
 from codegen.analysis.token_order import by_row
@@ -83,8 +84,7 @@ def work_source(planned: VariantPlan) -> WorkSource:
         found = [analysis.keys.main, *([] if other is None else [other])]
         read = [bound for each in found for bound in (each.first, each.end) if bound is not None]
         work = replace(base, ranges=tuple(_range(each, printer) for each in found))
-    elif analysis.decision is not None and names(analysis.decision.may):
-        decision = analysis.decision
+    elif (decision := _decision(planned)) is not None and names(decision.may):
         read = [decision.may, *(extreme.value for extreme in decision.reads)]
         for i, extreme in enumerate(decision.reads):
             extremes[extreme.minimum.name], extremes[extreme.maximum.name] = f"at.least[{i}]", f"at.most[{i}]"
@@ -99,6 +99,14 @@ def work_source(planned: VariantPlan) -> WorkSource:
     keywords = {name: variant.keywords.get(name, name) for name in reads}
     renamed = {name: keyword for name, keyword in keywords.items() if name != keyword}
     return replace(work, keywords=renamed, needs=tuple(keywords.values()))
+
+
+def _decision(planned: VariantPlan) -> Decision | None:
+    """The decision of the kernels, but for grids: a plan counts a block that depends on one as visited."""
+    decision = planned.analysis.decision
+    if decision is None or not decision.grids or planned.variant.mask is None:
+        return decision
+    return decide(planned.variant.mask, grids=False)
 
 
 def _range(found: Range, printer: ArrayPrinter) -> tuple[str, str]:

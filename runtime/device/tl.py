@@ -291,6 +291,37 @@ def clamp_index(index, size):
 
 
 @triton.jit
+def grid_extremes(
+    grid, own_first, own_last, own_size, own_stride, others_first, others_last, others_size, others_stride
+):
+    """The smallest and the largest element of each of several parts of a tensor. A NaN makes both NaN.
+
+    All parts begin and end at the same indices of one axis, two numbers, and each at its own of another, two vectors.
+    """
+    own_first, own_last = clamp_index(own_first, own_size), clamp_index(own_last, own_size)
+    others_last = clamp_index(others_last, others_size)
+    others_first = tl.minimum(clamp_index(others_first, others_size), others_last)
+    others_most = tl.max(others_last - others_first, 0) + 1
+    row = grid + own_first.to(tl.int64) * own_stride
+    least = as_number(tl.load(row + others_first.to(tl.int64) * others_stride))
+    most = least
+    for _own in range(own_first, own_last + 1):
+        for i in range(others_most):
+            index = tl.minimum(others_first + i, others_last)
+            element = as_number(tl.load(row + index.to(tl.int64) * others_stride))
+            least = tl.minimum(least, element, propagate_nan=tl.PropagateNan.ALL)
+            most = tl.maximum(most, element, propagate_nan=tl.PropagateNan.ALL)
+        row += own_stride
+    return least, most
+
+
+@triton.jit
+def as_number(element):
+    """An element of a tensor as a float32, or as 64 bits: differences of integers may exceed 32."""
+    return element.to(tl.float32) if element.dtype.is_floating() else element.to(tl.int64)
+
+
+@triton.jit
 def store_range(ranges_ptr, table_row, visited_begin, visited_end, full_begin, full_end, num_others):
     """Write the range of a row of blocks; `full_begin` is `num_others` without a full block.
 

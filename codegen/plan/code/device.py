@@ -13,6 +13,7 @@ _FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
     "diagonals": ("add_diagonals", "diagonal_sums"),
     "distances": ("load_vector", "store_diagonals"),
     "keep_range": ("keep_range",),
+    "grid_extremes": ("grid_extremes",),
 }
 """Entry of a kernel plan's `helpers` -> the functions to import for it."""
 

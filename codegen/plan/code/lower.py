@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.analysis.call_modes import KEY_IDS, QUERY_IDS, Mode
+from codegen.analysis.grids import GridSide
 from codegen.analysis.indexing import DECAY, POSITIONS, TOKENS, WIDE_INDICES, exact_index, needs_clamp
 from codegen.ir import expr
 from codegen.ir.expr import COMPARISONS, Const, Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
@@ -127,7 +128,23 @@ class Lowering:
 
     def offset(self, load: Load, buffer: str, *, tile: bool) -> Code:
         """The offset of an element in a buffer of the tensor's shape, in the names of the latest block."""
-        return total(self._offsets(load, buffer, tile=tile, narrow=False))
+        return total(self._offsets(load, buffer, tile=tile))
+
+    def grid_extremes(self, load: Load, own: GridSide, others: GridSide) -> Code:
+        """The call that finds a grid's smallest and largest element. `own`: the side whose ends are numbers, in a
+        program that serves one block of that side; the ends of `others` are vectors."""
+        ends = (own.first, own.last, others.first, others.last)
+        self._note_helpers(ends)
+        self.helpers.add("grid_extremes")
+        base = [
+            Name(f"{load.tensor}_ptr"),
+            *self._offsets(load, load.tensor, tile=False, without=(own.axis, others.axis)),
+        ]
+        args: list[Code] = [total(base)]
+        for side in (own, others):
+            args += [self._code(side.first, tile=False), self._code(side.last, tile=False)]
+            args += [Name(f"{load.tensor}_size_{side.axis}"), Name(f"stride_{load.tensor}_{side.axis}")]
+        return call("grid_extremes", *args)
 
     def _define(self, node: Expr, statements: list[Assign], taken: set[str]) -> None:
         own = level(node)
@@ -239,12 +256,16 @@ class Lowering:
         read = call("load_pairs", address, Name("PTX")) if of_pairs else builtin("load", address)
         return Cast(read, "float32") if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else read
 
-    def _offsets(self, e: Load, strides: str, *, tile: bool, narrow: bool) -> list[Code]:
-        """The offset along each axis. Offsets that differ between the pairs of a tile come last, and only they have 32
-        bits if `narrow`."""
+    def _offsets(
+        self, e: Load, strides: str, *, tile: bool, narrow: bool = False, without: Sequence[int] = ()
+    ) -> list[Code]:
+        """The offset along each axis, but for the axes `without`. Offsets that differ between the pairs of a tile come
+        last, and only they have 32 bits if `narrow`."""
         offsets: list[Code] = []
         last: list[Code] = []
         for axis, index in enumerate(e.indices):
+            if axis in without:
+                continue
             stride = Name(f"stride_{strides}_{axis}")
             exact = self._exact(e.tensor, axis, index, tile=tile)
             if exact is not None:

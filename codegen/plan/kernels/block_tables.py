@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.intervals import Extreme
+from codegen.analysis.grids import GridRead
+from codegen.analysis.intervals import Decision, Extreme
 from codegen.analysis.schedule import BlockAnalysis, Schedule
 from codegen.ir import expr
-from codegen.ir.expr import TRUE, Expr, Load, Type
+from codegen.ir.expr import TRUE, Expr, Level
 from codegen.ir.printers import FormulaPrinter
 from codegen.plan.code.host import host, listed
 from codegen.plan.code.lower import Lowering
 from codegen.plan.code.statements import Assign, uses
-from codegen.plan.code.tree import Cast, Code
+from codegen.plan.code.tree import Code
+from codegen.plan.kernels.block_extremes import (
+    BlockExtreme,
+    Reduction,
+    block_extreme,
+    extreme_dtype,
+    extreme_pointers,
+    reductions,
+)
 from codegen.plan.kernels.kernel import ArgGroup, KernelPlan, numbers, pointers
 from codegen.plan.kernels.legend import PACKED_SHAPES, SHAPES
 from codegen.plan.kernels.signature import CU_SEQLENS, PACKED_TABLES, TABLES, Signatures
@@ -29,30 +38,6 @@ _KEY_BOUNDS = frozenset(("kv_first", "kv_last"))
 
 
 _LENGTHS = {"q_len": host("{}.shape[2]", "q"), "kv_len": host("{}.shape[2]", "k")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockExtreme:
-    """A value whose minimum and maximum over a block are stored in buffers of type `dtype`. The name `minimum` or
-    `maximum` is empty if the decision does not read it."""
-
-    value: Code
-    minimum: str
-    maximum: str
-    dtype: str
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype == "float32"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reduction:
-    """The reduction, `min` or `max`, of the extremes of parts to those of a block; `widened` casts it to 64 bits."""
-
-    name: str
-    reduction: str
-    widened: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +68,15 @@ class ListKernel:
     """The kernel that decides, for each block of one axis, which blocks of the other axis it visits.
 
     `starts` names which of the starts of its sequence's queries and keys a packed program reads. `loaded` are the
-    extremes of the program's own block, `gathered` those of the blocks of the other axis. `may` and `must` decide a
-    vector of blocks of the other axis.
+    extremes of the program's own block, `gathered` those of the blocks of the other axis. `grids` computes the extremes
+    of grids in a vector of blocks of the other axis, and `may` and `must` decide these blocks.
     """
 
     kernel: KernelPlan
     starts: Sequence[str]
     loaded: Sequence[Reduction]
     gathered: Sequence[Reduction]
+    grids: Sequence[Assign]
     may: Code | None
     must: Code
     reads: frozenset[str]
@@ -100,7 +86,8 @@ class ListKernel:
 class ListsPlan(InMode):
     """The kernels that make a variant's tables of blocks, and what its op allocates.
 
-    `shifted`: the kernels that decide blocks need the query offset.
+    `shifted`: the kernels that decide blocks need the query offset. `grids`: the tensors whose elements they read, as
+    text.
     """
 
     schedule: Schedule
@@ -113,6 +100,7 @@ class ListsPlan(InMode):
     has_offset: bool
     shifted: bool
     decided: frozenset[str]
+    grids: str
 
     @property
     def reads_queries(self) -> bool:
@@ -140,25 +128,28 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     if schedule not in TABLES or decision is None or variant.mask is None:
         return None
     read = expr.names(variant.mask)
-    decided = expr.names(decision.may) | expr.names(decision.must)
+    grids = [x for x in decision.grids if {x.minimum.name, x.maximum.name} & _names(decision.may, decision.must)]
+    decided = _names(decision.may, decision.must, *(end for x in grids for end in x.ends))
     reads = [x for x in decision.reads if {x.minimum.name, x.maximum.name} & decided]
     of_queries = [x for x in reads if x.of_queries]
     of_keys = [x for x in reads if not x.of_queries]
-    uniform = reads_packed_queries(variant, expr.loads(decision.may, decision.must), sign.mode)
+    loads = expr.loads(decision.may, decision.must, *(x.load for x in grids))
+    uniform = reads_packed_queries(variant, loads, sign.mode)
     shifted = sign.offset and (bool(decided & _QUERY_BOUNDS) or uniform)
     builder = _Builder(variant, sign, schedule, decided, shifted=shifted)
     return ListsPlan(
         schedule=schedule,
         mode=sign.mode,
         extremes=builder.extremes(of_queries, of_keys),
-        query_lists=builder.lists("query", of_queries, of_keys, decision.may, decision.must),
-        key_lists=builder.lists("key", of_keys, of_queries, decision.may, decision.must),
+        query_lists=builder.lists("query", of_queries, of_keys, replace(decision, grids=tuple(grids))),
+        key_lists=builder.lists("key", of_keys, of_queries, replace(decision, grids=tuple(grids))),
         legend=_legend(variant, sign.mode, reads, schedule, decided),
         per_batch="b" in read,
         per_head=analysis.tables_per_head,
         has_offset=sign.offset,
         shifted=shifted,
         decided=decided,
+        grids=" and ".join(f"`{name}`" for name in dict.fromkeys(x.load.tensor for x in grids)),
     )
 
 
@@ -188,7 +179,7 @@ class _Builder:
         )
         query_extremes, key_extremes = (
             [
-                _extreme(x, code, _dtype(self.variant, x), self.decided)
+                block_extreme(x, code, extreme_dtype(self.variant, x), self.decided)
                 for x, code in zip(found, lowering.own_shape([x.value for x in found]), strict=True)
             ]
             for lowering, found in ((queries, of_queries), (keys, of_keys))
@@ -204,7 +195,7 @@ class _Builder:
             *self.sign.positions(positions),
             *([pointers(*CU_SEQLENS)] if self.packed else ()),
             *self._loadable(values, offset=shifted),
-            *_pointers(reads, self.decided),
+            *extreme_pointers(reads, self.decided),
             *self._position_pointers(),
             *self.sign.own_strides(values),
             *self.sign.position_strides(positions),
@@ -266,28 +257,32 @@ class _Builder:
         names = [name for of_axis in self.positions.values() for name in of_axis if name]
         return [pointers(*names)] if names else []
 
-    def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], may: Expr, must: Expr) -> ListKernel:
+    def lists(self, axis: str, own: Sequence[Extreme], others: Sequence[Extreme], decision: Decision) -> ListKernel:
+        may, must = decision.may, decision.must
         vectors = frozenset(v.name for x in (*own, *others) for v in (x.minimum, x.maximum))
+        vectors |= frozenset(v.name for x in decision.grids for v in (x.minimum, x.maximum))
         lowering = Lowering(tensors=self.variant.tensors, query_axis=0, mode=self.sign.mode, vectors=vectors)
         may_code, must_code = lowering.own_shape([may, must])
+        grids = [_grid_statement(x, axis, lowering) for x in decision.grids]
+        roots = [may, must, *(x.load for x in decision.grids)]
         args = [
-            *_pointers(sorted((*own, *others), key=lambda x: not x.of_queries), self.decided),
+            *extreme_pointers(sorted((*own, *others), key=lambda x: not x.of_queries), self.decided),
             *self._position_pointers(),
-            *self.sign.own_tensors([may, must]),
+            *self.sign.own_tensors(roots),
             *self.sign.sequences(),
-            *self._loadable([may, must], offset=self.shifts),
+            *self._loadable(roots, offset=self.shifts),
             pointers(*TABLES[self.schedule]),
-            *self.sign.own_strides([may, must]),
+            *self.sign.own_strides(roots),
             *self._lengths(self._axes((*own, *others)) if self.packed else ("q", "kv")),
             *(
                 [ArgGroup(names=("num_others_most",), host=listed(("other_blocks",)), varies=True)]
                 if self._fixed_room
                 else ()
             ),
-            *_heads([may, must], shifted=self.shifts or self.packed),
-            *self.sign.padding([may, must]),
+            *_heads(roots, shifted=self.shifts or self.packed),
+            *self.sign.padding(roots),
         ]
-        names = uses(may_code, must_code, lowering.prologue)
+        names = uses(may_code, must_code, grids, lowering.prologue)
         of_parts = {axis for axis in ("q", "kv") if any(x.of_queries == (axis == "q") for x in (*own, *others))}
         starts = [f"{axis}_start" for axis in ("q", "kv") if axis in of_parts or f"{axis}_start" in names]
         part = ["PART"] if own or others else []
@@ -298,7 +293,7 @@ class _Builder:
             args=args,
             constants=[
                 *offset,
-                *self._loads([may, must]),
+                *self._loads(roots),
                 *(["POSITIONS"] if self.positions else []),
                 *room,
                 "BLOCK_M",
@@ -312,11 +307,12 @@ class _Builder:
         return ListKernel(
             kernel=kernel,
             starts=starts,
-            loaded=_reductions(self.variant, own, self.decided),
-            gathered=_reductions(self.variant, others, self.decided),
+            loaded=reductions(self.variant, own, self.decided),
+            gathered=reductions(self.variant, others, self.decided),
+            grids=grids,
             may=None if may == TRUE else may_code,
             must=must_code,
-            reads=expr.names(may) | expr.names(must),
+            reads=_names(*roots),
         )
 
     @property
@@ -333,6 +329,17 @@ class _Builder:
         return ["SCALARS_LOADED"] if self.sign.own_scalars(roots) else []
 
 
+def _grid_statement(x: GridRead, axis: str, lowering: Lowering) -> Assign:
+    """The extremes of a grid in the program's own block along `axis`, and in each of several blocks of the other."""
+    own, others = (x.queries, x.keys) if axis == "query" else (x.keys, x.queries)
+    extremes = lowering.grid_extremes(x.load, own, others)
+    return Assign(targets=(x.minimum.name, x.maximum.name), values=(extremes,), level=Level.UNIFORM)
+
+
+def _names(*roots: Expr) -> frozenset[str]:
+    return frozenset().union(*map(expr.names, roots))
+
+
 def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> list[ArgGroup]:
     """The arguments by which a program finds its batch row and head, if values or an offset per batch row need them.
 
@@ -345,43 +352,12 @@ def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> li
     return [*([heads] if wanted else []), *([group] if "hkv" in read else [])]
 
 
-def _extreme(x: Extreme, code: Code, dtype: str, decided: Set[str]) -> BlockExtreme:
-    minimum, maximum = (v.name if v.name in decided else "" for v in (x.minimum, x.maximum))
-    return BlockExtreme(
-        value=code if dtype == "float32" else Cast(code, dtype), minimum=minimum, maximum=maximum, dtype=dtype
-    )
-
-
-def _dtype(variant: Variant, x: Extreme) -> str:
-    """The type of a value's extremes: 32 bits if its elements have no more, because they are read much more often."""
-    value = x.value
-    if value.type is Type.FLOAT:
-        return "float32"
-    narrow = value.type is Type.BOOL or (isinstance(value, Load) and variant.tensors[value.tensor].dtype != "int64")
-    return "int32" if narrow else "int64"
-
-
-def _reductions(variant: Variant, reads: Sequence[Extreme], decided: Set[str]) -> list[Reduction]:
-    found = []
-    for x in reads:
-        # Integers are compared in 64 bits: differences of extremes may exceed 32.
-        widened = "" if _dtype(variant, x) == "float32" else ".to(tl.int64)"
-        found.append(Reduction(name=x.minimum.name, reduction="min", widened=widened))
-        found.append(Reduction(name=x.maximum.name, reduction="max", widened=widened))
-    return [x for x in found if x.name in decided]
-
-
-def _pointers(reads: Sequence[Extreme], decided: Set[str]) -> list[ArgGroup]:
-    names = [v.name for x in reads for v in (x.minimum, x.maximum) if v.name in decided]
-    return [pointers(name) for name in names]
-
-
 def _legend(variant: Variant, mode: Mode, reads: Sequence[Extreme], schedule: Schedule, decided: Set[str]) -> str:
     assert variant.mask is not None
     formula = FormulaPrinter()
     rows = [("keep", formula.text(variant.mask))]
     for x in reads:
-        kind = _dtype(variant, x)
+        kind = extreme_dtype(variant, x)
         rows.append((x.minimum.name, f"[B, H, parts]  {kind}, smallest {formula.text(x.value)} of each part"))
         rows.append((x.maximum.name, f"[B, H, parts]  {kind}, largest"))
     rows = [row for row in rows if row[0] == "keep" or row[0] in decided]

@@ -1,0 +1,78 @@
+"""Reads of tensors with one element for each run of queries by run of keys, which block analysis looks into.
+
+`chosen[b, h, q_idx // 64, kv_idx // 64]` has few elements in a block. The kernel that decides a block reads them, so it
+knows their extremes as it knows those of a value per query or per key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.ir import expr
+from codegen.ir.expr import Const, Expr, Level, Load, Op, Var, level
+
+SHORTEST_RUN = 16
+"""The shortest run that a literal may state: with shorter ones a block has too many elements to look at each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridSide:
+    """The axis of a grid along queries or along keys, and the first and last index that a block reads there."""
+
+    axis: int
+    first: Expr
+    last: Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRead:
+    """A read of a grid, and the names of its smallest and largest element in a block. Booleans count as 0 and 1; a NaN
+    in the block makes both NaN."""
+
+    load: Load
+    queries: GridSide
+    keys: GridSide
+    minimum: Var
+    maximum: Var
+
+    @property
+    def ends(self) -> tuple[Expr, ...]:
+        """The indices at which a block begins and ends."""
+        return self.queries.first, self.queries.last, self.keys.first, self.keys.last
+
+
+def grid_axes(e: Expr) -> tuple[int, int] | None:
+    """The axes along queries and along keys of a read of a grid; None for any other expression.
+
+    >>> from codegen.ir.expr import TensorSpec, Type
+    >>> from codegen.ir.parse import Scope, parse
+    >>> scope = Scope(tensors={"seen": TensorSpec(name="seen", dims=("b", "rows", "cols"), dtype="bool")})
+    >>> for indices in ("b, q_idx // 64, kv_idx // 32", "b, kv_idx // 32, q_idx // 64", "b, q_idx, kv_idx"):
+    ...     print(grid_axes(parse(f"seen[{indices}]", scope, Type.BOOL)))
+    (1, 2)
+    (2, 1)
+    None
+    """
+    if not isinstance(e, Load):
+        return None
+    levels = [level(index) for index in e.indices]
+    varying = [axis for axis, of_index in enumerate(levels) if of_index is not Level.UNIFORM]
+    if {levels[axis] for axis in varying} != {Level.QUERY, Level.KEY} or len(varying) != 2:
+        return None
+    if not all(_of_runs(e.indices[axis]) for axis in varying):
+        return None
+    return levels.index(Level.QUERY), levels.index(Level.KEY)
+
+
+def _of_runs(index: Expr) -> bool:
+    """True if an index is the same for a run of positions."""
+    return not expr.loads(index) and any(map(_is_run, expr.walk(index)))
+
+
+def _is_run(e: Expr) -> bool:
+    if not isinstance(e, Op) or e.op not in ("floordiv", "shr") or level(e) is Level.UNIFORM:
+        return False
+    by = e.args[1]
+    if not isinstance(by, Const):
+        return level(by) is Level.UNIFORM
+    return (1 << int(by.value) if e.op == "shr" else int(by.value)) >= SHORTEST_RUN
