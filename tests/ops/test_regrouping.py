@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from codegen.load.spec_file import load
 from codegen.plan.ops.references import may_regroup
 from generated._runtime.core.settings import INTERPRET
-from tests.ops.jax.test_jax_transforms import close, mesh
+from tests.ops.jax.test_jax_transforms import close, mesh, stacked
 from tests.support.rendering import importable
 
 pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the ops run their kernels")
@@ -105,6 +105,13 @@ def test_torch_maps_rows(package: str, name: str, mapped: str) -> None:
     torch.testing.assert_close(torch.func.vmap(call, in_dims=(axes,))(given), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mapped", [(0,), (3,)], ids=["q", "w"])
+def test_jax_maps_packed_calls_with_a_bias_of_pairs(package: str, mapped: tuple[int, ...]) -> None:
+    """The bias of the single call would be a block diagonal of those of all calls."""
+    op = partial(import_module(f"{package}.jax").pair_bias, cu_seqlens_q=jnp.asarray([0, 5, ROWS]))
+    check_maps(op, mapped, [x[:, 0] for x in drawn("pair_bias", 2)])
+
+
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, AxisType.Auto) for name in VARIANTS), ("diagonal", AxisType.Explicit)]
 )
@@ -116,3 +123,19 @@ def test_jax_shards_rows_and_heads(package: str, name: str, kind: AxisType) -> N
     put = [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip(given, specs, strict=True)]
     one = jax.jit(partial(results, op))
     close(one(*put), one(*given), 1e-4)
+
+
+@pytest.mark.parametrize("argument", ["q_segment_ids", "q_positions", "kv_lengths"])
+def test_jax_maps_one_row_of_ids_over_many_rows(package: str, argument: str) -> None:
+    """After the inner map the call has five batch rows, all of which have the ids of one row."""
+    op = import_module(f"{package}.jax").own_row
+    q = jax.random.normal(jax.random.key(1), (5, 1, ROWS, HEADS, DIM))
+    k = jax.random.normal(jax.random.key(2), (1, ROWS, KV_HEADS, DIM))
+    w = jnp.ones((1, HEADS))
+    shape = (3, 1) if argument == "kv_lengths" else (3, 1, ROWS)
+    tokens = jax.random.randint(jax.random.key(3), shape, 0, 3)
+
+    def of(tokens: jax.Array) -> Any:
+        return jax.vmap(lambda q: op(q, k, k, w=w, **{argument: tokens}))(q)
+
+    close(jax.jit(jax.vmap(of))(tokens), jax.jit(partial(stacked, of))(tokens))
