@@ -12,7 +12,7 @@ from codegen.analysis.token_order import by_row
 from codegen.ir.expr import Expr, Load, Op, Var, loads, names, walk
 from codegen.ir.printers import jnp_printer
 from codegen.ir.printers.array import ArrayPrinter
-from codegen.plan.ops.references import computes_with
+from codegen.plan.ops.references import computes_with, may_regroup
 from codegen.plan.variant import VariantPlan
 from codegen.spec.dims import names_of
 
@@ -68,8 +68,8 @@ def work_source(planned: VariantPlan) -> WorkSource:
     base = WorkSource(
         tensors=tensors,
         dropout=variant.dropout,
-        by_heads=not (computes_with(variant, "h") or computes_with(variant, "hkv")),
-        by_batch=computes_with(variant, "b"),
+        by_heads=may_regroup(variant, "h", "hkv"),
+        by_batch=not may_regroup(variant, "b"),
         by_row=by_row(replace(planned.written, dropout=False)) is not None,
         by_length=computes_with(variant, "kv_len"),
         by_queries=computes_with(variant, "q_len") or "q_len" in sizes,

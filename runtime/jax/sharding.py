@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..core.checks import fail
 
+_ALIKE = {"b": {"b"}, "h": {"h", "k"}, "k": {"h", "k"}}
 _EXPLICIT = {"b": "batch rows", "h": "heads", "k": "heads"}
 
 
@@ -140,7 +141,9 @@ class _Names:
         self.sizes: dict[str, int] = {}
 
     def mapping(self, letters: str, shape: Sequence[int]) -> str:
-        letters = letters.ljust(len(shape), ".")
+        # A rule may not name a factor twice in one array, as for dims [h, hkv]. Such axes are never cut.
+        own = [letter if not {*letters[:i]} & _ALIKE.get(letter, set()) else "." for i, letter in enumerate(letters)]
+        letters = "".join(own).ljust(len(shape), ".")
         return " ".join(self._axis(letter, size) for letter, size in zip(letters, shape, strict=True))
 
     def _axis(self, letter: str, size: int) -> str:

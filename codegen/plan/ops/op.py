@@ -23,7 +23,7 @@ from codegen.plan.ops.frameworks import Framework
 from codegen.plan.ops.gradients import Buffer, Grid, OwnGradients
 from codegen.plan.ops.launch_arguments import LaunchGroup, launch_groups
 from codegen.plan.ops.parameters import Parameter, names, tensor
-from codegen.plan.ops.references import ReferenceText, computes_with, formula_of, reference_text
+from codegen.plan.ops.references import ReferenceText, formula_of, may_regroup, reference_text
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
@@ -325,8 +325,8 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         reference=reference,
         lists=lists_op(variant, planned.lists, of_mask),
         by_row=by_row(planned.written),
-        splits_batch=not computes_with(variant, "b"),
-        splits_heads=not computes_with(variant, "h") and not computes_with(variant, "hkv"),
+        splits_batch=may_regroup(variant, "b"),
+        splits_heads=may_regroup(variant, "h", "hkv"),
     )
 
 

@@ -98,6 +98,24 @@ def computes_with(variant: Variant, name: str) -> bool:
     return any(name in expr.names(expr.rebuild(e, hidden)) for e in roots)
 
 
+def may_regroup(variant: Variant, *indices: str) -> bool:
+    """Whether some batch rows, or heads, of a call may be computed without the others, or together with other calls.
+
+    `indices` are their numbers: `b`, or `h` and `hkv`. Each may only pick its own element along one axis of a tensor.
+    A read like `bias[0]` or `bias[q_idx % 4]` of dims `[h]` needs the elements of other heads; of two such axes, as in
+    `[h, h]`, only the diagonal is read, and cutting one of them is not enough.
+    """
+
+    def picks_own(load: expr.Load) -> bool:
+        axes = [axis for axis, dim in enumerate(variant.tensors[load.tensor].dims) if dim in indices]
+        return len(axes) <= 1 and all(exact_index(variant.tensors, load.tensor, i, load.indices[i]) for i in axes)
+
+    roots = [e for e in (variant.mask, variant.score) if e is not None]
+    return all(picks_own(x) for e in roots for x in expr.loads(e)) and not any(
+        computes_with(variant, i) for i in indices
+    )
+
+
 def formula_of(variant: Variant) -> str:
     """The mathematics of the variant, as lines of a docstring."""
     formula = FormulaPrinter(keywords=variant.keywords)

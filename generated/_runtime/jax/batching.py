@@ -21,8 +21,13 @@ def batched(
     size = next(x.shape[0] for x, is_mapped in zip(arrays, mapped, strict=True) if is_mapped)
     kernels = direction.kernels
     folds = [_fold_axis(kernels, name, call) for name in call.operands]
-    results = [_folded(letters, call) for letters in kernels.result_axes(call, backward=direction.backward)]
-    possible = all(fold is not None for fold, is_mapped in zip(folds, mapped, strict=True) if is_mapped)
+    written = kernels.result_axes(call, backward=direction.backward)
+    results = [_folded(letters, call) for letters in written]
+    # A tensor with packed tokens along two axes would need zeros between the tokens of different calls.
+    possible = not any(
+        _of_pairs(letters, call) for letters in (*(kernels.axes(n, call) for n in call.operands), *written)
+    )
+    possible = possible and all(fold is not None for fold, is_mapped in zip(folds, mapped, strict=True) if is_mapped)
     # Rows that are sharded over an axis of type Explicit cannot be folded without moving data.
     possible = possible and not any(
         fold is not None and is_sharded(x, fold + is_mapped)
@@ -30,8 +35,9 @@ def batched(
     )
     if kernels.may_split(call)[0] and possible and None not in results and size > 0:
         total = _tokens(call, arrays, mapped)
+        rows = arrays[0].shape[(folds[0] or 0) + mapped[0]]
         folded = [
-            _fold(name, x, fold, size, is_mapped, total)
+            _fold(name, x, fold, size, rows, is_mapped, total)
             for name, x, fold, is_mapped in zip(call.operands, arrays, folds, mapped, strict=True)
         ]
         found = primitive.bind(*folded, call=call)
@@ -54,6 +60,11 @@ def _folded(letters: str, call: Call) -> int | None:
     return None
 
 
+def _of_pairs(letters: str, call: Call) -> bool:
+    """Whether an array has packed queries or keys along two axes."""
+    return call.packed and sum(letter in "st" for letter in letters) > 1
+
+
 def _fold_axis(kernels: Kernels, name: str, call: Call) -> int | None:
     return 0 if name in BEGINS else _folded(kernels.axes(name, call), call)
 
@@ -66,15 +77,18 @@ def _tokens(call: Call, arrays: Sequence[Any], mapped: Sequence[bool]) -> dict[s
     return {"cu_seqlens_q": q_rows, "cu_seqlens_k": k_rows}
 
 
-def _fold(name: str, x: Any, axis: int | None, size: int, is_mapped: bool, totals: Mapping[str, int]) -> Any:
-    """An operand of the folded call. `x` is mapped along axis 0, or is the same for all `size` calls."""
+def _fold(name: str, x: Any, axis: int | None, size: int, rows: int, is_mapped: bool, totals: Mapping[str, int]) -> Any:
+    """An operand of the folded call. `x` is mapped along axis 0, or is the same for all `size` calls of `rows` rows."""
     if axis is None:
         return x
+    # An operand may have one element for all rows. But kernels read an offset for each row or sequence.
+    for_all_rows = name in TOKENS and name != "row_offsets" and x.shape[axis + is_mapped] == 1
     if not is_mapped:
-        # An operand with one element for all rows stays as it is. But kernels read an offset for each row or sequence.
-        if name in TOKENS and name != "row_offsets" and x.shape[axis] == 1:
+        if for_all_rows:
             return x
         x = jnp.broadcast_to(x, (size, *x.shape))
+    elif for_all_rows:
+        x = jnp.repeat(x, rows, axis + 1)
     if name in BEGINS:
         starts = jnp.arange(size, dtype=jnp.int32)[:, None] * totals[name]
         end = jnp.full(1, size * totals[name], jnp.int32)

@@ -168,8 +168,8 @@ def test_vmap_gives_each_row_the_offset_of_a_single_row(packed: bool) -> None:
 
 def test_vmap_folds_an_offset_of_one_row_into_one_per_row() -> None:
     """Positions of one row may stay one row for all, because a stride of 0 repeats them; offsets have no strides."""
-    assert jax_batching._fold("row_offsets", jnp.array([-5]), 0, 3, False, {}).tolist() == [-5, -5, -5]
-    assert jax_batching._fold("q_positions", jnp.zeros((1, ROWS)), 0, 3, False, {}).shape == (1, ROWS)
+    assert jax_batching._fold("row_offsets", jnp.array([-5]), 0, 3, 1, False, {}).tolist() == [-5, -5, -5]
+    assert jax_batching._fold("q_positions", jnp.zeros((1, ROWS)), 0, 3, 1, False, {}).shape == (1, ROWS)
 
 
 def test_vmap_of_dropout_draws_what_each_call_alone_draws() -> None:
