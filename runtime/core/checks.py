@@ -152,11 +152,18 @@ def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence
 
 
 def check_scale(op: str, scale: object) -> None:
-    scale = host_number(op, "scale", scale)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or scale != scale or abs(scale) == float("inf"):
-        fail(op, "scale", "a finite number or None", repr(scale))
-    if abs(scale) > LARGEST_FLOAT:
-        fail(op, "scale", "a number that float32 holds", scale if isinstance(scale, float) else "a larger int")
+    check_finite(op, "scale", scale, "a finite number or None", lambda _: True)
+
+
+def check_finite(op: str, argument: str, value: Any, expected: str, fits: Callable[[float], bool]) -> float:
+    """A finite number that float32 holds and that `fits`, checked. `expected`: such numbers in words."""
+    value = host_number(op, argument, value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not abs(value) < float("inf") or not fits(value):
+        fail(op, argument, expected, repr(value))
+    if abs(value) > LARGEST_FLOAT:
+        fail(op, argument, "a number that float32 holds", value if isinstance(value, float) else "a larger int")
+    return float(value)
 
 
 def range_text(minimum: float | None, maximum: float | None) -> str:

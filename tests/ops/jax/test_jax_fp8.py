@@ -197,8 +197,10 @@ def test_no_query_is_no_error() -> None:
         ({"q_scale": None}, r"q_scale: expected a number, floats \[4\] or \[2, 4\], as q is float8_e4m3fn, got None"),
         ({"k_scale": jnp.ones(4)}, r"k_scale: expected a number, floats \[2\] or \[2, 2\], .*, got float32 \[4\]"),
         ({"v_scale": jnp.ones(2, jnp.int32)}, r"v_scale: expected a number, floats \[2\] .*, got int32 \[2\]"),
-        ({"q_scale": -1.0}, "q_scale: expected a number of at least 0.0, got -1.0"),
-        ({"k_scale": jnp.array([1.0, -2.0])}, "k_scale: expected elements of at least 0, got -2.0"),
+        ({"q_scale": -1.0}, "q_scale: expected a finite number of at least 0.0, got -1.0"),
+        ({"k_scale": jnp.array([1.0, -2.0])}, "k_scale: expected finite elements of at least 0, got -2.0"),
+        ({"v_scale": float("inf")}, "v_scale: expected a finite number of at least 0.0, got inf"),
+        ({"v_scale": jnp.array([1.0, jnp.inf])}, "v_scale: expected finite elements of at least 0, got inf"),
         ({"k": jnp.ones((2, 21, 2, 16))}, "k: expected dtype float8_e4m3fn, that of q, got float32"),
         ({"q": jnp.ones((2, 13, 4, 16))}, "q_scale: expected None without page_table or q, k and v of float8_e4m3fn"),
         ({"family": "portable"}, "family: expected None or 'hopper' where q, k and v are float8_e4m3fn"),
@@ -208,7 +210,7 @@ def test_no_query_is_no_error() -> None:
         ),
         ({"page_table": jnp.zeros((2, 1), jnp.int32)}, "q_scale: expected None beside page_table"),
     ],
-    ids=["none", "heads", "integers", "negative", "an_element", "k", "q", "family", "config", "pages"],
+    ids=["none", "heads", "integers", "negative", "an_element", "inf", "inf_element", "k", "q", "family", "config", "pages"],
 )
 def test_bad_arguments(changed: dict[str, Any], message: str) -> None:
     (q, k, v), given = given_to(*drawn())
