@@ -27,6 +27,7 @@ class WorkSource:
         may_visit: whether a block visits a block of keys; "" if `ranges` say it or every block is visited.
         values: source of each value whose extremes `may_visit` reads, and whether it has one element per query.
         tensors: dims of the variant's own tensors, by keyword. keywords: name in this source -> keyword of the op.
+        scalars: the types of the variant's own scalars and their ranges, by keyword.
         needs: keywords of the arguments that the source reads.
     """
 
@@ -34,6 +35,7 @@ class WorkSource:
     may_visit: str = ""
     values: tuple[tuple[str, bool], ...] = ()
     tensors: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    scalars: dict[str, tuple[str, float | None, float | None]] = field(default_factory=dict)
     keywords: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     dropout: bool = False
@@ -66,6 +68,10 @@ def work_source(planned: VariantPlan) -> WorkSource:
     sizes = names_of(tuple(variant.tensors.values()))
     base = WorkSource(
         tensors=tensors,
+        scalars={
+            variant.keywords.get(name, name): (scalar.type.value, scalar.minimum, scalar.maximum)
+            for name, scalar in variant.scalars.items()
+        },
         dropout=variant.dropout,
         by_heads=not (computes_with(variant, "h") or computes_with(variant, "hkv")),
         by_batch=computes_with(variant, "b"),
