@@ -251,7 +251,9 @@ class ContextParallel:
             if name in self.work.tensors:
                 axes = local_axes(self.work, layout, name, x.shape)
             sizes = [layout.seq if axis in axes else size for axis, size in enumerate(x.shape)]
-            return torch.empty(sizes, dtype=x.dtype, device="meta")
+            # The op refuses tensors of the variant that have no gradient, but require one.
+            trained = x.requires_grad and name in self.work.tensors
+            return torch.empty(sizes, dtype=x.dtype, device="meta", requires_grad=trained)
 
         own = self.work.tensors
         call = {
@@ -260,8 +262,7 @@ class ContextParallel:
         }
         if layout.cu_seqlens is not None:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
-        with torch.no_grad():
-            self.op(**call)
+        self.op(**call)
 
 
 def call_of(
