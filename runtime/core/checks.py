@@ -14,6 +14,8 @@ PACKED = "packed"
 _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
+# Loop bounds add a scalar to the position of a row, and round the sum up to whole blocks.
+OFFSET_LIMIT = 2**29
 LARGEST_FLOAT = 3.4028234663852886e38
 SEED_END = 2**63
 # Dropout counts heads over all batch rows in one 32-bit word, which JAX carries as an int32.
@@ -192,6 +194,11 @@ def check_int(op: str, argument: str, value: Any, minimum: int | None = None, ma
     return number
 
 
+def check_offset(op: str, q_offset: Any) -> int:
+    """The position of the first query row, checked."""
+    return check_int(op, "q_offset", q_offset, -OFFSET_LIMIT, OFFSET_LIMIT)
+
+
 def check_float(
     op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None
 ) -> float:
@@ -206,9 +213,20 @@ def check_float(
     return float(value)
 
 
+def check_flag(op: str, argument: str, value: Any) -> bool:
+    """An argument that is True or False, checked: any other value, such as "no", may have been meant as either."""
+    if value is True or value is False:
+        return value
+    found = host_number(op, argument, value)
+    if not isinstance(found, bool):
+        fail(op, argument, "True or False", repr(value))
+    return found
+
+
 def check_deterministic(op: str, deterministic: object) -> None:
     """Check whether a call asks for gradients of equal bits: by a bool, or None for the default."""
-    if deterministic is not None and not isinstance(deterministic, bool):
+    found = host_number(op, "deterministic", deterministic)
+    if found is not None and not isinstance(found, bool):
         fail(op, "deterministic", "None, True or False", repr(deterministic))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...archs import MAX_HEAD_DIM, MIN_HEAD_DIM
-from ..checks import INT_LIMIT, fail
+from ..checks import OFFSET_LIMIT, fail
 from .costs import (
     Choices,
     Cost,
@@ -69,7 +69,7 @@ def make_layout(
     own: Mapping[str, Any] | None = None,
 ) -> Layout:
     """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
-    seq = check_count("seq", seq, most=INT_LIMIT)
+    seq = check_count("seq", seq, most=OFFSET_LIMIT)
     head_dim = check_count("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM)
     heads = check_heads(heads)
     machine = Machine() if machine is None else machine
@@ -216,9 +216,7 @@ class _Planned:
             ring = ring_cost(replace(gather, runs=runs), self._ring_steps(needs), *sizes)
         in_part = None
         if (needs and strategy != "ring") or strategy == "exchange":
-            in_part = exchange_cost(
-                gather, shares, self.heads[1], self.seq, self.ranks, self.machine, self.groups
-            )
+            in_part = exchange_cost(gather, shares, self.heads[1], self.seq, self.ranks, self.machine, self.groups)
         if strategy != "auto":
             asked = {"gather": gather, "exchange": in_part, "heads": by_heads, "ring": ring}[strategy]
             assert asked is not None

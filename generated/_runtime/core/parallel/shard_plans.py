@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...archs import MAX_HEAD_DIM, MIN_HEAD_DIM
-from ..checks import INT_LIMIT, fail
+from ..checks import OFFSET_LIMIT, fail
 from .costs import (
     Choices,
     Cost,
@@ -70,7 +70,7 @@ def make_layout(
     own: Mapping[str, Any] | None = None,
 ) -> Layout:
     """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
-    seq = check_count("seq", seq, most=INT_LIMIT)
+    seq = check_count("seq", seq, most=OFFSET_LIMIT)
     head_dim = check_count("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM)
     heads = check_heads(heads)
     machine = Machine() if machine is None else machine
