@@ -15,7 +15,7 @@ import generated.torch as torch_ops
 from codegen.testing.calls import load_op
 from generated import jax_parallel
 from generated._runtime.core.parallel.work import work_of
-from generated.torch_parallel import Machine, plan
+from generated.torch_parallel import Machine, context_parallel, plan
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,13 @@ def test_arguments_that_no_plan_has_are_refused(options: dict[str, Any], text: s
 def test_rates_are_positive_numbers(rates: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"Machine: {next(iter(rates))}: expected a"):
         Machine(**rates)
+
+
+@pytest.mark.parametrize("flag", ["check", "sum_gradients"])
+def test_options_of_context_parallel_are_true_or_false(flag: str) -> None:
+    layout, options = plan(load_op("causal"), 2, seq=64, heads=(4, 2), head_dim=16), dict[str, Any]({flag: "no"})
+    with pytest.raises(ValueError, match=f"context_parallel: {flag}: expected True or False, got 'no'"):
+        context_parallel(load_op("causal"), layout, **options)
 
 
 def test_tensors_of_the_mask_have_the_rows_of_all_ranks() -> None:

@@ -210,7 +210,20 @@ def test_no_query_is_no_error() -> None:
         ),
         ({"page_table": jnp.zeros((2, 1), jnp.int32)}, "q_scale: expected None beside page_table"),
     ],
-    ids=["none", "heads", "integers", "negative", "an_element", "inf", "inf_element", "k", "q", "family", "config", "pages"],
+    ids=[
+        "none",
+        "heads",
+        "integers",
+        "negative",
+        "an_element",
+        "inf",
+        "inf_element",
+        "k",
+        "q",
+        "family",
+        "config",
+        "pages",
+    ],
 )
 def test_bad_arguments(changed: dict[str, Any], message: str) -> None:
     (q, k, v), given = given_to(*drawn())
