@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/work.py.jinja
-# hash: c7e0e6cd4c130451
+# hash: 1d06f14a0900e478
 """Which keys a block of queries visits under `band_bias`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,7 +22,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="band_bias",
     tensors={"bias": ("b", "h", "q_idx", "kv_idx")},
-    scalars={"before": ("int", 0, None), "after": ("int", 0, None)},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("after", "before"),
     shift_invariant=True,

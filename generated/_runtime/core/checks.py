@@ -183,7 +183,15 @@ def in_range(value: float, minimum: float | None, maximum: float | None) -> bool
     return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
 
 
-def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> int:
+def check_int(
+    op: str,
+    argument: str,
+    value: Any,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    nonzero: bool = False,
+) -> int:
     """An integer argument of the kernels, checked. `torch.export` gives a symbolic one for a size that is dynamic."""
     value = host_number(op, argument, value)
     is_int = isinstance(value, int) or type(value).__name__ == "SymInt"
@@ -191,6 +199,8 @@ def check_int(op: str, argument: str, value: Any, minimum: int | None = None, ma
         fail(op, argument, f"an int{range_text(minimum, maximum)}", repr(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
         fail(op, argument, "an int of at most 2**30 either way", value)
+    if nonzero and value == 0:
+        fail(op, argument, "an int other than 0, as it divides", value)
     number: int = value
     return number
 

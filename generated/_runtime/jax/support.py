@@ -218,14 +218,22 @@ def host_number(op: str, argument: str, value: Any) -> Any:
     return value.item()
 
 
-def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> Any:
+def check_int(
+    op: str,
+    argument: str,
+    value: Any,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    nonzero: bool = False,
+) -> Any:
     """An integer scalar of a variant: a number, or an array `[]`, whose value is checked if it is known on the host."""
     if not is_array(value):
-        return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum)
+        return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum, nonzero=nonzero)
     if value.shape != () or not is_integer(value.dtype):
         fail(op, argument, "an int or an integer array []", f"{value.dtype.name} {list(value.shape)}")
     if values_are_checked(value):
-        checks.check_int(op, argument, value.item(), minimum, maximum)
+        checks.check_int(op, argument, value.item(), minimum, maximum, nonzero=nonzero)
     return jnp.asarray(value).astype(jnp.int32)
 
 

@@ -311,7 +311,7 @@ TOKENS, CACHE = np.zeros((8, 2, 16), np.float32), np.zeros((4, 4, 2, 16), np.flo
 SLOTS, ENDS = np.arange(8, dtype=np.int32), np.array([0, 3, 8], np.int32)
 
 
-def _decayed(x: jax.Array, t: Any) -> jax.Array:
+def _decayed(x: jax.Array, t: Any) -> Any:
     paged = {"page_table": t(np.array([[0, 1], [2, 3]])), "kv_lengths": t(np.array([8, 8]))}
     given = jnp.zeros((2, 8, 2)), t(np.zeros((4, 4, 2), np.float32)), t(np.zeros((4, 2), np.float32))
     return x + paging.append_decay(*given, **paged)[0][0, 0, 0]

@@ -97,12 +97,12 @@ def check_own(op: Any, work: VariantWork, given: Mapping[str, Any], seq: int) ->
 
 def _check_scalar(work: VariantWork, name: str, x: Any) -> None:
     """Check a number as the op does."""
-    kind, minimum, maximum = work.scalars[name]
+    kind, limits = work.scalars[name]
     argument = f"{work.op}: {name}"
     if _shape(x) == ():
         _check_known(argument, x)
         x = on_host(x).item()
-    (check_int if kind == "int" else check_float)("plan", argument, x, minimum, maximum)
+    (check_int if kind == "int" else check_float)("plan", argument, x, **limits)
 
 
 def _check_tensor(work: VariantWork, name: str, x: Any, seq: int) -> None:
