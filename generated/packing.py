@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
-from ._runtime.core.checks import check_int, fail, host_number
+from ._runtime.core.checks import check_flag, check_int, fail, host_number
 
 __all__ = ["Packed", "PackedRows", "pack", "pack_rows"]
 
@@ -168,6 +168,7 @@ def pack_rows(
     xp, arrays = _checked(op, sequences)
     length = check_int(op, "length", length, minimum=1)
     padding_id = check_int(op, "padding_id", padding_id, maximum=-1)
+    decreasing = check_flag(op, "decreasing", decreasing)
     lengths = tuple(int(x.shape[0]) for x in arrays)
     for i, n in enumerate(lengths):
         if n > length:

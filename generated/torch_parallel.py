@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._runtime.core.checks import fail
+from ._runtime.core.checks import check_flag, fail
 from ._runtime.core.parallel import shards
 from ._runtime.core.parallel.costs import Machine
 from ._runtime.core.parallel.shard_plans import make_layout
@@ -186,6 +186,8 @@ def context_parallel(
     """
     if not isinstance(layout, Layout):
         fail("context_parallel", "layout", "what plan(...) returns", type(layout).__name__)
+    check = None if check is None else check_flag("context_parallel", "check", check)
+    sum_gradients = check_flag("context_parallel", "sum_gradients", sum_gradients)
     if layout.comm is None:
         expected = "one planned for a DeviceMesh or a process group"
         fail("context_parallel", "layout", expected, f"one for the number {layout.ranks}")

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._runtime.core.checks import fail
+from .._runtime.core.checks import check_flag, fail
 
 __all__ = ["Attention"]
 
@@ -74,6 +74,7 @@ class Attention(eqx.Module):
         for name, number in (("size", size), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim)):
             if (number is not None or name != "head_dim") and (not isinstance(number, int) or number < 1):
                 fail(_TITLE, name, "an int of at least 1", repr(number))
+        use_bias = check_flag(_TITLE, "use_bias", use_bias)
         if heads % kv_heads:
             fail(_TITLE, "kv_heads", f"a number that divides {heads} heads", kv_heads)
         if head_dim is None and size % heads:

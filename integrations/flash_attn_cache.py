@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .. import paging
-from .._runtime.core.checks import check_int, fail
-from .._runtime.torch.sequences import values_are_checked
+from .._runtime.core.checks import check_flag, check_int, fail
+from .._runtime.torch.dispatch import values_are_checked
 from .flash_attn_interface import Window, no_key_as_inf
 from .flash_calls import Chosen, chosen
 
@@ -52,7 +52,7 @@ def flash_attn_with_kvcache(
         rotary_sin: the same.
         cache_seqlens: keys of each sequence before the new ones, integers `[B]` or one for all; by default the
             capacity.
-        cache_batch_idx: integers `[B]`, the cache's row of each sequence; by default in order.
+        cache_batch_idx: integers `[B]`, the cache's row of each sequence; by default the first B rows in order.
         cache_leftpad: integers `[B]`, the place in its row of the cache where each sequence begins. Positions count
             from there. Keys are then read one by one, which is slow.
         block_table: integers `[B, most pages]`, the pages of each sequence in order.
@@ -74,7 +74,7 @@ def flash_attn_with_kvcache(
     )
     found = chosen(
         _TITLE,
-        causal=bool(causal),
+        causal=causal,
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
@@ -82,6 +82,8 @@ def flash_attn_with_kvcache(
         batch=q.shape[0],
     )
     num_splits = check_int(_TITLE, "num_splits", num_splits, 0)
+    check_flag(_TITLE, "rotary_interleaved", rotary_interleaved)
+    check_flag(_TITLE, "return_softmax_lse", return_softmax_lse)
     cache = _cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, block_table)
     cache.check_values(0 if k is None else k.shape[1], cache_leftpad)
     if k is not None and v is not None:
@@ -274,5 +276,6 @@ def _check(
         for name, x in (("cache_batch_idx", rows), ("cache_leftpad", left)):
             if x is not None:
                 fail(_TITLE, name, "None beside block_table", "a tensor")
-    elif rows is None and k_cache.shape[0] != q.shape[0]:
-        fail(_TITLE, "k_cache", f"{q.shape[0]} rows, as many as q, without cache_batch_idx", list(k_cache.shape))
+    elif rows is None and k_cache.shape[0] < q.shape[0]:
+        text = f"at least {q.shape[0]} rows, as many as q, without cache_batch_idx"
+        fail(_TITLE, "k_cache", text, list(k_cache.shape))

@@ -28,6 +28,18 @@ def narrowed(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> dict
     return {name: MOST_POSITION // share for name, share in shares.items()}
 
 
+def divisors(roots: Collection[Expr]) -> frozenset[str]:
+    """The names by which expressions divide integers, or take remainders.
+
+    >>> q_idx, n = expr.int_var("q_idx"), expr.int_var("n")
+    >>> sorted(divisors([expr.compare("lt", expr.floordiv(q_idx, n), q_idx)]))
+    ['n']
+    """
+    nodes = (node for root in roots for node in expr.walk(root))
+    by = (node.args[1] for node in nodes if isinstance(node, Op) and node.op in ("floordiv", "mod"))
+    return frozenset(each.name for each in by if isinstance(each, Var) and each.type is Type.INT)
+
+
 def within(scalar: ScalarSpec, most: int) -> ScalarSpec:
     """A scalar whose range ends at `most` either way."""
     low, high = scalar.minimum, scalar.maximum

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codegen.analysis import pruning
 from codegen.analysis.left_out import split_left_out
-from codegen.analysis.scalar_limits import narrowed, within
+from codegen.analysis.scalar_limits import divisors, narrowed, within
 from codegen.analysis.schedule import keeps_nothing
 from codegen.ir import expr
 from codegen.ir.derive import ZERO, derivative
@@ -294,10 +294,14 @@ class _VariantReader:
     # ------------------------------------------------------------------------------------------ rules across entries
 
     def _limited(self, scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> dict[str, ScalarSpec]:
-        """The scalars, with narrower ranges for those that sums hold beside others."""
+        """The scalars, with narrower ranges for those that sums hold beside others, and without 0 if they divide."""
         found = dict(scalars)
+        for name in sorted(divisors(roots) & scalars.keys()):
+            found[name] = replace(scalars[name], divides=scalars[name].has(0))
+            if found[name].divides and scalars[name].example == 0:
+                self.doc.note(self.scalar_items[name], "integers are divided by it, so its example must not be 0")
         for name, most in narrowed(scalars, roots).items():
-            scalar = found[name] = within(scalars[name], most)
+            scalar = found[name] = within(found[name], most)
             low, high, example = scalar.minimum, scalar.maximum, scalar.example
             is_empty = low is not None and high is not None and low > high
             if is_empty or (example is not None and abs(example) > most):

@@ -28,6 +28,7 @@ class WorkSource:
         may_visit: whether a block visits a block of keys; "" if `ranges` say it or every block is visited.
         values: source of each value whose extremes `may_visit` reads, and whether it has one element per query.
         tensors: dims of the variant's own tensors, by keyword. keywords: name in this source -> keyword of the op.
+        scalars: type of each of the variant's own scalars, and arguments of its check, by keyword.
         needs: keywords of the arguments that the source reads.
     """
 
@@ -35,6 +36,7 @@ class WorkSource:
     may_visit: str = ""
     values: tuple[tuple[str, bool], ...] = ()
     tensors: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    scalars: dict[str, tuple[str, dict[str, float | bool]]] = field(default_factory=dict)
     keywords: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     dropout: bool = False
@@ -67,6 +69,10 @@ def work_source(planned: VariantPlan) -> WorkSource:
     sizes = names_of(tuple(variant.tensors.values()))
     base = WorkSource(
         tensors=tensors,
+        scalars={
+            variant.keywords.get(name, name): (scalar.type.value, scalar.limits)
+            for name, scalar in variant.scalars.items()
+        },
         dropout=variant.dropout,
         by_heads=may_regroup(variant, "h", "hkv"),
         by_batch=not may_regroup(variant, "b"),

@@ -70,19 +70,34 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalarSpec:
-    """A number that each call gives, limited by `minimum` and `maximum` if present. `example` is a typical one."""
+    """A number that each call gives, limited by `minimum` and `maximum` if present. `example` is a typical one.
+
+    `divides`: an integer that divides integers, and in whose range 0 lies: calls may not give 0.
+    """
 
     name: str
     type: ScalarType
     minimum: float | None = None
     maximum: float | None = None
     example: float | None = None
+    divides: bool = False
+
+    @property
+    def limits(self) -> dict[str, float | bool]:
+        """What a call checks of the number besides its type, as arguments of the runtime's checks."""
+        ends = {"minimum": self.minimum, "maximum": self.maximum}
+        found: dict[str, float | bool] = {name: x for name, x in ends.items() if x is not None}
+        return found | ({"nonzero": True} if self.divides else {})
+
+    def has(self, value: float) -> bool:
+        """Whether a number lies between the ends of the range."""
+        return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
 
     def typical(self, kv_len: int) -> int | float:
         """The example; without one, a quarter of the keys for an integer and 1 for a float."""
         if self.example is not None:
             return self.example
-        value = kv_len // 4 if self.type is ScalarType.INT else 1.0
+        value = max(kv_len // 4, 1 if self.divides else 0) if self.type is ScalarType.INT else 1.0
         at_least = value if self.minimum is None else max(value, self.minimum)
         return at_least if self.maximum is None else min(at_least, self.maximum)
 

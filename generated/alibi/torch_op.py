@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/torch_op.py.jinja
-# hash: 52fa56ccce666741
+# hash: a85cea33ab2fa9cb
 """`alibi` for PyTorch. Attention with linear biases; the slopes may be trained (Press et al., 2022,
 arXiv:2108.12409)."""
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import alibi as dense
+from .._runtime.core.checks import check_flag
 from .._runtime.core.configs import PASSES
 from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
@@ -144,6 +145,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
+    check_flag(f"{NAME}.schedule", "backward", backward)
     mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
     options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
@@ -356,6 +358,7 @@ def alibi(
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

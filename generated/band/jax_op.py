@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/jax_op.py.jinja
-# hash: 7bf3e65e440fb5ed
+# hash: 55e16d3be4c27a54
 """`band` for JAX. Keys at most `before` positions before a query and `after` after it, as FlashAttention's window
 (arXiv:2307.08691)."""
 
@@ -24,7 +24,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_int, host_number
+from .._runtime.jax.support import check_flag, check_int, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "band"
@@ -123,6 +123,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -291,6 +292,7 @@ def band(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

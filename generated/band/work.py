@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/work.py.jinja
-# hash: 4967eab7abbfd30a
+# hash: cbf5a62545b27c65
 """Which keys a block of queries visits under `band`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,6 +21,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="band",
     tensors={},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("after", "before"),
     shift_invariant=True,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/work.py.jinja
-# hash: 0586f3e50a84af35
+# hash: 1d06f14a0900e478
 """Which keys a block of queries visits under `band_bias`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,6 +22,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="band_bias",
     tensors={"bias": ("b", "h", "q_idx", "kv_idx")},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("after", "before"),
     shift_invariant=True,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/work.py.jinja
-# hash: ef323761e85a871e
+# hash: 94d3f48d9fd1090c
 """Which keys a block of queries visits under `band_images`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -36,6 +36,7 @@ def _may_visit(at: Any) -> Any:
 WORK = VariantWork(
     op="band_images",
     tensors={"image": ("b", "kv_idx")},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0})},
     values=_values,
     may_visit=_may_visit,
     needs=("after", "before", "image"),

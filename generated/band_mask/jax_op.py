@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/jax_op.py.jinja
-# hash: 8fbaf69479ec3afb
+# hash: 2b69bd4054976195
 """`band_mask` for JAX. A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX)."""
 
@@ -26,7 +26,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_int, check_tensor, host_number
+from .._runtime.jax.support import check_flag, check_int, check_tensor, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "band_mask"
@@ -136,6 +136,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -329,6 +330,7 @@ def band_mask(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

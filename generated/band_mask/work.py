@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/work.py.jinja
-# hash: 5b34001dbcd028ac
+# hash: 542fc43eec1dd914
 """Which keys a block of queries visits under `band_mask`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -22,6 +22,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="band_mask",
     tensors={"keep": ("b", "h", "q_idx", "kv_idx")},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("after", "before"),
     shift_invariant=True,

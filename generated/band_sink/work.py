@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/work.py.jinja
-# hash: 539281d05eabe773
+# hash: 45dc9b951d230cb5
 """Which keys a block of queries visits under `band_sink`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,6 +21,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="band_sink",
     tensors={"sink": ("h",)},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("after", "before"),
     shift_invariant=True,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/work.py.jinja
-# hash: 051daa70968f6965
+# hash: c289336a116cd484
 """Which keys a block of queries visits under `band_softcap`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -21,6 +21,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="band_softcap",
     tensors={},
+    scalars={"before": ("int", {"minimum": 0}), "after": ("int", {"minimum": 0}), "cap": ("float", {})},
     ranges=_ranges,
     needs=("after", "before"),
     shift_invariant=True,

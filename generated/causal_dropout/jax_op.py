@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/jax_op.py.jinja
-# hash: b7aec5812c6a7d40
+# hash: 85cc4b73d10a1d57
 """`causal_dropout` for JAX. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section 5.4)."""
 
 from jax import Array
@@ -17,7 +17,7 @@ from .._runtime.jax.backward import Run, give_backward
 from .._runtime.jax.call import Arguments, Kernels, scaled_run, schedule_of
 from .._runtime.jax.paged import check_page_layout
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import dropout_seed, host_number
+from .._runtime.jax.support import check_flag, dropout_seed, host_number
 from . import jax_reference, packed, segmented
 
 NAME = "causal_dropout"
@@ -135,6 +135,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -271,6 +272,7 @@ def causal_dropout(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         refuse_pages(NAME, "dropout")
     check_without_pages(NAME, page_starts, splits, values_in_keys)

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/torch_op.py.jinja
-# hash: 264f261371748ac7
+# hash: 7bc410d3561bc7bf
 """`causal_dropout` for PyTorch. Causal attention with dropout on the probabilities (Vaswani et al., 2017, section
 5.4)."""
 
 from torch import Tensor
 
 from .. import causal_dropout as dense
-from .._runtime.core.checks import check_dropout_p, dropout_coordinates
+from .._runtime.core.checks import check_dropout_p, check_flag, dropout_coordinates
 from .._runtime.core.configs import PASSES
 from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
@@ -139,6 +139,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
+    check_flag(f"{NAME}.schedule", "backward", backward)
     mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
     options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
@@ -313,6 +314,7 @@ def causal_dropout(
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         refuse_pages(NAME, "dropout")
     check_without_pages(NAME, page_starts, splits)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/jax_op.py.jinja
-# hash: b635a1b338dc07fd
+# hash: eba19d5cb3ab3775
 """`chunked` for JAX. Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging Face
 transformers, llama4)."""
 
@@ -23,7 +23,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_int, host_number
+from .._runtime.jax.support import check_flag, check_int, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "chunked"
@@ -119,6 +119,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -278,6 +279,7 @@ def chunked(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/work.py.jinja
-# hash: 1378004b19ab64f2
+# hash: d0246d7b60f6211a
 """Which keys a block of queries visits under `chunked`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -33,6 +33,7 @@ def _may_visit(at: Any) -> Any:
 WORK = VariantWork(
     op="chunked",
     tensors={},
+    scalars={"size": ("int", {"minimum": 1})},
     may_visit=_may_visit,
     needs=("size",),
     looks_back=True,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: c934ca9f13a9ffb5
+# hash: 68881206224f53bc
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -25,7 +25,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_tensor, host_number
+from .._runtime.jax.support import check_flag, check_tensor, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "document"
@@ -131,6 +131,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -305,6 +306,7 @@ def document(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

@@ -3,13 +3,13 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 13a4696c9b9a0983
+# hash: 3af2a7358f31a84b
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
 
 from .. import document as dense
-from .._runtime.core.checks import at_least
+from .._runtime.core.checks import at_least, check_flag
 from .._runtime.core.configs import PASSES
 from .._runtime.core.options import call_mode
 from .._runtime.core.schedules import Schedule, schedule_tables, scheduled
@@ -128,6 +128,7 @@ def _schedule(
     The arguments are the op's; of q, k and v only shapes, dtype and device matter. `backward=False` leaves out what
     the backward needs. Without a schedule a call makes its own.
     """
+    check_flag(f"{NAME}.schedule", "backward", backward)
     mode = call_mode(cu_seqlens_q, (q_segment_ids, kv_segment_ids, q_positions, kv_positions, kv_lengths))
     options = call_options(NAME, config, family, deterministic, mode, (max_seqlen_q, max_seqlen_k))
     tables: list[Tensor] = []
@@ -350,6 +351,7 @@ def document(
 
     On CPU tensors the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/jax_op.py.jinja
-# hash: 4b987b3c324b9404
+# hash: 3a434653fb4ed020
 """`forgetting_pruned` for JAX. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
 arXiv:2504.06949)."""
 
@@ -27,7 +27,7 @@ from .._runtime.jax.paged import (
 )
 from .._runtime.jax.paged_decay import check_without_base, decay_caches
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_tensor, host_number
+from .._runtime.jax.support import check_flag, check_tensor, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "forgetting_pruned"
@@ -139,6 +139,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -319,6 +320,7 @@ def forgetting_pruned(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/jax_op.py.jinja
-# hash: 875a3305fcdeff6e
+# hash: c12c14aa03ffdfda
 """`gemma2_local` for JAX. The local layers of Gemma 2, a window of 4096 and logits capped at 50 (arXiv:2408.00118,
 table 1)."""
 
@@ -23,7 +23,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import host_number
+from .._runtime.jax.support import check_flag, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "gemma2_local"
@@ -112,6 +112,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -266,6 +267,7 @@ def gemma2_local(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

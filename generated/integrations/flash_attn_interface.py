@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._runtime.core.checks import fail
+from .._runtime.core.checks import check_flag, fail
 from .._runtime.core.options import known_lengths
 from .flash_calls import Chosen, chosen
 
@@ -58,7 +58,8 @@ def flash_attn_func(
     title = "flash_attn_func"
     _check_axes(title, "q", q, ("B", "S", "H", "D"))
     found = _chosen(title, q, q.shape[0], causal, window_size, softcap, alibi_slopes, dropout_p, return_attn_probs)
-    call = {"layout": "bshd", "scale": softmax_scale, "deterministic": deterministic or None}
+    in_order = check_flag(title, "deterministic", deterministic) or None
+    call = {"layout": "bshd", "scale": softmax_scale, "deterministic": in_order}
     return _called(found, q, k, v, call, return_attn_probs)
 
 
@@ -128,10 +129,10 @@ def flash_attn_varlen_func(
     _check_axes(title, "cu_seqlens_k", cu_seqlens_k, ("B + 1",))
     batch = cu_seqlens_q.shape[0] - 1
     found = _chosen(title, q, batch, causal, window_size, softcap, alibi_slopes, dropout_p, return_attn_probs)
-    call: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "scale": softmax_scale}
+    in_order = check_flag(title, "deterministic", deterministic) or None
+    call: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "scale": softmax_scale, "deterministic": in_order}
     if block_table is None:
-        call |= {"cu_seqlens_k": cu_seqlens_k, "deterministic": deterministic or None}
-        call |= known_lengths(max_seqlen_q, max_seqlen_k)
+        call |= {"cu_seqlens_k": cu_seqlens_k, **known_lengths(max_seqlen_q, max_seqlen_k)}
     else:
         if dropout_p:
             fail(title, "dropout_p", "0 beside block_table", dropout_p)
@@ -211,12 +212,12 @@ def _chosen(
     dropout_p: float,
     return_attn_probs: bool,
 ) -> Chosen:
-    if return_attn_probs and dropout_p:
+    if check_flag(title, "return_attn_probs", return_attn_probs) and dropout_p:
         expected = "False beside dropout: the probabilities are never in memory"
         fail(title, "return_attn_probs", expected, f"{return_attn_probs} beside dropout_p={dropout_p}")
     return chosen(
         title,
-        causal=bool(causal),
+        causal=causal,
         window_size=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,

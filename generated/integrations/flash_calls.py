@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import torch as ops
-from .._runtime.core.checks import check_float, fail
+from .._runtime.core.checks import check_flag, check_float, fail
 from .entries import Attention
 from .variants import Found, find
 
@@ -79,7 +79,7 @@ def chosen(
         ArgumentError: a window that is no pair of ints, slopes of another shape.
         NotRenderedError: the package has no variant for the call; the message has the entry to add.
     """
-    before, after = _bounds(title, causal, window_size)
+    before, after = _bounds(title, check_flag(title, "causal", causal), window_size)
     axes = None
     if alibi_slopes is not None:
         axes = _axes_of_slopes(title, alibi_slopes, heads, batch)

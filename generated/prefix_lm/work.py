@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/work.py.jinja
-# hash: 61dde8b2aa63747f
+# hash: e1475422de45c841
 """Which keys a block of queries visits under `prefix_lm`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -20,6 +20,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="prefix_lm",
     tensors={},
+    scalars={"length": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("length",),
 )

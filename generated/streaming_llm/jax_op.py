@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_op.py.jinja
-# hash: 3fde311ace112bb2
+# hash: 309b420fbbe4da34
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -24,7 +24,7 @@ from .._runtime.jax.paged import (
     plan_of,
 )
 from .._runtime.jax.sequences import SequenceArguments
-from .._runtime.jax.support import check_int, host_number
+from .._runtime.jax.support import check_flag, check_int, host_number
 from . import jax_reference, packed, paged, segmented
 
 NAME = "streaming_llm"
@@ -123,6 +123,7 @@ def _schedule(
     backward needs. Without a schedule a call makes its own. A schedule is a pytree: it goes into `jit`, `scan` and
     `checkpoint`.
     """
+    backward = check_flag(f"{NAME}.schedule", "backward", backward)
     sequences = SequenceArguments(
         q_offset,
         cu_seqlens_q,
@@ -290,6 +291,7 @@ def streaming_llm(
 
     On the CPU the plain reference is computed, or with TRITON_INTERPRET=1 these kernels in Triton's interpreter.
     """
+    return_lse = check_flag(NAME, "return_lse", return_lse)
     if page_table is not None:
         check_beside_pages(
             NAME,

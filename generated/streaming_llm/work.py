@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/work.py.jinja
-# hash: 3bff15c7a554e858
+# hash: d0eba7a0915ca258
 """Which keys a block of queries visits under `streaming_llm`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -24,6 +24,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="streaming_llm",
     tensors={},
+    scalars={"size": ("int", {"minimum": 1}), "sinks": ("int", {"minimum": 0})},
     ranges=_ranges,
     needs=("sinks", "size"),
     looks_back=True,

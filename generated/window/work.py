@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/work.py.jinja
-# hash: 648e47421a203645
+# hash: 6cba9f77b39881b0
 """Which keys a block of queries visits under `window`: for plans of calls over several GPUs."""
 
 from typing import Any
@@ -20,6 +20,7 @@ def _ranges(at: Any) -> list[tuple[Any, Any]]:
 WORK = VariantWork(
     op="window",
     tensors={},
+    scalars={"size": ("int", {"minimum": 1})},
     ranges=_ranges,
     needs=("size",),
     shift_invariant=True,

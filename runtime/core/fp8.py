@@ -1,6 +1,7 @@
 """Calls of float8_e4m3fn: the checks of their scales, their tiles, and values as their kernels read them. No framework
 is imported."""
 
+import math
 from typing import Any
 
 from ..archs import HOPPER_FAMILY
@@ -48,10 +49,12 @@ def scale_text(rows: int, heads: int, where: str = "") -> str:
     return f"a number, floats [{heads}] or [{rows}, {heads}]{where}, as q is {FP8}"
 
 
-def check_least_scale(op: str, name: str, least: float) -> None:
-    """Check the least element of a scale: kernels find the largest score of a row before they multiply by scales."""
-    if not least >= 0:
-        fail(op, name, "elements of at least 0", least)
+def check_ends_of_scale(op: str, name: str, least: float, most: float) -> None:
+    """Check the least and the largest element of a scale: kernels find the largest score of a row before they multiply
+    by scales."""
+    for end in (least, most):
+        if not 0 <= end < math.inf:
+            fail(op, name, "finite elements of at least 0", end)
 
 
 def check_takes_fp8(op: str) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
-from ..core.checks import check_float, fail
-from ..core.fp8 import FP8, SCALES, check_least_scale, scale_text
+from ..core.checks import fail
+from ..core.fp8 import FP8, SCALES, check_ends_of_scale, scale_text
+from ..core.paged import check_factor
 from .kernels import INTERPRET
 from .passes import BEGINS, LOGICAL, Call, Forward, Kernels, keywords
 from .primitive import attention_primitive, varying_alike
@@ -35,11 +36,12 @@ def _scale(op: str, name: str, scale: Any, rows: int, heads: int) -> jax.Array:
     if not is_array(scale):
         if scale is None:
             fail(op, name, scale_text(rows, heads), "None")
-        return jnp.full((rows, heads), check_float(op, name, scale, 0.0), jnp.float32)
+        return jnp.full((rows, heads), check_factor(op, name, scale), jnp.float32)
     if scale.shape not in ((), (heads,), (rows, heads)) or not jnp.issubdtype(scale.dtype, jnp.floating):
         fail(op, name, scale_text(rows, heads), f"{scale.dtype.name} {list(scale.shape)}")
     if scale.size > 0 and values_are_checked(scale):
-        check_least_scale(op, name, float(np.asarray(scale).min()))
+        found = np.asarray(scale)
+        check_ends_of_scale(op, name, float(found.min()), float(found.max()))
     return jnp.broadcast_to(scale.astype(jnp.float32), (rows, heads))
 
 

@@ -3,13 +3,14 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ..core.checks import fail
 from ..core.paged import check_divisor, check_divisors, check_last_slot, check_token_scale
 from ..core.paged_calls import PAGE_LAYOUTS
 from .float8 import quotient
-from .support import values_are_checked
+from .support import ends, values_are_checked
 
 _OP = "append"
 
@@ -21,7 +22,7 @@ def append(
     axes = PAGE_LAYOUTS[page_layout]
     size = k_cache.shape[axes[1]]
     if slots.size > 0 and values_are_checked(slots):
-        check_last_slot(int(slots.max()), k_cache.shape[0], size)
+        check_last_slot(ends(slots)[1], k_cache.shape[0], size)
     slots = slots.astype(jnp.int32)  # smaller integers may not hold the number of pages
     # mode="drop" skips a page number beyond the last page. A negative one would count from the end.
     page, place = jnp.where(slots < 0, k_cache.shape[0], slots // size), slots % size
@@ -55,5 +56,5 @@ def _by_head(name: str, scale: Any, heads: int) -> Any:
     if scale.shape not in ((), (heads,)) or not jnp.issubdtype(scale.dtype, jnp.floating):
         fail(_OP, name, f"a number or floats [{heads}]", f"{scale.dtype} {list(scale.shape)}")
     if values_are_checked(scale):
-        check_divisors(name, scale.reshape(-1).tolist())
+        check_divisors(name, np.asarray(scale).reshape(-1).tolist())
     return jnp.broadcast_to(scale, (1, heads))[..., None]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from ..core.checks import fail
 from ..core.configs import INTERPRETER, next_power_of_2
@@ -64,7 +64,7 @@ def check_sequences(op: str, schedule: Schedule, cu_seqlens_q: jax.Array, cu_seq
     for name, made_for, given in zip(names, schedule.sequences, (cu_seqlens_q, cu_seqlens_k), strict=False):
         if made_for is given or not (values_are_checked(given) and values_are_checked(made_for)):
             continue
-        if not bool(jnp.array_equal(made_for, given)):
+        if not np.array_equal(np.asarray(made_for), np.asarray(given)):
             fail(op, "schedule", f"one made for the {name} of this call", "one made for other sequences")
 
 

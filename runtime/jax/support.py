@@ -39,12 +39,11 @@ def as_array(op: str, argument: str, x: Any, expected: str) -> jax.Array:
 
 
 def check_flag(op: str, argument: str, value: Any) -> bool:
-    """A bool that is known while a function is traced."""
+    """An argument that is True or False, checked. It may be an array `[]` that is known while a function is traced."""
     found = host_number(op, argument, value)
-    if not isinstance(found, bool):
-        got = "a traced array" if isinstance(found, jax.core.Tracer) else repr(found)
-        fail(op, argument, "True or False, known while tracing", got)
-    return found
+    if isinstance(found, jax.core.Tracer):
+        fail(op, argument, "True or False, known while tracing", "a traced array")
+    return checks.check_flag(op, argument, found)
 
 
 def check_inputs(op: str, q: Any, k: Any, v: Any, scale: object, layout: str) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -144,10 +143,16 @@ def as_integers(op: str, name: str, x: Any, dtype: str = "int32") -> jax.Array:
     limits = np.iinfo(kept)
     widest = jnp.iinfo(x.dtype)
     if (widest.max > limits.max or widest.min < limits.min) and x.size > 0 and values_are_checked(x):
-        for value in (int(x.min()), int(x.max())):
+        for value in ends(x):
             if not limits.min <= value <= limits.max:
                 fail(op, name, f"values that {kept.name} holds", value)
     return jnp.asarray(x).astype(kept)
+
+
+def ends(x: Any) -> tuple[int, int]:
+    """The least and the largest of known integers, computed by numpy: inside `jit` JAX would trace the result."""
+    found = np.asarray(x)
+    return int(found.min()), int(found.max())
 
 
 def int32_array(op: str, name: str, x: Any, shape: tuple[int, ...]) -> jax.Array:
@@ -180,7 +185,7 @@ def offset_number(op: str, q_offset: Any) -> int:
     """An offset for all queries, checked."""
     if isinstance(q_offset, (list, tuple)):
         fail(op, "q_offset", "an int, 'end' or an integer array", repr(q_offset))
-    return checks.check_int(op, "q_offset", host_number(op, "q_offset", q_offset))
+    return checks.check_offset(op, host_number(op, "q_offset", q_offset))
 
 
 def offset_array(op: str, q_offset: Any, count: int) -> jax.Array:
@@ -188,7 +193,11 @@ def offset_array(op: str, q_offset: Any, count: int) -> jax.Array:
     if not is_integer(q_offset.dtype) or q_offset.shape not in ((), (count,)):
         got = f"{q_offset.dtype.name} {list(q_offset.shape)}"
         fail(op, "q_offset", f"an int, 'end' or an integer array [{count}]", got)
-    return jnp.broadcast_to(as_integers(op, "q_offset", q_offset), (count,))
+    found = as_integers(op, "q_offset", q_offset)
+    if q_offset.size > 0 and values_are_checked(q_offset):
+        for end in ends(q_offset):
+            checks.check_offset(op, end)
+    return jnp.broadcast_to(found, (count,))
 
 
 def check_offset_word(op: str, q_offset: str) -> None:
@@ -208,14 +217,22 @@ def host_number(op: str, argument: str, value: Any) -> Any:
     return value.item()
 
 
-def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> Any:
+def check_int(
+    op: str,
+    argument: str,
+    value: Any,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    nonzero: bool = False,
+) -> Any:
     """An integer scalar of a variant: a number, or an array `[]`, whose value is checked if it is known on the host."""
     if not is_array(value):
-        return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum)
+        return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum, nonzero=nonzero)
     if value.shape != () or not is_integer(value.dtype):
         fail(op, argument, "an int or an integer array []", f"{value.dtype.name} {list(value.shape)}")
     if values_are_checked(value):
-        checks.check_int(op, argument, value.item(), minimum, maximum)
+        checks.check_int(op, argument, value.item(), minimum, maximum, nonzero=nonzero)
     return jnp.asarray(value).astype(jnp.int32)
 
 

@@ -321,7 +321,7 @@ def attention_fn(op: Callable[..., Any], **fixed: Any) -> Callable[..., Array]:
             expected = "False: who attends to whom is the op's own mask, and this one's is not `causal and ...`"
             fail(title, "is_causal", expected, is_causal)
         given = dict(fixed)
-        if dropout_rate and not deterministic:
+        if dropout_rate and not check_flag(title, "deterministic", deterministic):
             given |= {"dropout_p": dropout_rate, "seed": _seed(title, "dropout_p" in parameters, dropout_rng)}
 
         given_arrays = {"query": query, "key": key, "value": value}

@@ -31,6 +31,7 @@ from ._runtime.core.parallel.costs import Machine
 from ._runtime.core.parallel.shard_plans import make_layout
 from ._runtime.core.parallel.work import work_of
 from ._runtime.jax.parallel.context_parallel import LAYOUT, local_call
+from ._runtime.jax.support import check_flag
 
 __all__ = ["Layout", "Machine", "context_parallel", "plan"]
 
@@ -175,7 +176,8 @@ def context_parallel(
         return local_call(op, work, layout, axis, given)
 
     def call(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        given = {"q": q, "k": k, "v": v, **keywords}
+        wants_lse = check_flag(work.op, "return_lse", keywords.get("return_lse", False))
+        given = {"q": q, "k": k, "v": v, **keywords, "return_lse": wants_lse}
         if mesh is None:
             return on_device(**given)
         arrays = {name: x for name, x in given.items() if getattr(x, "shape", ())}
@@ -198,7 +200,7 @@ def context_parallel(
             on_part,
             mesh=mesh,
             in_specs=specs,
-            out_specs=(out, axes.lse) if keywords.get("return_lse") else out,
+            out_specs=(out, axes.lse) if wants_lse else out,
         )
         return mapped(*arrays.values())
 

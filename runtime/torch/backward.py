@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.backward_calls import BackwardEntry
-from ..core.checks import fail
+from ..core.checks import check_flag, fail
 from .dtypes import FP8_DTYPE
 from .replay import replayed
 
@@ -84,6 +84,7 @@ def _backward(
     """
     if q.dtype == FP8_DTYPE:
         fail(entry.op, "q", f"a dtype with gradients: calls of {FP8_DTYPE} have none", q.dtype)
+    check_flag(f"{entry.op}.backward", "wide_dq", wide_dq)
     given = entry.arguments(keywords) | {"q": q, "k": k, "v": v, "return_lse": True}
     swaps = given["layout"] == "bshd" and given["cu_seqlens_q"] is None
     run = _Run(entry, do, o, lse, dlse, wanted, wide_dq=wide_dq, swaps=swaps)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.checks import fail, host_number
 from ..core.paged import FP8, CacheCall, check_factor, check_factors, check_scale_given, score_factor
 from ..core.paged_calls import check_converts, check_scale_array
-from .sequences import values_are_checked
+from .dispatch import values_are_checked
 from .transforms import refuse_tangents
 
 FP8_DTYPES = tuple(getattr(torch, name) for name in FP8)

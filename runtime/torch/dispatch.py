@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..core.settings import INTERPRET, require_triton
+from ..core.settings import DEBUG, INTERPRET, require_triton
 from .launching import is_recording
 
 
@@ -28,3 +28,8 @@ def launches_directly(q: Tensor) -> bool:
 def has_values(x: Tensor) -> bool:
     """Whether a tensor has values to be read: it is not traced, fake, meta or wrapped by torch.func."""
     return launches_directly(x) and not x.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def values_are_checked(x: Tensor) -> bool:
+    """Whether a call checks a tensor's values, if it has any. On a GPU it would wait, so there only in debug mode."""
+    return (x.device.type == "cpu" or DEBUG) and has_values(x)

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import check_float, fail, host_number
-from ..core.fp8 import FP8, check_head_dims, check_least_scale, check_no_scales, check_takes_fp8, scale_text
+from ..core.checks import fail
+from ..core.fp8 import FP8, check_ends_of_scale, check_head_dims, check_no_scales, check_takes_fp8, scale_text
+from ..core.paged import check_factor
 from .backward import Run
+from .dispatch import values_are_checked
 from .dtypes import FP8_DTYPE
 from .replay import apply
-from .sequences import values_are_checked
 
 
 def scaled_run(
@@ -47,14 +48,15 @@ def _scale(op: str, name: str, scale: Any, rows: int, heads: int, x: Tensor) -> 
     if not isinstance(scale, Tensor):
         if scale is None:
             fail(op, name, expected, "None")
-        number = float(check_float(op, name, host_number(op, name, scale), 0.0))
+        number = check_factor(op, name, scale)
         return torch.full((rows, heads), number, dtype=torch.float32, device=x.device)
     if scale.shape not in ((heads,), (rows, heads)) or not scale.dtype.is_floating_point or scale.device != x.device:
         fail(op, name, expected, f"{scale.dtype} {list(scale.shape)} on {scale.device}")
     if torch.is_grad_enabled() and scale.requires_grad:
         fail(op, name, "a tensor without gradient", "one that requires grad")
     if scale.numel() > 0 and values_are_checked(scale):
-        check_least_scale(op, name, scale.min().item())
+        least, most = scale.aminmax()
+        check_ends_of_scale(op, name, least.item(), most.item())
     return scale.float().expand(rows, heads).contiguous()
 
 

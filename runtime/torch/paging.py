@@ -8,10 +8,9 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_divisor, check_divisors, check_last_slot, check_token_scale
-from .dispatch import runs_reference
+from .dispatch import runs_reference, values_are_checked
 from .dtypes import as_integers
 from .launching import launch
-from .sequences import values_are_checked
 from .strides import check_apart
 
 _OP = "append"

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.schedules import DENSE_ENTRIES, Schedule
-from .dispatch import launches_directly
+from .dispatch import launches_directly, values_are_checked
 from .launching import launch
-from .sequences import Tokens, values_are_checked
+from .sequences import Tokens
 
 Launch = Callable[[Tensor, Tensor, bool, bool], object]
 """Launches a list kernel on (spans, blocks), with its flags OWN_ROOM and FILL."""

@@ -259,11 +259,36 @@ def test_a_cache_that_nothing_is_added_to() -> None:
     torch.testing.assert_close(got.double(), part, atol=2e-5, rtol=2e-5)
 
 
+def test_a_cache_may_have_more_rows_than_there_are_sequences() -> None:
+    """As in flash_attn, sequence b has row b."""
+    q, k, v, caches = torch.randn(2, 1, 4, 16), *torch.randn(2, 2, 1, 2, 16), torch.randn(2, 5, 8, 2, 16)
+    before = caches.clone()
+    got = fa.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=4, causal=True)
+    own = before[:, :2, :5]
+    own[:, :, 4:] = torch.stack((k, v))
+    want, _ = batched(q, *own, causal=True)
+    torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
+    assert torch.equal(caches, before)  # `own` is a part of `before`
+
+
 @pytest.mark.parametrize(("batch", "queries"), [(0, 3), (2, 0)])
 def test_a_cache_without_queries(batch: int, queries: int) -> None:
     q, caches = torch.randn(batch, queries, 4, 16), torch.randn(2, batch, 8, 2, 16)
     o, lse = fa.flash_attn_with_kvcache(q, *caches, causal=True, return_softmax_lse=True)
     assert (o.shape, lse.shape) == (q.shape, (batch, 4, queries))
+
+
+@pytest.mark.parametrize("name", ["causal", "return_attn_probs", "deterministic"])
+def test_flags_are_true_or_false(name: str) -> None:
+    q = torch.zeros(1, 3, 4, 16)
+    with pytest.raises(ArgumentError, match=f"^flash_attn_func: {name}: expected True or False, got 'no'"):
+        fa.flash_attn_func(q, q, q, **{name: "no"})
+
+
+def test_a_cache_has_a_row_for_each_sequence() -> None:
+    q, caches = torch.zeros(3, 1, 4, 16), torch.zeros(2, 2, 8, 2, 16)
+    with pytest.raises(ArgumentError, match="k_cache: expected at least 3 rows, as many as q, without cache_batch_idx"):
+        fa.flash_attn_with_kvcache(q, *caches)
 
 
 NEW = torch.zeros(2, 3, 2, 16)
@@ -275,6 +300,9 @@ COS = torch.zeros(8, 8)
     [
         ("softcap", {"softcap": float("nan")}),
         ("softcap", {"softcap": None}),
+        ("causal", {"causal": "no"}),
+        ("return_softmax_lse", {"return_softmax_lse": 1}),
+        ("rotary_interleaved", {"rotary_interleaved": None}),
         ("num_splits", {"num_splits": -2}),
         ("cache_seqlens", {"cache_seqlens": 2.5}),
         ("cache_seqlens", {"cache_seqlens": [1, 2]}),

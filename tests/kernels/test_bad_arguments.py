@@ -143,12 +143,12 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     ("scale_str", lambda: {"scale": "0.1"}, "scale: expected a finite number or None, got '0.1'"),
     ("scale_bool", lambda: {"scale": True}, "scale: expected a finite number or None, got True"),
     ("offset_str", lambda: {"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer tensor, got 'start'"),
-    ("offset_float", lambda: {"q_offset": 1.0}, "q_offset: expected an int, got 1.0"),
-    ("offset_bool", lambda: {"q_offset": True}, "q_offset: expected an int, got True"),
+    ("offset_float", lambda: {"q_offset": 1.0}, "q_offset: expected an int from -536870912 to 536870912, got 1.0"),
+    ("offset_bool", lambda: {"q_offset": True}, "q_offset: expected an int from -536870912 to 536870912, got True"),
     (
         "offset_too_large",
         lambda: {"q_offset": 2**30 + 1},
-        "q_offset: expected an int of at most 2**30 either way, got 1073741825",
+        "q_offset: expected an int from -536870912 to 536870912, got 1073741825",
     ),
     (
         "offset_dtype",

@@ -66,6 +66,8 @@ BAD: list[tuple[str, Call, Call]] = [
             {"q_offset": "start"},
             {"q_offset": 0.5},
             {"q_offset": 2**31},
+            {"q_offset": -(2**29) - 1},
+            {"q_offset": ints([0, 2**29 + 1])},
             {"q_offset": [0, 1]},
             {"q_offset": ints([0, 1, 2])},
             {"q_offset": floats(2)},
@@ -75,6 +77,9 @@ BAD: list[tuple[str, Call, Call]] = [
             {"family": "x"},
             {"family": "hopper"},
             {"deterministic": 1},
+            {"return_lse": "no"},
+            {"return_lse": 1},
+            {"return_lse": None},
             {"schedule": 3},
             {"padding_id": 2**31},
             {"max_seqlen_q": 5},
@@ -117,6 +122,7 @@ BAD: list[tuple[str, Call, Call]] = [
     *(
         ("causal", PAGED, change)
         for change in (
+            {"return_lse": "no"},
             {"page_table": floats(2, 2)},
             {"page_table": ints([[0, 9], [2, 3]])},
             {"page_table": None, "page_starts": ints([0, 2, 4])},
@@ -186,3 +192,19 @@ def test_equal_words(variant: str, good: Call, change: Call) -> None:
     words = refusal("torch", variant, good | change)
     assert refusal("jax", variant, good | change) == words
     assert words.startswith(f"{variant}: ")
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_flags_are_true_or_false(framework: str) -> None:
+    """A numpy bool is one, too. Any other value may have been meant as either."""
+    op = importlib.import_module(f"generated.{framework}").causal
+    convert = torch.from_numpy if framework == "torch" else jax.numpy.asarray
+    q, k, v = (convert(floats(1, 2, 8, 16)) for _ in range(3))
+    assert isinstance(op(q, k, v, return_lse=np.True_), tuple)
+    assert not isinstance(op(q, k, v, return_lse=np.False_), tuple)
+    op(q, k, v, deterministic=np.True_)
+    o, lse = op(q, k, v, return_lse=True)
+    with pytest.raises(ArgumentError, match=r"^causal.backward: wide_dq: expected True or False, got 'no'$"):
+        op.backward(o, q, k, v, o, lse, wide_dq="no")
+    with pytest.raises(ArgumentError, match=r"^causal.schedule: backward: expected True or False, got 1$"):
+        op.schedule(q, k, v, backward=1)

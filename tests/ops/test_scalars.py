@@ -20,6 +20,8 @@ variants:
   powers: {score: score + exp(x) * sqrt(x), scalars: {x: float}}
   signs: {score: "where(1.0 / x > 0, score, -score)", scalars: {x: float}}
   places: {score: "score + bias[h, int(log(x))]", tensors: {bias: {dims: [h, 4]}}, scalars: {x: float}}
+  steps: {mask: causal and q_idx // n == kv_idx // n, scalars: {n: int}}
+  strides: {mask: causal and (q_idx - kv_idx) % n == 0, scalars: {n: {type: int, min: 0, max: 64}}}
   apart: {mask: q_idx - kv_idx < near - far, scalars: {near: int, far: int}}
 """
 
@@ -56,6 +58,23 @@ def test_several_scalars_of_a_sum_share_its_range(framework: str, kind: str) -> 
         called(framework, "apart", CALLS[kind], near=0, far=-MOST - 1)
     everything = called(framework, "apart", CALLS[kind], near=100, far=0)
     assert np.array_equal(called(framework, "apart", CALLS[kind], near=MOST, far=-MOST), everything)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("variant", ["steps", "strides"])
+def test_a_number_that_integers_are_divided_by_is_not_0(variant: str, framework: str, kind: str) -> None:
+    """Kernels would compute what no one asked for."""
+    with pytest.raises(ValueError, match=f"^{variant}: n: expected an int other than 0, as it divides, got 0"):
+        called(framework, variant, CALLS[kind], n=0)
+    called(framework, variant, CALLS[kind], n=3)
+
+
+def test_plans_over_several_gpus_divide_by_no_0() -> None:
+    plan = importlib.import_module("scalars.torch_parallel").plan
+    op = importlib.import_module("scalars.torch").steps
+    with pytest.raises(ValueError, match="plan: steps: n: expected an int other than 0, as it divides, got 0"):
+        plan(op, 2, seq=4096, heads=(2, 2), head_dim=64, n=0)
 
 
 def test_arrays_on_the_host_are_checked_too() -> None:

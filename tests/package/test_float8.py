@@ -70,9 +70,19 @@ def test_results_have_no_gradient() -> None:
 def test_ops_refuse_negative_scales(scale: Any) -> None:
     x8, given = quantize(torch.randn(1, 2, 4, 8))
     with pytest.raises(
-        ValueError, match=r"^full: q_scale: expected (a number|elements) of at least 0(\.0)?, got -1\.0"
+        ValueError, match=r"^full: q_scale: expected (a finite number|finite elements) of at least 0(\.0)?, got -1\.0"
     ):
         full(x8, x8, x8, q_scale=scale, k_scale=given, v_scale=given)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("make", [float, torch.tensor, lambda x: torch.tensor([1.0, x])])
+def test_ops_refuse_scales_that_are_not_finite(make: Any, bad: float) -> None:
+    x8, given = quantize(torch.randn(1, 2, 4, 8))
+    with pytest.raises(
+        ValueError, match=rf"^full: q_scale: expected (a finite number|finite elements) of at least 0(\.0)?, got {bad}"
+    ):
+        full(x8, x8, x8, q_scale=make(bad), k_scale=given, v_scale=given)
 
 
 @pytest.mark.parametrize("columns", [1, 16, 256])

@@ -215,11 +215,7 @@ def own_arguments(variant: Variant, atomic: Mapping[str, Sequence[Mode]]) -> lis
         found.append(_float_argument("sink", ("h",), _tuple([_SIZES["h"]]), doc))
     for scalar in variant.scalars.values():
         kind = scalar.type.value
-        limits = "".join(
-            f", {name}={value!r}"
-            for name, value in (("minimum", scalar.minimum), ("maximum", scalar.maximum))
-            if value is not None
-        )
+        limits = "".join(f", {name}={value!r}" for name, value in scalar.limits.items())
         doc = f"{kind}{_range_text(scalar)}."
         public = variant.keywords.get(scalar.name, "")
         found.append(Argument(name=scalar.name, required=kind, limits=limits, doc=doc, public=public))
@@ -240,6 +236,7 @@ def _range_text(scalar: ScalarSpec) -> str:
         text = f" from {low} to {high}"
     else:
         text = f", at least {low}" if low is not None else f", at most {high}" if high is not None else ""
+    text += ", not 0" if scalar.divides else ""
     return text if scalar.example is None else f"{text}, such as {scalar.example}"
 
 

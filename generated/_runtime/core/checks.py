@@ -15,6 +15,8 @@ PACKED = "packed"
 _DIMS = {"bhsd": ("[B, H, S, D]", 1, 2), "bshd": ("[B, S, H, D]", 2, 1), PACKED: ("[total, H, D]", 1, 0)}
 # Positions, offsets and integer scalars are 32-bit in the kernels; half the range leaves room for their sums.
 INT_LIMIT = 2**30
+# Loop bounds add a scalar to the position of a row, and round the sum up to whole blocks.
+OFFSET_LIMIT = 2**29
 LARGEST_FLOAT = 3.4028234663852886e38
 SEED_END = 2**63
 # Dropout counts heads over all batch rows in one 32-bit word, which JAX carries as an int32.
@@ -153,11 +155,18 @@ def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence
 
 
 def check_scale(op: str, scale: object) -> None:
-    scale = host_number(op, "scale", scale)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or scale != scale or abs(scale) == float("inf"):
-        fail(op, "scale", "a finite number or None", repr(scale))
-    if abs(scale) > LARGEST_FLOAT:
-        fail(op, "scale", "a number that float32 holds", scale if isinstance(scale, float) else "a larger int")
+    check_finite(op, "scale", scale, "a finite number or None", lambda _: True)
+
+
+def check_finite(op: str, argument: str, value: Any, expected: str, fits: Callable[[float], bool]) -> float:
+    """A finite number that float32 holds and that `fits`, checked. `expected`: such numbers in words."""
+    value = host_number(op, argument, value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not abs(value) < float("inf") or not fits(value):
+        fail(op, argument, expected, repr(value))
+    if abs(value) > LARGEST_FLOAT:
+        fail(op, argument, "a number that float32 holds", value if isinstance(value, float) else "a larger int")
+    return float(value)
 
 
 def range_text(minimum: float | None, maximum: float | None) -> str:
@@ -174,7 +183,15 @@ def in_range(value: float, minimum: float | None, maximum: float | None) -> bool
     return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
 
 
-def check_int(op: str, argument: str, value: Any, minimum: int | None = None, maximum: int | None = None) -> int:
+def check_int(
+    op: str,
+    argument: str,
+    value: Any,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    nonzero: bool = False,
+) -> int:
     """An integer argument of the kernels, checked. `torch.export` gives a symbolic one for a size that is dynamic."""
     value = host_number(op, argument, value)
     is_int = isinstance(value, int) or type(value).__name__ == "SymInt"
@@ -182,8 +199,15 @@ def check_int(op: str, argument: str, value: Any, minimum: int | None = None, ma
         fail(op, argument, f"an int{range_text(minimum, maximum)}", repr(value))
     if not -INT_LIMIT <= value <= INT_LIMIT:
         fail(op, argument, "an int of at most 2**30 either way", value)
+    if nonzero and value == 0:
+        fail(op, argument, "an int other than 0, as it divides", value)
     number: int = value
     return number
+
+
+def check_offset(op: str, q_offset: Any) -> int:
+    """The position of the first query row, checked."""
+    return check_int(op, "q_offset", q_offset, -OFFSET_LIMIT, OFFSET_LIMIT)
 
 
 def check_float(
@@ -200,9 +224,20 @@ def check_float(
     return float(value)
 
 
+def check_flag(op: str, argument: str, value: Any) -> bool:
+    """An argument that is True or False, checked: any other value, such as "no", may have been meant as either."""
+    if value is True or value is False:
+        return value
+    found = host_number(op, argument, value)
+    if not isinstance(found, bool):
+        fail(op, argument, "True or False", repr(value))
+    return found
+
+
 def check_deterministic(op: str, deterministic: object) -> None:
     """Check whether a call asks for gradients of equal bits: by a bool, or None for the default."""
-    if deterministic is not None and not isinstance(deterministic, bool):
+    found = host_number(op, "deterministic", deterministic)
+    if found is not None and not isinstance(found, bool):
         fail(op, "deterministic", "None, True or False", repr(deterministic))
 
 

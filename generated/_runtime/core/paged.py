@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..archs import NARROW_HEAD_DIM
-from .checks import check_float, fail
+from .checks import check_finite, fail
 from .configs import block_columns, cdiv, next_power_of_2
 from .launches import Backend, Tensor, tile_constants
 from .paged_tiles import PagedConfig
@@ -75,17 +75,9 @@ def check_factors(op: str, name: str, scales: Sequence[float]) -> None:
         fail(op, name, "finite floats of at least 0.0", list(scales))
 
 
-def _as_float(op: str, name: str, scale: object) -> float:
-    """A number as a float. NaN is returned, because the caller's error says more about what is expected."""
-    return scale if isinstance(scale, float) and math.isnan(scale) else check_float(op, name, scale)
-
-
 def check_factor(op: str, name: str, scale: object) -> float:
     """Check a number by which a call multiplies keys or values of a cache."""
-    found = _as_float(op, name, scale)
-    if not 0 <= found < math.inf:
-        fail(op, name, "a finite number of at least 0.0", scale)
-    return found
+    return check_finite(op, name, scale, "a finite number of at least 0.0", lambda x: x >= 0)
 
 
 def check_divisors(name: str, scales: Sequence[float]) -> None:
@@ -96,10 +88,7 @@ def check_divisors(name: str, scales: Sequence[float]) -> None:
 
 def check_divisor(name: str, scale: object) -> float:
     """Check a number by which `append` divides keys or values."""
-    found = _as_float("append", name, scale)
-    if not 0 < found < math.inf:
-        fail("append", name, "a finite number above 0", scale)
-    return found
+    return check_finite("append", name, scale, "a finite number above 0", lambda x: x > 0)
 
 
 class CacheCall(NamedTuple):

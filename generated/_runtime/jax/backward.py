@@ -19,6 +19,7 @@ from ..core.schedules import Schedule
 from .call import Arguments, is_empty, prepared
 from .passes import Backward, Kernels
 from .primitive import gradients_of
+from .support import check_flag
 
 Run: TypeAlias = Callable[..., tuple[jax.Array, jax.Array]]
 """A function that computes a call with checked arguments: `attention`, or `_Run`, which computes gradients."""
@@ -74,6 +75,7 @@ def _backward(
     """
     if str(getattr(q, "dtype", "")) == FP8:
         fail(entry.op, "q", f"a dtype with gradients: calls of {FP8} have none", q.dtype)
+    wide_dq = check_flag(f"{entry.op}.backward", "wide_dq", wide_dq)
     run = _Run(entry, do, o, lse, dlse, wanted, wide_dq=wide_dq)
     entry.call(run, **entry.arguments(keywords), q=q, k=k, v=v)
     return run.gradients()

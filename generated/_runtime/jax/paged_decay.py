@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
@@ -107,7 +108,7 @@ def _check_room(operands: Mapping[str, jax.Array], page_size: int) -> None:
         shape = None if starts is None else starts.shape
         most = most_keys(APPEND, lengths.shape[0], page_size, operands["page_table"].shape, shape)
         first = None if starts is None else starts.tolist()
-        check_lengths(APPEND, jnp.maximum(lengths, 0).tolist(), most, first, page_size)
+        check_lengths(APPEND, np.maximum(np.asarray(lengths), 0).tolist(), most, first, page_size)
     if g.size > 0 and all(values_are_checked(x) for name, x in operands.items() if name in _VALUES):
         num_seqs = lengths.shape[0]
         begins = (

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from ..core.checks import fail
-from ..core.settings import DEBUG, INTERPRET
-from .dispatch import has_values
+from ..core.settings import INTERPRET
+from .dispatch import values_are_checked
 
 FP32 = torch.float32
 _DTYPES = {
@@ -53,7 +53,7 @@ def as_integers(op: str, name: str, x: Tensor, dtype: torch.dtype = torch.int32)
     if not is_integer(x.dtype):
         fail(op, name, f"dtype {dtype} or another of integers", x.dtype)
     cast = x.to(dtype)
-    if x.dtype.itemsize >= dtype.itemsize and (x.device.type == "cpu" or DEBUG) and has_values(x):
+    if x.dtype.itemsize >= dtype.itemsize and values_are_checked(x):
         lost = x[(cast.to(x.dtype) != x) | ((cast < 0) & (not x.dtype.is_signed))]
         if lost.numel() > 0:
             fail(op, name, f"values that {dtype} holds", lost[0].item())

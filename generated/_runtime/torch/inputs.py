@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core.checks import (
     SEED_END,
     Size,
-    check_int,
     check_layout,
+    check_offset,
     check_scale,
     check_seed,
     check_shapes,
@@ -19,6 +19,7 @@ from ..core.checks import (
     fail,
     sizes_text,
 )
+from .dispatch import values_are_checked
 from .dtypes import FLOAT_DTYPES, FP8_DTYPE, as_integers, in_dtype, is_autocast, is_integer
 from .transforms import refuse_gradient_of, refuse_tangents
 
@@ -122,7 +123,7 @@ def offset_number(op: str, q_offset: Any) -> int:
     """An offset for all queries, checked."""
     if isinstance(q_offset, (list, tuple)):
         fail(op, "q_offset", "an int, 'end' or an integer tensor", repr(q_offset))
-    return check_int(op, "q_offset", q_offset)
+    return check_offset(op, q_offset)
 
 
 def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -> Tensor:
@@ -130,7 +131,11 @@ def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -
     if not is_integer(q_offset.dtype) or q_offset.shape != (count,) or q_offset.device != device:
         got = f"{q_offset.dtype} {list(q_offset.shape)} on {q_offset.device}"
         fail(op, "q_offset", f"an int, 'end' or an integer tensor [{count}] on {device}", got)
-    return as_integers(op, "q_offset", q_offset).contiguous()
+    found = as_integers(op, "q_offset", q_offset).contiguous()
+    if found.numel() > 0 and values_are_checked(found):
+        for end in found.aminmax():
+            check_offset(op, end.item())
+    return found
 
 
 def check_offset_word(op: str, q_offset: str) -> None:

@@ -34,11 +34,11 @@ from ..core.prompts import check_family
 from ..core.settings import INTERPRET
 from .cache_values import FP8_DTYPES, dequantised
 from .devices import multiprocessors, paged_call_tiles
-from .dispatch import runs_reference
+from .dispatch import runs_reference, values_are_checked
 from .dtypes import FLOAT_DTYPES, as_integers, is_autocast, is_integer
 from .inputs import check_offset_word, check_strided, check_tensor, offset_number, offset_tensor, positive_scale
 from .prompts import tile_of_prompts
-from .sequences import begins_of, values_are_checked
+from .sequences import begins_of
 from .transforms import refuse_tangents
 
 

@@ -28,9 +28,10 @@ from ..core.paged_decay import (
 )
 from ..core.settings import INTERPRET, require_triton
 from . import backend
+from .dispatch import values_are_checked
 from .dtypes import as_integers, is_integer
 from .paged import Gathered
-from .sequences import begins_of, values_are_checked
+from .sequences import begins_of
 from .strides import check_apart
 from .transforms import refuse_tangents
 

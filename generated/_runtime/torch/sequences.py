@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..core.checks import PACKED, check_padding_id, fail
 from ..core.sequences import ByRow, TokenRows, breaks_rule, check_begins, fail_order
-from ..core.settings import DEBUG
-from .dispatch import has_values, launches_directly
+from .dispatch import launches_directly, values_are_checked
 from .dtypes import as_integers, is_integer
 from .inputs import check_offset_word, check_qkv, offset_number, offset_tensor, readable
 
@@ -68,11 +67,6 @@ def begins_of(op: str, name: str, cu_seqlens: Any, packed: str, x: Tensor) -> Te
     if values_are_checked(begins):
         check_begins(op, name, begins.tolist(), packed, x.shape[0])
     return begins.contiguous()
-
-
-def values_are_checked(x: Tensor) -> bool:
-    """Whether a call checks a tensor's values, if it has any. On a GPU it would wait, so there only in debug mode."""
-    return (x.device.type == "cpu" or DEBUG) and has_values(x)
 
 
 def packed_offset(

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from codegen.testing import golden, golden_jax
 from codegen.testing.golden import Inputs
+from generated import paging
 from generated._runtime.core.settings import INTERPRET
 from tests.support.rendering import importable
 
@@ -302,3 +303,42 @@ def test_a_formula_is_the_same_in_torch(own: Any, call: str) -> None:
     want = golden.evaluate(importlib.import_module(f"{package}.torch").formula, inputs, **options)
     got = golden_jax.evaluate("formula", inputs, package=package, **options)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+# -------------------------------------------------------------------------------------- known values inside of a trace
+
+TOKENS, CACHE = np.zeros((8, 2, 16), np.float32), np.zeros((4, 4, 2, 16), np.float32)
+SLOTS, ENDS = np.arange(8, dtype=np.int32), np.array([0, 3, 8], np.int32)
+
+
+def _decayed(x: jax.Array, t: Any) -> Any:
+    paged = {"page_table": t(np.array([[0, 1], [2, 3]])), "kv_lengths": t(np.array([8, 8]))}
+    given = jnp.zeros((2, 8, 2)), t(np.zeros((4, 4, 2), np.float32)), t(np.zeros((4, 2), np.float32))
+    return x + paging.append_decay(*given, **paged)[0][0, 0, 0]
+
+
+CLOSED_OVER: dict[str, Any] = {
+    "ids": lambda x, t: ops.causal(x[None], x[None], x[None], q_segment_ids=t(np.zeros((1, 8), np.uint32))),
+    "offsets": lambda x, t: ops.causal(x[None], x[None], x[None], q_offset=t(np.array([3]))),
+    "schedule": lambda x, t: ops.causal(
+        *[x] * 3, cu_seqlens_q=t(ENDS), schedule=ops.causal.schedule(*[TOKENS] * 3, cu_seqlens_q=t(ENDS))
+    ),
+    "slots": lambda x, t: paging.append(x, x, t(CACHE), t(CACHE), t(SLOTS))[0],
+    "scale": lambda x, t: paging.append(x, x, t(CACHE), t(CACHE), t(SLOTS), k_scale=t(np.ones(2, np.float32)))[0],
+    "lengths": _decayed,
+}
+
+
+@pytest.mark.parametrize("call", CLOSED_OVER)
+def test_arrays_that_a_jitted_function_closes_over_are_checked(call: str) -> None:
+    """Their values are known, but JAX traces whatever it computes from them inside of `jit`."""
+    made: list[jax.Array] = []
+
+    def keep(x: np.ndarray) -> jax.Array:
+        made.append(jnp.asarray(x))
+        return made[-1]
+
+    x = jnp.asarray(TOKENS)
+    want = CLOSED_OVER[call](x, keep)
+    closed = iter(made)
+    np.testing.assert_array_equal(jax.jit(lambda x: CLOSED_OVER[call](x, lambda _: next(closed)))(x), want)

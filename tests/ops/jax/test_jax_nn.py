@@ -223,8 +223,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"query_seq_lengths: expected an integer array \[B\], got list",
     ),
     "no array": ({"key": None}, r"key: expected an array \[B, S, K, H\] or \[S, K, H\], got NoneType"),
-    "a word": ({"is_causal": "no"}, "is_causal: expected True or False, known while tracing, got 'no'"),
-    "flags": ({"return_residual": np.array([True, False])}, "return_residual: expected True or False, .* got array"),
+    "a word": ({"is_causal": "no"}, "is_causal: expected True or False, got 'no'"),
+    "flags": ({"return_residual": np.array([True, False])}, "return_residual: expected True or False, got array"),
     "axes": ({"query": jnp.ones((T, H))}, r"query: expected shape \[B, T, N, H\] or \[T, N, H\], got \[13, 16\]"),
     "heads": ({"query": jnp.ones((B, T, 3, H))}, "q: expected a head count that is a multiple of k's 2, got 3"),
 }

@@ -160,7 +160,7 @@ def test_dropout_in_a_module(library: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no array": ({"value": None}, r"value: expected an array \[..., length, heads, depth\], got NoneType"),
-    "a word": ({"is_causal": "no"}, "is_causal: expected True or False, known while tracing, got 'no'"),
+    "a word": ({"is_causal": "no"}, "is_causal: expected True or False, got 'no'"),
     "mask": (
         {"mask": jnp.ones((B, 1, T, T), bool)},
         "mask: expected None: .* or is what full has anyhow.*bool \\[3, 1",

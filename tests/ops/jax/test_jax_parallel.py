@@ -334,6 +334,8 @@ def test_bad_calls_are_refused() -> None:
     call, rows = context_parallel(op, by_nodes, mesh=mesh_of(cp=4), spec=P(None, "cp", None)), jnp.zeros((1, 64, 4, 16))
     with pytest.raises(ValueError, match=r"causal: layout: expected one planned for the axes .*, got '2d' with nodes"):
         call(rows, rows, rows)
+    with pytest.raises(ValueError, match=r"causal: return_lse: expected True or False, got 'no'"):
+        call(rows, rows, rows, return_lse="no")
     q = jnp.zeros((1, 60, 4, 16))
     with pytest.raises(ValueError, match=r"causal: q: expected 32 rows in \[B, rows, H, D\]"):
         context_parallel(op, layout, mesh=mesh_of(cp=2), spec=P(None, "cp", None))(q, q, q)

@@ -90,7 +90,7 @@ BAD_PACKED: list[tuple[str, Call, str]] = [
     ("layout", {"layout": "bsdh"}, "layout: expected 'bhsd' or 'bshd', got 'bsdh'"),
     ("scale", {"scale": "1"}, "scale: expected a finite number or None, got '1'"),
     ("offset_word", {"q_offset": "start"}, "q_offset: expected an int, 'end' or an integer tensor, got 'start'"),
-    ("offset_float", {"q_offset": 0.5}, "q_offset: expected an int, got 0.5"),
+    ("offset_float", {"q_offset": 0.5}, "q_offset: expected an int from -536870912 to 536870912, got 0.5"),
     (
         "offset_shape",
         {"q_offset": ints(0, 1, 2)},

@@ -117,6 +117,11 @@ def test_unpack_along_another_axis() -> None:
 # ------------------------------------------------------------------------------------------------------------- in rows
 
 
+def test_the_order_of_placement_is_true_or_false() -> None:
+    with pytest.raises(ArgumentError, match="pack_rows: decreasing: expected True or False, got 'no'"):
+        pack_rows([torch.zeros(3)], 4, decreasing="no")  # type: ignore[arg-type]
+
+
 @with_libraries
 @pytest.mark.parametrize("decreasing", [False, True])
 @pytest.mark.parametrize("tail", [(), (3, 2)], ids=["tokens", "vectors"])

@@ -102,12 +102,17 @@ def test_keys_beyond_the_columns_of_a_bias_read_its_last(packed: bool) -> None:
 # ------------------------------------------------------------------------------------------------------ bad arguments
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         ({"padding_id": "x"}, "padding_id: expected an int of 32 bits, got 'x'"),
         ({"deterministic": 2}, "deterministic: expected None, True or False, got 2"),
+        *(({"k_scale": x}, f"k_scale: expected a finite number of at least 0.0, got {x!r}") for x in (-1.0, NAN, "x")),
         ({"k_scale": float("inf")}, "k_scale: expected a finite number of at least 0.0, got inf"),
+        ({"v_scale": 1e39}, r"v_scale: expected a number that float32 holds, got 1e\+39"),
         ({"q": torch.zeros(2, 4, 2, 16).to_sparse()}, "q: expected layout torch.strided, got torch.sparse_coo"),
     ],
 )

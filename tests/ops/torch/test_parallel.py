@@ -350,6 +350,7 @@ def test_arguments_that_differ_between_ranks_are_found() -> None:
         ),
         ({"sink": 3}, "causal: sink: expected one of q, k, v, "),
         ({"layout": "sbhd"}, "causal: layout: expected 'bhsd' or 'bshd', got 'sbhd'"),
+        ({"return_lse": "no"}, "causal: return_lse: expected True or False, got 'no'"),
         ({"scale": float("nan")}, "causal: scale: expected a finite number or None, got nan"),
     ],
 )

@@ -147,3 +147,24 @@ def test_what_no_part_of_a_call_can_compute_is_refused(package: str) -> None:
 
 def test_heads_compute_with_the_number_of_queries(package: str) -> None:
     check("aligned", draw("aligned", seq=70, package=package), ROWS, ranks=2, plan_options={}, package=package)
+
+
+@pytest.mark.parametrize("computes_gradients", [True, False])
+def test_a_tensor_without_a_gradient_is_refused_as_on_one_rank(package: str, computes_gradients: bool) -> None:
+    """In the forward, before anything is sent; without gradients the call is computed."""
+    op = calls.load_op("sized", package)
+
+    def message(comm: ThreadRank) -> str:
+        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16, strategy="gather")
+        q, lag = torch.zeros(1, 4, 32, 16), torch.zeros(4, 128, requires_grad=True)
+        try:
+            with torch.set_grad_enabled(computes_gradients):
+                context_parallel(op, layout, check=False)(q, q, q, lag=lag)
+        except ValueError as error:
+            assert comm.calls == []
+            return str(error)
+        return "computed"
+
+    text = "sized: lag: it requires grad, but variants.yaml declares it without a gradient: add"
+    expected = text if computes_gradients else "computed"
+    assert all(found.startswith(expected) for found in run_ranks(2, message))

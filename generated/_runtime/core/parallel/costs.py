@@ -118,11 +118,13 @@ def gather_cost(
     heads: tuple[int, int],
     head_dim: int,
     machine: Machine,
+    groups: int | None = None,
 ) -> Cost:
     """The cost if both passes gather the keys and values of all rows; their gradients are scattered in float32.
 
     Args:
         runs: the largest number of runs of rows that a rank has. Each run is one call.
+        groups: the number of groups of key heads; by default the number that makes the exchange the fastest.
     """
     query_heads, key_heads = heads
     kernels = kernel_seconds(blocks / ranks * (1 + imbalance), query_heads, head_dim, machine)
@@ -140,23 +142,26 @@ def gather_cost(
         per_call=machine.call,
         joins=joined / machine.bandwidth,
     )
-    return _fastest_groups(cost, seq, ranks, key_heads, machine)
+    return _in_groups(cost, groups, seq, ranks, key_heads, machine)
 
 
-def _fastest_groups(cost: Cost, seq: int, ranks: int, key_heads: int, machine: Machine) -> Cost:
-    """The cost of the exchange in as many groups of key heads as make it the fastest; calls must not be too small."""
+def _in_groups(cost: Cost, asked: int | None, seq: int, ranks: int, key_heads: int, machine: Machine) -> Cost:
+    """The cost of the exchange in as many groups of key heads as are asked for.
+
+    By default they are as many as make the exchange the fastest; calls must not be too small.
+    """
+    if asked is not None:
+        return _exchanged(cost, asked, ranks, machine)
     found = []
     for groups in range(1, min(GROUPS, key_heads) + 1):
         is_small = seq // ranks // BLOCK * key_heads // groups < PROGRAMS
         if groups == 1 or not (key_heads % groups or is_small):
-            found.append(in_groups(cost, groups, ranks, machine))
+            found.append(_exchanged(cost, groups, ranks, machine))
     return min(found, key=lambda each: each.total)
 
 
-def in_groups(cost: Cost, groups: int, ranks: int, machine: Machine) -> Cost:
-    """The cost if key heads are gathered or exchanged in so many groups; that of other strategies does not change."""
-    if cost.strategy not in ("gather", "exchange"):
-        return cost
+def _exchanged(cost: Cost, groups: int, ranks: int, machine: Machine) -> Cost:
+    """The cost if key heads are gathered or exchanged in so many groups."""
     exchange = cost.bytes_moved / machine.rate(ranks) + 3 * groups * machine.latency if cost.bytes_moved else 0.0
     return replace(cost, exchange=exchange, groups=groups)
 
@@ -195,10 +200,19 @@ def heads_cost(
     )
 
 
-def exchange_cost(gather: Cost, shares: list[float], groups_of: int, seq: int, ranks: int, machine: Machine) -> Cost:
+def exchange_cost(
+    gather: Cost,
+    shares: list[float],
+    key_heads: int,
+    seq: int,
+    ranks: int,
+    machine: Machine,
+    groups: int | None = None,
+) -> Cost:
     """As `gather`, but only a share of the other ranks' keys is sent. `shares`: one share for each mask."""
     moved = int(gather.bytes_moved * sum(shares) / len(shares))
-    return _fastest_groups(replace(gather, strategy="exchange", bytes_moved=moved), seq, ranks, groups_of, machine)
+    cost = replace(gather, strategy="exchange", bytes_moved=moved)
+    return _in_groups(cost, groups, seq, ranks, key_heads, machine)
 
 
 def ring_cost(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import fail, in_range, range_text
+from ..checks import check_float, check_int, fail, in_range, range_text
 from .costs import Machine
 from .work import Array, VariantWork, on_host
 
@@ -88,46 +88,54 @@ def check_own(op: Any, work: VariantWork, given: Mapping[str, Any], seq: int) ->
     for name, x in given.items():
         if name not in known:
             reads = ", ".join(work.needs) or "nothing"
-            fail("plan", name, f"an option of plan or an argument of {work.op}, whose mask reads {reads}", _text(x))
-        if x is None or name not in work.needs:
-            continue
-        kinds = str(getattr(known[name], "annotation", "")).split(" | ")
-        if "int" in kinds and "float" not in kinds and isinstance(x, (float, str)):
-            fail("plan", f"{work.op}: {name}", "an int", _text(x))
-        if not (hasattr(x, "shape") or isinstance(x, (int, float, list, tuple))):
-            fail("plan", f"{work.op}: {name}", "a number or an array", _text(x))
-        if getattr(x, "is_meta", False):
-            fail("plan", f"{work.op}: {name}", "an array with values", f"a meta tensor {list(x.shape)}")
-        _check_shape(work, name, x, seq)
+            fail("plan", name, f"an option of plan or an argument of {work.op}, whose mask reads {reads}", repr(x)[:60])
+        if x is not None and name in work.scalars:
+            _check_scalar(work, name, x)
+        elif x is not None and name in work.needs:
+            _check_tensor(work, name, x, seq)
 
 
-def _check_shape(work: VariantWork, name: str, x: Any, seq: int) -> None:
-    """Refuse an array in place of a number, and a tensor without the dims or the rows of the whole call."""
-    dims, shape, argument = work.tensors.get(name), _shape(x), f"{work.op}: {name}"
-    if dims is None:
-        if shape != ():
-            fail("plan", argument, "a number", _text(x) if shape is None else f"shape {list(shape)}")
-        return
+def _check_scalar(work: VariantWork, name: str, x: Any) -> None:
+    """Check a number as the op does."""
+    kind, limits = work.scalars[name]
+    argument = f"{work.op}: {name}"
+    if _shape(x) == ():
+        _check_known(argument, x)
+        x = on_host(x).item()
+    (check_int if kind == "int" else check_float)("plan", argument, x, **limits)
+
+
+def _check_tensor(work: VariantWork, name: str, x: Any, seq: int) -> None:
+    """Refuse what is no array, and an array without values, without the dims or without the rows of the whole call."""
+    dims, shape, argument = work.tensors[name], _shape(x), f"{work.op}: {name}"
     forms = dims, tuple(dim for dim in dims if dim != "b")
     taken = next((form for form in forms if shape is not None and len(shape) == len(form)), None)
     if shape is None or taken is None:
         expected = " or ".join(f"[{', '.join(map(str, form))}]" for form in dict.fromkeys(forms))
-        fail("plan", argument, f"an array {expected}", _text(x) if shape is None else f"shape {list(shape)}")
+        fail("plan", argument, f"an array {expected}", repr(x)[:60] if shape is None else f"shape {list(shape)}")
+    _check_known(argument, x)
     rows = [size for dim, size in zip(taken, shape, strict=True) if dim in ("q_idx", "kv_idx")]
     if rows and min(rows) < seq:
         fail("plan", argument, f"at least {seq} rows, those of all ranks", f"shape {list(shape)}")
 
 
+def _check_known(argument: str, x: Any) -> None:
+    """Refuse an array without values: a meta tensor of torch, or an array that JAX traces."""
+    if getattr(x, "is_meta", False):
+        fail("plan", argument, "an array with values", f"a meta tensor {list(x.shape)}")
+    if type(x).__name__.endswith("Tracer"):
+        fail("plan", argument, "an array with values", f"a traced array {list(x.shape)}")
+
+
 def _shape(x: Any) -> tuple[int, ...] | None:
-    """The shape of a number, an array or a list; None if rows of a list have different lengths."""
+    """The shape of a number, an array or a list of numbers; None for anything else."""
+    if hasattr(x, "shape"):
+        return tuple(x.shape)
     try:
-        return tuple(np.shape(x))
-    except ValueError:
+        found = np.asarray(x)
+    except ValueError:  # rows of different lengths
         return None
-
-
-def _text(x: Any) -> str:
-    return repr(x)[:60]
+    return found.shape if found.dtype.kind in "biuf" else None
 
 
 def check_groups(head_groups: Any, heads: tuple[int, int], inner: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...archs import MAX_HEAD_DIM, MIN_HEAD_DIM
-from ..checks import INT_LIMIT, fail
+from ..checks import OFFSET_LIMIT, fail
 from .costs import (
     Choices,
     Cost,
@@ -19,7 +19,6 @@ from .costs import (
     gathered_bytes,
     grid_cost,
     heads_cost,
-    in_groups,
     ring_cost,
 )
 from .document_deals import deal_documents
@@ -71,7 +70,7 @@ def make_layout(
     own: Mapping[str, Any] | None = None,
 ) -> Layout:
     """The layout of `plan`, which documents the arguments, for so many ranks, or for nodes and the ranks of a node."""
-    seq = check_count("seq", seq, most=INT_LIMIT)
+    seq = check_count("seq", seq, most=OFFSET_LIMIT)
     head_dim = check_count("head_dim", head_dim, MIN_HEAD_DIM, MAX_HEAD_DIM)
     heads = check_heads(heads)
     machine = Machine() if machine is None else machine
@@ -93,6 +92,9 @@ def make_layout(
     works = [work_of(each) for each, _ in calls]
     for (each, given), work in zip(calls, works, strict=True):
         check_own(each, work, given, seq)
+    groups = None if head_groups is None else check_groups(head_groups, heads, inner)
+    if _unsplit(works):
+        groups = _one_group(groups, _unsplit(works))
     if row_ranks * inner > 1:
         strategy = _of_query_counts(works, strategy, has_nodes=isinstance(ranks, tuple))
 
@@ -122,6 +124,7 @@ def make_layout(
         heads=heads,
         head_dim=head_dim,
         machine=machine,
+        groups=groups,
     )
     has_nodes = inner > 1 or isinstance(ranks, tuple)
     asked = "auto" if has_nodes or strategy == "2d" else strategy
@@ -133,22 +136,15 @@ def make_layout(
     if cost.strategy == "heads":
         # Every rank computes all rows of its heads: any order is balanced, and this one needs no copy.
         dealt = contiguous(in_rows, seq, row_ranks)
-    splits = cost.strategy != "ring" and not _unsplit(works)
-    groups = cost.groups if splits else 1
-    if head_groups is not None:
-        groups = check_groups(head_groups, heads, inner)
-        if groups > 1 and not splits:
-            fail("plan", "head_groups", f"None or 1 with {_unsplit(works) or 'a ring'}", groups)
-        asked_for = in_groups(cost, groups, row_ranks, machine)
-        reasons = tuple(str(asked_for) if reason == str(cost) else reason for reason in reasons)
-        cost = asked_for
+    if cost.strategy == "ring":
+        groups = _one_group(groups, "a ring")
     even = cost.strategy == "heads"
     layout = Layout(
         ranks=row_ranks,
         seq=seq,
         chunks=dealt.chunks,
         strategy=cost.strategy,
-        head_groups=groups,
+        head_groups=groups or cost.groups,
         imbalance=0.0 if even else dealt.imbalance,
         bytes_moved=cost.bytes_moved,
         predicted=cost.total,
@@ -190,6 +186,7 @@ class _Planned:
     heads: tuple[int, int]
     head_dim: int
     machine: Machine
+    groups: int | None
 
     def chosen(self, strategy: str, balance: str, *, by_rows: bool) -> tuple[Cost, tuple[str, ...], list[KeyNeeds]]:
         """The cost of the chosen strategy, the reasons for it, and the keys that each rank needs.
@@ -200,7 +197,7 @@ class _Planned:
         sizes = self.seq, self.ranks, self.heads, self.head_dim, self.machine
         runs, is_packed = max(map(len, self.dealt.chunks)), self.begins is not None
         calls = runs if self.begins is None else self.dealt.calls or count_calls(self.begins, self.dealt.chunks)
-        gather = gather_cost(self.layers, self.dealt.imbalance, calls, *sizes)
+        gather = gather_cost(self.layers, self.dealt.imbalance, calls, *sizes, self.groups)
         by_heads = None if _unsplit(self.works) or by_rows else heads_cost(self.layers, *sizes)
         why_not_heads = (
             _unsplit(self.works) or f"{self.heads[0]} query and {self.heads[1]} key heads over {self.ranks} ranks"
@@ -220,7 +217,7 @@ class _Planned:
             ring = ring_cost(replace(gather, runs=runs), self._ring_steps(needs), *sizes)
         in_part = None
         if (needs and strategy != "ring") or strategy == "exchange":
-            in_part = exchange_cost(gather, shares, self.heads[1], self.seq, self.ranks, self.machine)
+            in_part = exchange_cost(gather, shares, self.heads[1], self.seq, self.ranks, self.machine, self.groups)
         if strategy != "auto":
             asked = {"gather": gather, "exchange": in_part, "heads": by_heads, "ring": ring}[strategy]
             assert asked is not None
@@ -270,10 +267,10 @@ class _Planned:
             return ()
         nodes = self.ranks // node
         sizes = self.seq, nodes, self.heads, self.head_dim, self.machine
-        rows = gather_cost(self.layers, self.dealt.imbalance, gather.runs, *sizes)
+        rows = gather_cost(self.layers, self.dealt.imbalance, gather.runs, *sizes, self.groups)
         if exchange is not None:
             share = exchange.bytes_moved / gather.bytes_moved if gather.bytes_moved else 1.0
-            rows = exchange_cost(rows, [share], self.heads[1], self.seq, nodes, self.machine)
+            rows = exchange_cost(rows, [share], self.heads[1], self.seq, nodes, self.machine, self.groups)
         both = grid_cost(rows, self.seq, (nodes, node), self.heads, self.head_dim, self.machine)
         if both is None or both.total >= cost.total:
             return ()
@@ -290,6 +287,13 @@ def _of_query_counts(works: Sequence[VariantWork], strategy: str, *, has_nodes: 
         why = f"{op}, which computes with the number of queries of the whole call"
         fail("plan", "strategy", "'heads', on a mesh of one dim", f"{got} with {why}")
     return "heads"
+
+
+def _one_group(groups: int | None, what: str) -> int:
+    """One group of key heads, because of `what`; more must not have been asked for."""
+    if groups not in (None, 1):
+        fail("plan", "head_groups", f"None or 1 with {what}", groups)
+    return 1
 
 
 def _unsplit(works: Sequence[VariantWork]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.checks import PACKED, ArgumentError, fail
+from ...core.checks import PACKED, ArgumentError, check_flag, fail
 from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_axis
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork, work_of
@@ -71,15 +71,15 @@ class ContextParallel:
 
         The local parts of DTensors are taken. If q is a DTensor, o and lse are DTensors, too.
         """
+        wants_lse = check_flag(self.work.op, "return_lse", keywords.get("return_lse", False))
         if is_distributed(q):
             given: dict[str, Any] = {"q": q, "k": k, "v": v, **keywords}
             parts = LocalParts(self.work, self.layout, self.comm, given, LAYOUT, sums=self.sums_gradients)
             parts.given["return_lse"] = True
             results = parts.whole(*self(**parts.given))
-            return results if keywords.get("return_lse") else results[0]
+            return results if wants_lse else results[0]
         if all(isinstance(x, Tensor) for x in (q, k, v)):
             q, k, v = autocast_inputs(q, k, v)
-        wants_lse = bool(keywords.get("return_lse"))
         given = {"q": q, "k": k, "v": v, **{name: x for name, x in keywords.items() if x is not None}}
         is_direct = isinstance(q, Tensor) and launches_directly(q)
         if is_direct and torch._C._are_functorch_transforms_active():
@@ -251,7 +251,9 @@ class ContextParallel:
             if name in self.work.tensors:
                 axes = local_axes(self.work, layout, name, x.shape)
             sizes = [layout.seq if axis in axes else size for axis, size in enumerate(x.shape)]
-            return torch.empty(sizes, dtype=x.dtype, device="meta")
+            # The op refuses tensors of the variant that have no gradient, but require one.
+            trained = x.requires_grad and name in self.work.tensors
+            return torch.empty(sizes, dtype=x.dtype, device="meta", requires_grad=trained)
 
         own = self.work.tensors
         call = {
@@ -260,8 +262,7 @@ class ContextParallel:
         }
         if layout.cu_seqlens is not None:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
-        with torch.no_grad():
-            self.op(**call)
+        self.op(**call)
 
 
 def call_of(
