@@ -41,9 +41,10 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
 
     Raises:
         ArgumentError: x is not a floating-point array or has another shape; the layout is unknown; cu_seqlens is not
-            an int32 or int64 array `[n + 1]` of the same framework, in torch on the same device.
+            an int32 or int64 array `[n + 1]` of the same framework, in torch on the same device, or its values, which
+            are checked on the CPU, do not rise from 0 to the rows of x.
 
-    A head of zeros has a tiny scale, so that nothing divides by 0.
+    No scale is below 1e-12, so that nothing divides by 0.
 
     >>> import torch
     >>> sequences = torch.tensor([4.0, 8.0, 448.0]).reshape(3, 1, 1)
@@ -51,7 +52,8 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
     [0.01785714365541935, 1.0]
     """
     framework = _framework(x)
-    layout = layout or ("bshd" if framework == "jax" else "bhsd")
+    if layout is None:
+        layout = "bshd" if framework == "jax" else "bhsd"
     if layout not in LAYOUTS:
         fail("quantize", "layout", " or ".join(map(repr, LAYOUTS)), repr(layout))
     dims = _DIMS[layout] if cu_seqlens is None else "[total, H, D] with cu_seqlens"
@@ -60,6 +62,8 @@ def quantize(x: Any, *, cu_seqlens: Any = None, layout: str | None = None) -> tu
         fail("quantize", "x", expected, getattr(x, "dtype", type(x).__name__))
     if x.ndim != (4 if cu_seqlens is None else 3):
         fail("quantize", "x", expected, list(x.shape))
+    if x.shape[-1] == 0:
+        fail("quantize", "x", "at least one column", list(x.shape))
     if cu_seqlens is not None:
         _check_begins(framework, x, cu_seqlens)
     if framework == "torch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ def _check(layer: Layer) -> None:
 def run(request: Request, target: Target, package: Path, spec: Spec, jobs: int) -> Report:
     """Compile what is requested; what was compiled before is found in the cache."""
     start = time.monotonic()
+    check_cache(Path(knobs.cache.dir))
     found = find_package(package)
     failures: list[Failure] = []
     chosen = tasks(
@@ -119,6 +121,18 @@ def run(request: Request, target: Target, package: Path, spec: Spec, jobs: int) 
             status.done += 1
             status.show("kernels compiled")
     return Report(outcomes=outcomes, failures=tuple(failures), seconds=time.monotonic() - start)
+
+
+def check_cache(folder: Path) -> None:
+    """Refuse a folder in which Triton can neither find kernels nor store them, before anything is compiled."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # One that holds kernels already may be read-only: `warm` then shows whether a kernel is missing.
+        if not any(folder.iterdir()):
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        expected = "TRITON_CACHE_DIR: expected a folder that can be written, for Triton's cache"
+        raise CodegenError(f"{expected}, got {folder}: {error.strerror}") from None
 
 
 def _calls(request: Request, package: Package, spec: Spec) -> list[WarmCall]:

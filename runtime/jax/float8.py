@@ -9,6 +9,7 @@ from jax import Array
 
 from ..core.checks import fail
 from ..core.fp8 import FP8, LARGEST, LEAST_SCALE
+from .sequences import begins_of
 
 
 def quantize(x: Array, cu_seqlens: Array | None, layout: str) -> tuple[Array, Array]:
@@ -18,6 +19,7 @@ def quantize(x: Array, cu_seqlens: Array | None, layout: str) -> tuple[Array, Ar
         axes = (2, 3) if layout == "bhsd" else (1, 3)
         scale = _scale_of(jnp.abs(x).max(axes, initial=0.0))
         return _divided(x, jnp.expand_dims(scale, axes)), scale
+    cu_seqlens = begins_of("quantize", "cu_seqlens", cu_seqlens, "x", x)
     count = cu_seqlens.shape[0] - 1
     sequence = jnp.searchsorted(cu_seqlens[1:], jnp.arange(x.shape[0], dtype=cu_seqlens.dtype), side="right")
     # The maximum of a sequence without tokens is -inf.
@@ -42,9 +44,14 @@ def quotient(x: Array, divisor: Any) -> Array:
 
 def hadamard(columns: int, seed: int, like: Array, dtype: Any, device: Any) -> Array:
     """A Hadamard matrix with random signs. The other arguments are checked already."""
-    dtype = dtype or like.dtype
+    try:
+        dtype = jnp.dtype(like.dtype if dtype is None else dtype)
+    except TypeError:
+        fail("hadamard", "dtype", "a dtype of floats that JAX has, as that of `like`", repr(dtype))
     if not jnp.issubdtype(dtype, jnp.floating):
-        fail("hadamard", "dtype", "a dtype of floats", jnp.dtype(dtype))
+        fail("hadamard", "dtype", "a dtype of floats", dtype)
+    if not isinstance(device, (type(None), jax.Device, jax.sharding.Sharding)):
+        fail("hadamard", "device", "None, a jax.Device or a sharding, as `like` is an array of JAX", repr(device))
     matrix = np.ones((1, 1))
     while len(matrix) < columns:
         matrix = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), matrix)

@@ -140,17 +140,22 @@ class Kernels:
         given = self._as_rows(dict(zip(self.parameters, args, strict=True)))
         options: CallOptions = given["options"]
         if options.plain:
-            if not args[0].is_meta:
-                # Tiles and a family that the kernels would refuse are refused here, too.
-                self.tiles(given["q"], given["v"], options, given.get("cu_seqlens_q", given.get("q_segment_ids")))
+            self._check_tiles(given)
             return plain_forward(self._reference, self.fake_forward(*args), *args)
         o, *others = self.modules.launch.forward(backend, **_in_memory(given))
         return (*self._of_rows(o), *others)
+
+    def _check_tiles(self, given: dict[str, Any]) -> None:
+        """Refuse tiles and a family that the kernels would refuse, for a call that computes the reference."""
+        if not given["q"].is_meta:
+            tokens = given.get("cu_seqlens_q", given.get("q_segment_ids"))
+            self.tiles(given["q"], given["v"], given["options"], tokens)
 
     def _scaled_forward(self, *args: Any) -> tuple[Tensor, ...]:
         """o and lse of 8-bit q, k and v. `args` are the arguments of the forward, then the `SCALES`."""
         given, scales = dict(zip(self.parameters, args, strict=False)), args[len(self.parameters) :]
         if given["options"].plain or interprets(args[0]):
+            self._check_tiles(self._as_rows(given))
             places = (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k"))
             for (name, sequences), scale in zip(places, scales, strict=True):
                 given[name] = dequantised(given[name], scale, given.get(sequences))

@@ -39,8 +39,10 @@ def _divided(x: Tensor, scale: Tensor) -> Tensor:
 def hadamard(columns: int, seed: int, like: Tensor | None, dtype: Any, device: Any) -> Tensor:
     """A Hadamard matrix with random signs, whose other arguments are checked."""
     if like is not None:
-        dtype, device = dtype or like.dtype, like.device if device is None else device
-    dtype = dtype or torch.float32
+        dtype, device = like.dtype if dtype is None else dtype, like.device if device is None else device
+    dtype = torch.float32 if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype):
+        fail("hadamard", "dtype", "a torch.dtype of floats, as `like` is no array of JAX", repr(dtype))
     if not dtype.is_floating_point:
         fail("hadamard", "dtype", "a dtype of floats", dtype)
     matrix = torch.ones(1, 1, dtype=torch.float64)

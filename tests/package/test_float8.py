@@ -85,6 +85,16 @@ def test_ops_refuse_scales_that_are_not_finite(make: Any, bad: float) -> None:
         full(x8, x8, x8, q_scale=make(bad), k_scale=given, v_scale=given)
 
 
+@pytest.mark.parametrize("begins", [None, torch.tensor([0, 4])], ids=["dense", "packed"])
+def test_ops_refuse_the_portable_family(begins: Tensor | None) -> None:
+    """As on a GPU, where only Hopper's kernels compute in 8 bits."""
+    x = torch.randn(1, 2, 4, 16) if begins is None else torch.randn(4, 2, 16)
+    x8, given = quantize(x, cu_seqlens=begins)
+    scales = {"q_scale": given, "k_scale": given, "v_scale": given, "cu_seqlens_q": begins}
+    with pytest.raises(ArgumentError, match=r"^full: family: expected None or 'hopper' .*, got 'portable'"):
+        full(x8, x8, x8, family="portable", **scales)
+
+
 @pytest.mark.parametrize("columns", [1, 16, 256])
 def test_rotations_keep_scores(columns: int) -> None:
     turn = hadamard(columns, dtype=torch.float64, seed=3)
@@ -155,6 +165,18 @@ def test_a_rotation_makes_outliers_cost_less() -> None:
             lambda: quantize(torch.ones(4, 1, 1), cu_seqlens=torch.tensor([0.0, 4.0])),
             "quantize: cu_seqlens: expected int32 or int64 [n + 1] on cpu, got torch.float32 [2] on cpu",
         ),
+        (
+            lambda: quantize(jnp.ones((4, 1, 1)), cu_seqlens=jnp.asarray([0, 3])),
+            "quantize: cu_seqlens: expected a last value of 4, the rows of x, got 3",
+        ),
+        (lambda: quantize(torch.ones(1, 1, 1, 1), layout=""), "quantize: layout: expected 'bhsd' or 'bshd', got ''"),
+        (lambda: quantize(torch.ones(1, 1, 1, 0)), "quantize: x: expected at least one column, got [1, 1, 1, 0]"),
+        (lambda: hadamard(8, dtype="float32"), "hadamard: dtype: expected a torch.dtype of floats"),
+        (
+            lambda: hadamard(8, like=jnp.ones(1), dtype=torch.float32),
+            "hadamard: dtype: expected a dtype of floats that",
+        ),
+        (lambda: hadamard(8, like=jnp.ones(1), device="cpu"), "hadamard: device: expected None, a jax.Device or a"),
         (lambda: hadamard(48), "hadamard: columns: expected a power of two, got 48"),
         (lambda: hadamard(0), "hadamard: columns: expected"),
         (lambda: hadamard(8, seed=-1), "hadamard: seed: expected an int of at least 0, got -1"),

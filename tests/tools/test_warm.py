@@ -21,6 +21,7 @@ from codegen.compile.offline import compile_launches
 from codegen.compile.packages import Package
 from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
+from codegen.util.errors import CodegenError
 from codegen.warm import command, compiling
 from codegen.warm.calls import Layer, Layout, Target, WarmCall
 from codegen.warm.command import Failure, Report, lines
@@ -43,6 +44,29 @@ CALL = WarmCall(
 def a_fresh_chip() -> None:
     """Make Triton forget the kernels that other tests compiled for the same chip in this process."""
     offline._absent_gpu.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is compiled before that."""
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setattr(knobs.cache, "dir", str(file))
+    assert main(["warm", "causal", "--gpu", "h100"]) == 2
+    expected = "TRITON_CACHE_DIR: expected a folder that can be written, for Triton's cache"
+    assert capsys.readouterr() == ("", f"error: {expected}, got {file}: File exists\n")
+
+
+def test_a_read_only_cache_with_kernels_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(CodegenError, match="Permission denied"):
+        command.check_cache(tmp_path / "new")
+    (tmp_path / "kernel").mkdir()
+    command.check_cache(tmp_path)
 
 
 LATER_CALL = """
