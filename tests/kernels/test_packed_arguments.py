@@ -14,7 +14,7 @@ from torch import Tensor
 from codegen.testing import golden
 from codegen.testing.calls import make_schedule
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.torch import sequences as torch_sequences
+from generated._runtime.torch import dispatch
 from tests.support.cases import DEVICE, evaluate, with_variants
 from tests.support.packings import MIXED, Packing, draw_packed
 from tests.support.waiting import without_waiting
@@ -52,7 +52,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arguments(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a GPU values are looked at only where a synchronisation does not matter.
-    monkeypatch.setattr(torch_sequences, "DEBUG", True)
+    monkeypatch.setattr(dispatch, "DEBUG", True)
     change, argument = BAD[case]
     inputs = draw_packed("causal", Packing.of(9, 20), dim=32)
     call = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "cu_seqlens_q": _ints(0, 9, 20), **change()}
