@@ -137,6 +137,7 @@ def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
     return make(
         op=variant.name,
         tensors=source.tensors,
+        scalars=source.scalars,
         ranges=ranges if bounds else None,
         values=values if extremes else None,
         may_visit=may_visit if source.may_visit else None,
