@@ -159,7 +159,7 @@ def test_a_mask_that_reads_tensors_exchanges_only_if_asked_to() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"seq": 0}, "plan: seq: expected an int from 1 to 1073741824, got 0"),
+        ({"seq": 0}, "plan: seq: expected an int from 1 to 536870912, got 0"),
         ({"head_dim": 513}, "plan: head_dim: expected an int from 8 to 512, got 513"),
         ({"heads": (6, 4)}, "plan: heads: expected (query heads, key heads), the first a multiple of the second"),
         (
