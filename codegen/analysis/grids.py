@@ -1,7 +1,7 @@
-"""Reads of tensors with one element for each run of queries by run of keys, which block analysis looks into.
+"""Grids: tensors with one element for each run of queries and each run of keys, whose values decide blocks.
 
-`chosen[b, h, q_idx // 64, kv_idx // 64]` has few elements in a block. The kernel that decides a block reads them, so it
-knows their extremes as it knows those of a value per query or per key.
+Few elements of `chosen[b, h, q_idx // 64, kv_idx // 64]` lie in a block. The kernel that decides the block reads them
+all, and computes their smallest and largest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from codegen.ir import expr
 from codegen.ir.expr import Const, Expr, Level, Load, Op, Var, level
 
 SHORTEST_RUN = 16
-"""The shortest run that a literal may state: with shorter ones a block has too many elements to look at each."""
+"""The shortest run that a literal may state. If runs are shorter, too many elements lie in a block to read them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridSide:
-    """The axis of a grid along queries or along keys, and the first and last index that a block reads there."""
+    """The axis of a grid along queries, or along keys, and the first and last index of a block on it."""
 
     axis: int
     first: Expr
@@ -37,12 +37,12 @@ class GridRead:
 
     @property
     def ends(self) -> tuple[Expr, ...]:
-        """The indices at which a block begins and ends."""
+        """The first and last indices of a block, along queries and along keys."""
         return self.queries.first, self.queries.last, self.keys.first, self.keys.last
 
 
-def grid_axes(e: Expr) -> tuple[int, int] | None:
-    """The axes along queries and along keys of a read of a grid; None for any other expression.
+def grid_axes(e: Load) -> tuple[int, int] | None:
+    """The axes along queries and along keys of a read of a grid; None for any other read.
 
     >>> from codegen.ir.expr import TensorSpec, Type
     >>> from codegen.ir.parse import Scope, parse
@@ -53,15 +53,11 @@ def grid_axes(e: Expr) -> tuple[int, int] | None:
     (2, 1)
     None
     """
-    if not isinstance(e, Load):
-        return None
     levels = [level(index) for index in e.indices]
-    varying = [axis for axis, of_index in enumerate(levels) if of_index is not Level.UNIFORM]
-    if {levels[axis] for axis in varying} != {Level.QUERY, Level.KEY} or len(varying) != 2:
+    if sorted(x for x in levels if x is not Level.UNIFORM) != [Level.QUERY, Level.KEY]:
         return None
-    if not all(_of_runs(e.indices[axis]) for axis in varying):
-        return None
-    return levels.index(Level.QUERY), levels.index(Level.KEY)
+    axes = levels.index(Level.QUERY), levels.index(Level.KEY)
+    return axes if all(_of_runs(e.indices[axis]) for axis in axes) else None
 
 
 def _of_runs(index: Expr) -> bool:

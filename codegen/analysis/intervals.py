@@ -65,8 +65,7 @@ class Decision:
     """The status of a block, as boolean expressions over `q_first q_last kv_first kv_last`, all inclusive.
 
     The block is EMPTY (no pair is kept) if `may` is false, FULL (every pair is kept) if `must` is true, and PARTIAL
-    otherwise. `reads` are the extremes that the two expressions read, and `grids` the reads of grids whose extremes
-    they read.
+    otherwise. The two expressions read the extremes of `reads` and of `grids`.
     """
 
     may: Expr
@@ -85,8 +84,8 @@ def decide(mask: Expr, *, grids: bool = True) -> Decision:
     """
     analyser = _Analyser(looks_into_grids=grids)
     truth = analyser.truth(mask)
-    found = analyser.reads.values(), analyser.grids.values()
-    return Decision(may=truth.may, must=truth.must, reads=tuple(found[0]), grids=tuple(found[1]))
+    reads, read_grids = tuple(analyser.reads.values()), tuple(analyser.grids.values())
+    return Decision(may=truth.may, must=truth.must, reads=reads, grids=read_grids)
 
 
 # Float operations whose rounding is monotone: bounds computed by the same operations hold for the rounded values too.
@@ -329,18 +328,19 @@ class _Analyser:
 
     def _grid(self, e: Expr) -> GridRead | None:
         """The read of a grid that `e` is, if the indices of a block are known."""
-        axes = grid_axes(e) if self.looks_into_grids and e not in self.grids else None
-        if axes is not None:
-            assert isinstance(e, expr.Load)
-            sides: list[GridSide] = []
-            for axis in axes:
-                x = self.interval(e.indices[axis])
-                if x.low is None or x.high is None:
-                    return None
-                sides.append(GridSide(axis=axis, first=x.low, last=x.high))
-            minimum, maximum = self._ends(e, f"{e.tensor}_grid")
-            self.grids[e] = GridRead(load=e, queries=sides[0], keys=sides[1], minimum=minimum, maximum=maximum)
-        return self.grids.get(e)
+        if e in self.grids:
+            return self.grids[e]
+        if not self.looks_into_grids or not isinstance(e, expr.Load) or (axes := grid_axes(e)) is None:
+            return None
+        sides: list[GridSide] = []
+        for axis in axes:
+            x = self.interval(e.indices[axis])
+            if x.low is None or x.high is None:
+                return None
+            sides.append(GridSide(axis=axis, first=x.low, last=x.high))
+        minimum, maximum = self._ends(e, f"{e.tensor}_grid")
+        self.grids[e] = GridRead(load=e, queries=sides[0], keys=sides[1], minimum=minimum, maximum=maximum)
+        return self.grids[e]
 
     def _ends(self, e: Expr, stem: str) -> tuple[Var, Var]:
         """New names for the smallest and largest value of `e` in a block."""

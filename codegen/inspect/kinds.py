@@ -44,7 +44,7 @@ def kinds(variant: Variant) -> list[str]:
         "sink": variant.sink,
         "dropout": variant.dropout,
         "packed": _compares_documents(variant),
-        "per head": bool({"h", "hkv"} & frozenset().union(*map(expr.names, exprs))) or variant.sink or variant.decay,
+        "per head": bool({"h", "hkv"} & expr.names(*exprs)) or variant.sink or variant.decay,
     }
     return [kind for kind in KINDS if found[kind]]
 

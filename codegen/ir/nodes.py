@@ -111,9 +111,9 @@ def walk(e: Expr) -> Iterator[Expr]:
             left += reversed(children(node))
 
 
-def names(e: Expr) -> frozenset[str]:
-    """Names of the variables that an expression reads, also in the indices of its tensors."""
-    return e.names
+def names(*exprs: Expr) -> frozenset[str]:
+    """Names of the variables that expressions read, also in the indices of their tensors."""
+    return exprs[0].names if len(exprs) == 1 else frozenset().union(*(e.names for e in exprs))
 
 
 def loads(*exprs: Expr) -> tuple[Load, ...]:

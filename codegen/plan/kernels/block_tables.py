@@ -128,8 +128,10 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
     if schedule not in TABLES or decision is None or variant.mask is None:
         return None
     read = expr.names(variant.mask)
-    grids = [x for x in decision.grids if {x.minimum.name, x.maximum.name} & _names(decision.may, decision.must)]
-    decided = _names(decision.may, decision.must, *(end for x in grids for end in x.ends))
+    decided = expr.names(decision.may, decision.must)
+    grids = tuple(x for x in decision.grids if {x.minimum.name, x.maximum.name} & decided)
+    decision = replace(decision, grids=grids)
+    decided |= expr.names(*(end for x in grids for end in x.ends))
     reads = [x for x in decision.reads if {x.minimum.name, x.maximum.name} & decided]
     of_queries = [x for x in reads if x.of_queries]
     of_keys = [x for x in reads if not x.of_queries]
@@ -141,8 +143,8 @@ def lists_plan(variant: Variant, analysis: BlockAnalysis, sign: Signatures) -> L
         schedule=schedule,
         mode=sign.mode,
         extremes=builder.extremes(of_queries, of_keys),
-        query_lists=builder.lists("query", of_queries, of_keys, replace(decision, grids=tuple(grids))),
-        key_lists=builder.lists("key", of_keys, of_queries, replace(decision, grids=tuple(grids))),
+        query_lists=builder.lists("query", of_queries, of_keys, decision),
+        key_lists=builder.lists("key", of_keys, of_queries, decision),
         legend=_legend(variant, sign.mode, reads, schedule, decided),
         per_batch="b" in read,
         per_head=analysis.tables_per_head,
@@ -185,7 +187,7 @@ class _Builder:
             for lowering, found in ((queries, of_queries), (keys, of_keys))
         )
         axes = self._axes(reads)
-        read = frozenset().union(*map(expr.names, values)) | {f"{axis}_idx" for axis in self.positions}
+        read = expr.names(*values) | {f"{axis}_idx" for axis in self.positions}
         codes = [x.value for x in (*query_extremes, *key_extremes)]
         read |= uses(codes, queries.prologue, keys.prologue) & {"q_shift"}
         shifted = bool(read & {"q_idx", "q_row", "q_shift"})
@@ -243,7 +245,7 @@ class _Builder:
         """The lengths that values read of axes along which no value varies. A packed program reads them itself."""
         if self.packed:
             return []
-        read = frozenset().union(*map(expr.names, values))
+        read = expr.names(*values)
         names = [name for name in expr.LENGTH_NAMES if name in read and name.removesuffix("_len") not in axes]
         return [ArgGroup(names=(name,), host=_LENGTHS[name], varies=True) for name in names]
 
@@ -312,7 +314,7 @@ class _Builder:
             grids=grids,
             may=None if may == TRUE else may_code,
             must=must_code,
-            reads=_names(*roots),
+            reads=expr.names(*roots),
         )
 
     @property
@@ -336,16 +338,12 @@ def _grid_statement(x: GridRead, axis: str, lowering: Lowering) -> Assign:
     return Assign(targets=(x.minimum.name, x.maximum.name), values=(extremes,), level=Level.UNIFORM)
 
 
-def _names(*roots: Expr) -> frozenset[str]:
-    return frozenset().union(*map(expr.names, roots))
-
-
 def _heads(roots: Sequence[Expr], *, shifted: bool, by_batch: bool = True) -> list[ArgGroup]:
     """The arguments by which a program finds its batch row and head, if values or an offset per batch row need them.
 
     Without `by_batch`, the number of the program is that of its head.
     """
-    read = frozenset().union(*map(expr.names, roots))
+    read = expr.names(*roots)
     heads = ArgGroup(names=("num_heads",), host=listed(("list_heads",)), varies=True)
     group = numbers("group_size")
     wanted = by_batch and (shifted or bool(read & {"b", "h", "hkv"}))

@@ -331,12 +331,12 @@ class Signatures:
 
     def own_scalars(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The variant's scalars that some expressions read."""
-        read = frozenset().union(*map(expr.names, roots))
+        read = expr.names(*roots)
         return scalar_numbers(name for name in self.variant.scalars if name in read)
 
     def padding(self, roots: Sequence[Expr]) -> list[ArgGroup]:
         """The segment id of padding, if some expressions read it."""
-        read = frozenset().union(*map(expr.names, roots))
+        read = expr.names(*roots)
         return [numbers(PADDING.name)] if PADDING.name in read else []
 
     def _numbers(self, *, column_sums: bool = False) -> list[ArgGroup]:

@@ -51,7 +51,7 @@ def _of_tensors(variant: Variant, loads: Sequence[Load]) -> tuple[list[ArgGroup]
 
 
 def _scalars(variant: Variant, roots: Sequence[Expr]) -> list[ArgGroup]:
-    read = frozenset().union(*map(expr.names, roots))
+    read = expr.names(*roots)
     return scalar_numbers(name for name in variant.scalars if name in read)
 
 
@@ -126,7 +126,7 @@ def plan_arguments(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> l
 
 def plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> list[str]:
     """The compile-time constants of the kernel that plans the splits, in order."""
-    read = frozenset().union(*map(expr.names, roots))
+    read = expr.names(*roots)
     return [
         *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if shift else []),
         *(["SCALARS_LOADED"] if any(name in read for name in variant.scalars) else []),
