@@ -217,33 +217,28 @@ def host_number(op: str, argument: str, value: Any) -> Any:
     return value.item()
 
 
-def check_int(
-    op: str,
-    argument: str,
-    value: Any,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    *,
-    nonzero: bool = False,
-) -> Any:
-    """An integer scalar of a variant: a number, or an array `[]`, whose value is checked if it is known on the host."""
+def check_int(op: str, argument: str, value: Any, **limits: Any) -> Any:
+    """An integer scalar of a variant: a number, or an array `[]`, whose value is checked if it is known on the host.
+
+    `limits`: those of `core.checks.check_int`.
+    """
     if not is_array(value):
-        return checks.check_int(op, argument, host_number(op, argument, value), minimum, maximum, nonzero=nonzero)
+        return checks.check_int(op, argument, host_number(op, argument, value), **limits)
     if value.shape != () or not is_integer(value.dtype):
         fail(op, argument, "an int or an integer array []", f"{value.dtype.name} {list(value.shape)}")
     if values_are_checked(value):
-        checks.check_int(op, argument, value.item(), minimum, maximum, nonzero=nonzero)
+        checks.check_int(op, argument, value.item(), **limits)
     return jnp.asarray(value).astype(jnp.int32)
 
 
-def check_float(op: str, argument: str, value: Any, minimum: float | None = None, maximum: float | None = None) -> Any:
+def check_float(op: str, argument: str, value: Any, **limits: Any) -> Any:
     """A floating-point scalar of a variant: a number or an array `[]`, checked as in `check_int`."""
     if not is_array(value):
-        return float(checks.check_float(op, argument, host_number(op, argument, value), minimum, maximum))
+        return float(checks.check_float(op, argument, host_number(op, argument, value), **limits))
     if value.shape != () or not (is_integer(value.dtype) or jnp.issubdtype(value.dtype, jnp.floating)):
         fail(op, argument, "a number or an array []", f"{value.dtype.name} {list(value.shape)}")
     if values_are_checked(value):
-        checks.check_float(op, argument, value.item(), minimum, maximum)
+        checks.check_float(op, argument, value.item(), **limits)
     return jnp.asarray(value).astype(jnp.float32)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import fail, host_number
-from ..core.paged import FP8, CacheCall, check_factor, check_factors, check_scale_given, score_factor
+from ..core.checks import check_factor, fail, host_number
+from ..core.paged import FP8, CacheCall, check_factors, check_scale_given, score_factor
 from ..core.paged_calls import check_converts, check_scale_array
 from .dispatch import values_are_checked
 from .transforms import refuse_tangents

@@ -169,6 +169,11 @@ def check_finite(op: str, argument: str, value: Any, expected: str, fits: Callab
     return float(value)
 
 
+def check_factor(op: str, argument: str, value: Any) -> float:
+    """A number by which a call multiplies queries, keys or values of 8 bits or of a cache, checked."""
+    return check_finite(op, argument, value, "a finite number of at least 0.0", lambda x: x >= 0)
+
+
 def range_text(minimum: float | None, maximum: float | None) -> str:
     """A range as error messages write it: `from 1 to 8`, `of at least 1`, or nothing."""
     if minimum is None and maximum is None:

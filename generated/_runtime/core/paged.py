@@ -75,11 +75,6 @@ def check_factors(op: str, name: str, scales: Sequence[float]) -> None:
         fail(op, name, "finite floats of at least 0.0", list(scales))
 
 
-def check_factor(op: str, name: str, scale: object) -> float:
-    """Check a number by which a call multiplies keys or values of a cache."""
-    return check_finite(op, name, scale, "a finite number of at least 0.0", lambda x: x >= 0)
-
-
 def check_divisors(name: str, scales: Sequence[float]) -> None:
     """Check the numbers, one for each key head, by which `append` divides keys or values."""
     if not all(0 < scale < math.inf for scale in scales):

@@ -318,7 +318,7 @@ def grid_extremes(
 
 @triton.jit
 def as_number(element):
-    """An element of a tensor as a float32, or as 64 bits: differences of integers may exceed 32."""
+    """A float as float32, an integer or bool as int64: the difference of two integers may exceed 32 bits."""
     return element.to(tl.float32) if element.dtype.is_floating() else element.to(tl.int64)
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.paged import FP8, check_factor, check_factors, check_scale_given
+from ..core.checks import check_factor
+from ..core.paged import FP8, check_factors, check_scale_given
 from ..core.paged_calls import check_cache_dtype, check_converts, check_scale_array
 from .support import canonical, host_number, is_array, values_are_checked
 

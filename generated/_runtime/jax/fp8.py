@@ -12,9 +12,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
-from ..core.checks import fail
+from ..core.checks import check_factor, fail
 from ..core.fp8 import FP8, SCALES, check_ends_of_scale, scale_text
-from ..core.paged import check_factor
 from .kernels import INTERPRET
 from .passes import BEGINS, LOGICAL, Call, Forward, Kernels, keywords
 from .primitive import attention_primitive, varying_alike

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.checks import fail
+from ..core.checks import check_factor, fail
 from ..core.fp8 import FP8, check_ends_of_scale, check_head_dims, check_no_scales, check_takes_fp8, scale_text
-from ..core.paged import check_factor
 from .backward import Run
 from .dispatch import values_are_checked
 from .dtypes import FP8_DTYPE

@@ -92,8 +92,8 @@ def make_layout(
     for (each, given), work in zip(calls, works, strict=True):
         check_own(each, work, given, seq)
     groups = None if head_groups is None else check_groups(head_groups, heads, inner)
-    if _unsplit(works):
-        groups = _one_group(groups, _unsplit(works))
+    if unsplit := _unsplit(works):
+        groups = _one_group(groups, unsplit)
     if row_ranks * inner > 1:
         strategy = _of_query_counts(works, strategy, has_nodes=isinstance(ranks, tuple))
 

@@ -262,7 +262,8 @@ class ContextParallel:
         }
         if layout.cu_seqlens is not None:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
-        # Hooks of its own keep what this call saves from the count of a checkpoint, which recomputes without it.
+        # A checkpoint counts the tensors that a call saves, and its recomputation makes no such call. With hooks around
+        # this one, what it saves is not counted.
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
             self.op(**call)
 
