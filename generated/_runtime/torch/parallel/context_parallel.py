@@ -3,11 +3,13 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.checks import PACKED, ArgumentError, check_flag, fail
 from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_axis
@@ -263,8 +265,9 @@ class ContextParallel:
         if layout.cu_seqlens is not None:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
         # A checkpoint counts the tensors that a call saves, and its recomputation makes no such call. With hooks around
-        # this one, what it saves is not counted.
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        # this one, what it saves is not counted. `torch.func.grad` refuses hooks, and with them checkpoints.
+        counts = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        with saved_tensors_hooks(lambda x: x, lambda x: x) if counts else nullcontext():
             self.op(**call)
 
 
