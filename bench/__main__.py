@@ -15,7 +15,7 @@ from typing import Any
 from bench import record
 from bench.cases.case import Case
 from bench.cases.models import ModelCase, cases, chosen
-from bench.options import SPEED, SUITES, parser
+from bench.options import PRINTED, SPEED, SUITES, parser
 from bench.record import Results
 from bench.report.parallel import report as parallel_report
 from bench.report.tables import STYLES, report
@@ -107,11 +107,8 @@ def run_suites(options: argparse.Namespace, results: Results, keep: Keep, clock:
         "models": lambda: _models(options, results, keep, clock),
         "parallel": lambda: _parallel(options, results, keep, clock),
         "jax": lambda: run_jax(options, results, keep, clock),
-        "pruning": lambda: _printed("pruning"),
-        "fp8": lambda: _printed("fp8"),
-        "schedules": lambda: _printed("schedules"),
+        **{suite: functools.partial(_printed, suite) for suite in PRINTED},
         "host": lambda: _host(results, keep),
-        "memory": lambda: _printed("memory"),
     }
     right = True
     if "front" in options.suite and "packed" not in options.suite:

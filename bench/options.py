@@ -12,7 +12,10 @@ from bench.record import OURS, TITLES
 SPEED = ("front", "core", "fa3", "paper", "fla", "gqa", "dims", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
 
-SUITES = (*SPEED, "packed", "decode", "models", "parallel", "jax", "pruning", "fp8", "schedules", "host", "memory")
+PRINTED = ("pruning", "sparse", "fp8", "schedules", "memory")
+"""Suites that only print their table, each a module of `bench.runs`."""
+
+SUITES = (*SPEED, "packed", "decode", "models", "parallel", "jax", *PRINTED, "host")
 JAX_CASES = ("same", "cudnn", "pallas", "kvax", "first")
 PARALLEL_PARTS = ("links", "exact", "ours", "peers", "jax")
 """Parts of the suite `parallel`, those of `bench.cases.parallel`."""
@@ -129,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         "--only",
         type=_pattern,
         metavar="REGEX",
-        help="run only cases whose name matches; no effect on jax, pruning, fp8, schedules, host and memory",
+        help="run only cases whose name matches; no effect on jax, host, pruning, sparse, fp8, schedules and memory",
     )
     add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths; suites fa3, gqa and core")
     _add_parts(made, "--cases", "jax", JAX_CASES)
