@@ -72,13 +72,14 @@ class _Draw(Declarations):
         kinds = (
             *(self.affine, self.affine, self.affine, self.edge, self.edge, self.named, self.named),
             *(self.step, self.modular, self.modular, self.heads, self.table, self.table, self.numbers),
-            *(self.bits, self.lengths, self.lengths, self.member, self.member),
+            *(self.bits, self.lengths, self.lengths, self.member, self.member, self.grid, self.grid),
         )
         return self.random.choice(kinds)()
 
     def bounded_union(self) -> str:
         """What has holes, beside a bound of one position: rows visit all blocks, of which some are whole."""
-        holes = self.random.choice((self.modular, self.table, self.heads, self.step, self.bits, self.member))()
+        kinds = self.modular, self.table, self.heads, self.step, self.bits, self.member, self.grid
+        holes = self.random.choice(kinds)()
         union = self.pick(f"({self.edge()} or {holes})", f"({holes} or {self.edge()})")
         return self.pick(union, union, f"(causal and {union})")
 
@@ -206,6 +207,40 @@ class _Draw(Declarations):
         self.tensors[name] = {"dims": [*dims, self.random.choice((2, 3, 4, 8))], "dtype": dtype}
         indices = [f"q_idx // {step}" if dim == "m" and self.chance(0.5) else self.index(dim) for dim in dims]
         return f"{x} {word} {name}[{', '.join(indices)}]" if dims else f"{x} {word} {name}"
+
+    def grid(self) -> str:
+        """What a tensor holds for a run of queries and a run of keys."""
+        if len(self.tensors) >= 4:
+            return self.edge()
+        dtype = self.pick("bool", "bool", "float32", "float16", "int32", "int64")
+        axes = [self.run("q_idx"), self.run("kv_idx")]
+        dims: list[str | int] = ["rows", "columns"]
+        if self.chance(0.2):
+            axes.reverse()
+        for dim in self.random.choice(([], ["h"], ["b"], ["h", "b"], ["hkv", "b"])):
+            axes.insert(0, self.index(dim))
+            dims.insert(0, dim)
+        name = self.new_name(f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}")
+        self.tensors[name] = {"dims": dims, "dtype": dtype}
+        x = f"{name}[{', '.join(axes)}]"
+        if dtype == "bool":
+            return self.pick(x, x, f"not {x}")
+        limit = self.pick("0.3", "0.0", "-0.2") if dtype.startswith("float") else str(self.random.randrange(3))
+        return self.pick(f"{x} {self.pick(*COMPARISONS)} {limit}", f"{x} {self.pick(*ORDERS)} {self.pick(limit, 'h')}")
+
+    def run(self, position: str) -> str:
+        """The number of the run of positions that a position lies in."""
+        length, c = self.random.choice((8, 16, 16, 20, 32, 64)), self.random.choice(EDGES[:9])
+        return self.pick(
+            *(
+                f"{position} // {length}",
+                f"{position} // {length}",
+                f"{position} >> 4",
+                f"({position} + {c}) // {length}",
+            ),
+            *(f"min({position} // {length}, 2)", f"{position} // {length} + 1", f"{position} // {length} % 3"),
+            lambda: f"{position} // max({self.scalar('int')}, 16)",
+        )
 
     def numbers(self) -> str:
         """A condition on what has neither position."""

@@ -28,6 +28,9 @@ variants:
   ranked:
     mask: rank[(q_idx + 7) >> 4, kv_idx >> 5] < 2 or q_idx - kv_idx < 20 and q_idx >= kv_idx
     tensors: {rank: {dims: [q_runs, kv_runs], dtype: int64}}
+  shared:
+    mask: kept[h % 3, turn[b], q_idx // 20, kv_idx // 16]
+    tensors: {turn: {dims: [b], dtype: int32}, kept: {dims: [parts, turns, q_runs, kv_runs], dtype: bool}}
 """
 BATCH, HEADS, KV_HEADS, DIM, RUNS = 2, 2, 2, 16, 7
 
@@ -47,6 +50,9 @@ def _own(name: str) -> dict[str, Any]:
         gate = torch.rand(KV_HEADS, RUNS, RUNS, device=DEVICE)
         gate[0, 1, 1] = float("nan")  # no comparison with it holds
         return {"gate": gate, "limit": 0.6}
+    if name == "shared":
+        kept = torch.rand(2, 3, RUNS, RUNS, device=DEVICE) < 0.3
+        return {"kept": kept, "turn": torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)}
     return {"rank": torch.randint(0, 6, (RUNS, RUNS), device=DEVICE)}
 
 
@@ -73,6 +79,7 @@ def _results(op: Any, inputs: list[Tensor], **own: Any) -> list[Tensor]:
         ("gate", 64, 16, 0),
         ("ranked", 64, 16, -15),
         ("ranked", 32, 32, 0),
+        ("shared", 32, 64, 30),
     ],
 )
 def test_against_the_reference(package: str, name: str, block_m: int, block_n: int, q_offset: int) -> None:

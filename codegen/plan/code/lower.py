@@ -133,9 +133,11 @@ class Lowering:
     def grid_extremes(self, load: Load, own: GridSide, others: GridSide) -> Code:
         """The call that finds a grid's smallest and largest element. `own`: the side whose ends are numbers, in a
         program that serves one block of that side; the ends of `others` are vectors."""
-        ends = (own.first, own.last, others.first, others.last)
-        self._note_helpers(ends)
+        beside = [(axis, i) for axis, i in enumerate(load.indices) if axis not in (own.axis, others.axis)]
+        self._note_helpers([*(i for _, i in beside), own.first, own.last, others.first, others.last])
         self.helpers.add("grid_extremes")
+        if not all(exact_index(self.tensors, load.tensor, axis, i) for axis, i in beside):
+            self.helpers.add("clamp_index")
         base = [
             Name(f"{load.tensor}_ptr"),
             *self._offsets(load, load.tensor, tile=False, without=(own.axis, others.axis)),
