@@ -214,7 +214,7 @@ class _Draw(Declarations):
             return self.edge()
         dtype = self.pick("bool", "bool", "float32", "float16", "int32", "int64")
         axes = [self.run("q_idx"), self.run("kv_idx")]
-        dims: list[str | int] = ["rows", "columns"]
+        dims: list[str | int] = ["q_runs", "kv_runs"]
         if self.chance(0.2):
             axes.reverse()
         for dim in self.random.choice(([], ["h"], ["b"], ["h", "b"], ["hkv", "b"])):
