@@ -30,6 +30,7 @@ VARIANTS: dict[str, tuple[list[str], str, bool, bool]] = {
     "first_head": (["h"], "score + w[0] * kv_idx", True, False),
     "key_heads": (["hkv"], "score + w[kv_idx % 2]", True, False),
     "head_pairs": (["h", "hkv"], "score + w[h, hkv] * kv_idx", True, False),
+    "own_key_head": (["hkv", "b"], "score + w[hkv, b] * kv_idx", True, True),
     "pair_bias": (["b", "h", "q_idx", "kv_idx"], "score + w[b, h, q_idx, kv_idx]", True, True),
 }
 SPEC = "variants:\n" + "".join(
@@ -112,14 +113,18 @@ def test_jax_maps_packed_calls_with_a_bias_of_pairs(package: str, mapped: tuple[
     check_maps(op, mapped, [x[:, 0] for x in drawn("pair_bias", 2)])
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [*((name, AxisType.Auto) for name in VARIANTS), ("diagonal", AxisType.Explicit)]
-)
-def test_jax_shards_rows_and_heads(package: str, name: str, kind: AxisType) -> None:
-    on = Mesh(mesh(2, 2).devices, ("data", "model"), axis_types=(kind, kind))
+KINDS = [*((name, AxisType.Auto) for name in VARIANTS), *((n, AxisType.Explicit) for n in ("diagonal", "own_key_head"))]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4)], ids=["a_key_head_each", "shared_key_heads"])
+def test_jax_shards_rows_and_heads(package: str, name: str, kind: AxisType, shape: tuple[int, int]) -> None:
+    on = Mesh(mesh(*shape).devices, ("data", "model"), axis_types=(kind, kind))
     op = getattr(import_module(f"{package}.jax"), name)
     given = drawn(name)
-    specs = [P("data", None, "model")] * 3 + [P()]
+    queries = P("data", None, "model")
+    keys = queries if KV_HEADS % shape[1] == 0 else P("data")
+    specs = [queries, keys, keys, P()]
     put = [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip(given, specs, strict=True)]
     one = jax.jit(partial(results, op))
     close(one(*put), one(*given), 1e-4)

@@ -3,9 +3,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -38,10 +40,16 @@ def explicit_specs(
             if what is None or axes is None or size != sizes.get(letter):
                 continue
             first, known = found.setdefault(what, (name, axes))
-            if axes != known:
+            if axes != known and not (letter == "k" and _begins_with(known, axes)):
                 fail(op, name, f"{what} sharded over {known!r}, as those of {first}, or whole", f"{axes!r}")
     whole = ("", None)
     return [PartitionSpec(*(found.get(_EXPLICIT.get(letter, ""), whole)[1] for letter in x)) for x in results]
+
+
+def _begins_with(axes: Any, first: Any) -> bool:
+    """Whether the mesh axes of an array's axis begin with those of another: more devices share its query heads."""
+    names = _flat([first])
+    return _flat([axes])[: len(names)] == names
 
 
 def is_sharded(x: jax.Array, axis: int) -> bool:
@@ -62,17 +70,22 @@ def partitioned(
     `operands` and `results` have a letter for each axis: b for batch rows, h for query heads, k for key heads, any
     other letter, or none, for an axis that every device needs whole. The first operand is q, the second k. A result
     without the axis that is cut is a sum over it, such as the gradient of a tensor that all batch rows read.
+
+    If query heads lie on more devices than there are key heads, several devices share a key head. Each takes it from an
+    array that they all have, and its gradient is the sum of theirs.
     """
 
     def call(*arrays: jax.Array) -> Sequence[jax.Array]:
         return local(*arrays)
 
-    def rule(_mesh: Any, value_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
+    def rule(mesh: Any, value_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
         shapes = [tuple(value.shape) for value in value_types]
         q, k = shapes[0], shapes[1]
         heads, kv_heads = q[operands[0].index("h")], k[operands[1].index("k")]
         batch = q[operands[0].index("b")] if "b" in operands[0] else 1
-        names = _Names(batch, heads, kv_heads)
+        # A mesh axis may be longer than the key heads are many. XLA would cut it in two, which `cut` cannot express.
+        follow = heads == kv_heads or kv_heads % math.prod(mesh.shape.values()) == 0
+        names = _Names(batch, heads, kv_heads, follow)
         read = [names.mapping(*pair) for pair in zip(operands, shapes, strict=True)]
         written = [names.mapping(*pair) for pair in zip(results, (tuple(r.shape) for r in result_types), strict=True)]
         text = f"{', '.join(read)} -> {', '.join(written)}"
@@ -89,9 +102,9 @@ def partitioned(
         kv_heads = arg_shapes[1].shape[operands[1].index("k")]
         spec = arg_shapes[0].sharding.spec
         batch_axes = spec[operands[0].index("b")] if by_batch and "b" in operands[0] else None
-        head_axes = _dividing(spec[operands[0].index("h")], mesh, kv_heads) if by_heads else None
+        by_head = head_axes(mesh, spec[operands[0].index("h")] if by_heads else None, heads, kv_heads)
         batch = arg_shapes[0].shape[operands[0].index("b")] if "b" in operands[0] else 1
-        own = {"b": batch_axes, "h": head_axes, "k": head_axes if kv_heads > 1 or heads == 1 else None}
+        own = {"b": batch_axes, "h": (*by_head.keys, *by_head.shared) or None, "k": by_head.keys or None}
         sizes = {"b": batch, "h": heads, "k": kv_heads}
 
         def sharding(letters: str, shape: Sequence[int]) -> NamedSharding:
@@ -101,15 +114,24 @@ def partitioned(
             ]
             return NamedSharding(mesh, PartitionSpec(*axes))
 
+        def key_axis(letters: str, shape: Sequence[int]) -> int | None:
+            """The axis of key heads of an array that has one for each."""
+            axis = letters.find("k")
+            return axis if by_head.shared and axis >= 0 and shape[axis] == kv_heads else None
+
         def sharded(*arrays: jax.Array) -> list[jax.Array]:
+            shared = [key_axis(letters, arg.shape) for letters, arg in zip(operands, arg_shapes, strict=True)]
+            given = [x if axis is None else by_head.taken(x, axis) for x, axis in zip(arrays, shared, strict=True)]
             found = []
-            for letters, array in zip(results, local(*arrays), strict=True):
-                summed = [
-                    axes
-                    for cut_by, axes in (("b", batch_axes), ("h" if own["k"] is None else "hk", head_axes))
-                    if axes is not None and not set(cut_by) & set(letters)
-                ]
-                found.append(jax.lax.psum(array, tuple(_flat(summed))) if summed else array)
+            for letters, result, array in zip(results, _result_shapes, local(*given), strict=True):
+                axis = key_axis(letters, result.shape)
+                summed = _flat([batch_axes]) if batch_axes is not None and "b" not in letters else []
+                if not {"h", "k"} & set(letters):
+                    summed += own["h"] or ()
+                elif "h" not in letters:
+                    summed += by_head.shared
+                whole = array if axis is None else by_head.placed(array, axis)
+                found.append(jax.lax.psum(whole, tuple(summed)) if summed else whole)
             return found
 
         outputs = [sharding(*pair) for pair in zip(results, (r.shape for r in _result_shapes), strict=True)]
@@ -121,12 +143,47 @@ def partitioned(
     return found
 
 
-def _dividing(axes: Any, mesh: Any, kv_heads: int) -> Any:
-    """The first of the mesh axes that heads are sharded over, as many as cut key heads evenly: all for one key head."""
+@dataclass(frozen=True)
+class HeadAxes:
+    """The mesh axes that query heads are cut by: key heads are cut by `keys`, and whole along `shared`.
+
+    A device has all of `kv_heads` key heads, and the query heads of one of them if there are `sharers`, the devices
+    along `shared`.
+    """
+
+    keys: tuple[str, ...]
+    shared: tuple[str, ...]
+    kv_heads: int
+    sharers: int
+
+    def taken(self, array: jax.Array, axis: int) -> jax.Array:
+        """The element of the key head whose query heads this device has, of an array of all that it has."""
+        return jax.lax.dynamic_slice_in_dim(array, self._head(), 1, axis)
+
+    def placed(self, array: jax.Array, axis: int) -> jax.Array:
+        """An array of all key heads that this device has, zero but for that element."""
+        if self.kv_heads == 1:
+            return array
+        every = jnp.zeros((*array.shape[:axis], self.kv_heads, *array.shape[axis + 1 :]), array.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(every, array, self._head(), axis)
+
+    def _head(self) -> jax.Array:
+        return jax.lax.axis_index(self.shared) * self.kv_heads // self.sharers
+
+
+def head_axes(mesh: Any, axes: Any, heads: int, kv_heads: int) -> HeadAxes:
+    """The first of the mesh axes that query heads are sharded over, as many as give each device query heads of whole
+    key heads, or of a single one."""
     names = _flat([axes]) if axes is not None else []
-    while kv_heads > 1 and kv_heads % math.prod(mesh.shape[name] for name in names):
+
+    def devices(names: Sequence[str]) -> int:
+        return math.prod(mesh.shape[name] for name in names)
+
+    while heads % devices(names) or (kv_heads % devices(names) and devices(names) % kv_heads):
         names.pop()
-    return tuple(names) or None
+    cut = next(n for n in range(len(names), -1, -1) if kv_heads % devices(names[:n]) == 0)
+    keys, shared = tuple(names[:cut]), tuple(names[cut:])
+    return HeadAxes(keys, shared, kv_heads // devices(keys), devices(shared))
 
 
 def _flat(axes: Sequence[Any]) -> list[str]:
@@ -134,10 +191,15 @@ def _flat(axes: Sequence[Any]) -> list[str]:
 
 
 class _Names:
-    """The factors of a sharding rule, in order of occurrence: b, k and g for batch rows, key heads and their groups."""
+    """The factors of a sharding rule, in order of occurrence.
 
-    def __init__(self, batch: int, heads: int, kv_heads: int) -> None:
-        self.batch, self.kv_heads, self.group = batch, kv_heads, heads // kv_heads
+    They are b for batch rows, k for key heads, g for the query heads of one key head, and h for all query heads.
+
+    `follow`: whether query heads are cut as key heads are.
+    """
+
+    def __init__(self, batch: int, heads: int, kv_heads: int, follow: bool) -> None:
+        self.batch, self.heads, self.kv_heads, self.follow = batch, heads, kv_heads, follow
         self.order: list[str] = []
         self.sizes: dict[str, int] = {}
 
@@ -152,11 +214,13 @@ class _Names:
             return self._factor("b")
         if letter == "k" and size == self.kv_heads:
             return self._factor("k")
-        if letter == "h" and size == self.kv_heads * self.group:
-            if self.group == 1 or self.kv_heads == 1:
-                return self._factor("k" if self.group == 1 else "g")
+        if letter == "h" and size == self.heads:
+            if not self.follow:
+                return self._factor("h")
+            if self.heads == self.kv_heads:
+                return self._factor("k")
             # Key heads are an axis of k, so their number is known. The group is no axis: the rule must give its size.
-            self.sizes = {"g": self.group}
+            self.sizes = {"g": self.heads // self.kv_heads}
             return f"({self._factor('k')} {self._factor('g')})"
         return self._factor(f"x{len(self.order)}")
 
@@ -166,6 +230,5 @@ class _Names:
         return name
 
     def cut(self, by_batch: bool, by_heads: bool) -> set[str]:
-        """The factors that arrays may be sharded by: the group of heads only if there is a single key head."""
-        heads = {"g"} if self.kv_heads == 1 < self.group else {"k"}
-        return ({"b"} if by_batch else set()) | (heads if by_heads else set())
+        """The factors that arrays may be sharded by."""
+        return ({"b"} if by_batch else set()) | ({"h", "k"} if by_heads else set())

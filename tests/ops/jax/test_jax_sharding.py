@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from generated import jax as ops
 from generated._runtime.core.checks import ArgumentError
-from tests.ops.jax.test_jax_transforms import BATCHED, arrays, close, gradients, mesh, outputs, own
+from tests.ops.jax.test_jax_transforms import BATCHED, arrays, close, collectives, gradients, mesh, outputs, own
 
 pytestmark = pytest.mark.covers(variant="name", family="reference", framework="jax")
 
@@ -48,6 +48,51 @@ def test_more_devices_than_key_heads(kv_heads: int, keys: P) -> None:
     for function in (outputs, gradients):
         one: Any = partial(function, "causal", mine={})
         close(jax.jit(one)(*put), one(q, k, v), 1e-4)
+
+
+# The mesh, and the specs of q, of k and v, and of a tensor per head. Two devices share each of two key heads.
+SHARED = [
+    ((1, 4), P(None, None, "model"), P(), P("model")),
+    ((4, 1), P(None, None, "data"), P(), P()),
+    ((2, 2), P(None, None, ("data", "model")), P(None, None, "data"), P(("data", "model"))),
+    ((2, 2), P(None, None, ("model", "data")), P(None, None, "model"), P(("model", "data"))),
+]
+
+
+@pytest.mark.parametrize("name", ["causal", "alibi", "gpt_oss", "forgetting", "document"])
+@pytest.mark.parametrize(("shape", "queries", "keys", "headed"), SHARED)
+def test_devices_share_a_key_head(name: str, shape: tuple[int, int], queries: P, keys: P, headed: P) -> None:
+    """No array moves, except for the sums of dk and dv over the devices that share a key head."""
+    on = mesh(*shape)
+    q, k, v = arrays()
+    mine = own(name)
+    specs = {"slope": headed, "sink": headed, "g": P(None, None, *headed), "doc": P()}
+    put = [jax.device_put(x, NamedSharding(on, spec)) for x, spec in zip((q, k, v), (queries, keys, keys), strict=True)]
+    put_mine = {n: jax.device_put(x, NamedSharding(on, specs[n])) for n, x in mine.items()}
+    for function, moves in ((outputs, set()), (gradients, {"all-reduce"})):
+        one: Any = partial(function, name)
+        close(jax.jit(one)(*put, put_mine), one(q, k, v, mine), 1e-4)
+        assert collectives(one, *put, put_mine) <= moves
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_results_of_a_shared_key_head_are_sharded_as_queries(layout: str, kind: AxisType) -> None:
+    """In packed calls and others, with axes of either type."""
+    on = Mesh(mesh(1, 4).devices, ("data", "model"), axis_types=(kind, kind))
+    q, k, v = arrays() if layout == "bshd" else (x.swapaxes(1, 2) for x in arrays())
+    packed = [x.reshape(-1, *x.shape[2:]) for x in arrays()]
+    dense: Any = partial(gradients, "causal", mine={}, layout=layout)
+    rows: Any = partial(gradients, "causal", mine={}, cu_seqlens_q=jnp.asarray([0, 30, 31, 96]))
+    for one, given, axis in ((dense, (q, k, v), layout.index("h")), (rows, packed, 1)):
+        want = one(*given)
+        with jax.set_mesh(on):
+            put = [jax.device_put(given[0], P(*[None] * axis, "model")), *given[1:]]
+            dq, dk, dv, _ = got = jax.jit(one)(*put)
+        close(got, want, 1e-4)
+        assert dq.sharding.is_equivalent_to(put[0].sharding, dq.ndim)
+        assert dk.sharding.is_fully_replicated
+        assert dv.sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
