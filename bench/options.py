@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         "--only",
         type=_pattern,
         metavar="REGEX",
-        help="run only cases whose name matches; no effect on jax, host, pruning, sparse, fp8, schedules and memory",
+        help=f"run only cases whose name matches; no effect on jax, host, {', '.join(PRINTED)}",
     )
     add("--seqs", type=_numbers, metavar="N,...", help="sequence lengths; suites fa3, gqa and core")
     _add_parts(made, "--cases", "jax", JAX_CASES)

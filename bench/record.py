@@ -31,6 +31,15 @@ TITLES = {
 """Implementations and their titles in tables. FA2, cuDNN and Effic. are backends of PyTorch's SDPA."""
 
 
+def in_one_line(error: BaseException, most: int = 160) -> str:
+    """An error as a note of a row: its type and its first line, of which at most so many characters.
+
+    >>> in_one_line(ValueError("too long\\nby far"))
+    'ValueError: too long'
+    """
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """The time of one implementation for one pass of a case. `ms` is None if there is none, and `note` says why.

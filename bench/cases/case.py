@@ -21,6 +21,11 @@ FA4 = (*SDPA, "window", "softcap", "gemma2_local")
 FLA = ("causal", "forgetting")
 
 
+def flops(which: str, dim: int, pairs: float) -> float:
+    """FLOPs of the matrix products of the pass "fwd" or "bwd", from the number of unmasked scores of all heads."""
+    return 4.0 * dim * pairs * (BACKWARD_FLOPS if which == "bwd" else 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One case, which is one row in each of the tables for forward and backward.
@@ -49,8 +54,7 @@ class Case:
 
     def flops(self, which: str) -> float:
         """FLOPs of the "fwd" or "bwd" pass: 4 x head_dim per unmasked score forward, 2.5 times that backward."""
-        forward = 4.0 * self.shape.dim * self.pairs * self.shape.batch * self.shape.heads
-        return forward * BACKWARD_FLOPS if which == "bwd" else forward
+        return flops(which, self.shape.dim, self.pairs * self.shape.batch * self.shape.heads)
 
 
 def able(case: Case) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.cases.case import BACKWARD_FLOPS
+from bench.cases.case import flops
 from codegen.testing.golden import Shape
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -54,8 +54,7 @@ class PackedCase:
     def flops(self, which: str) -> float:
         """Work of the "fwd" or "bwd" pass on unmasked scores alone."""
         pairs = sum(length * (length + 1) // 2 for row in self.rows for length in row)
-        forward = 4.0 * self.dim * pairs * self.heads[0]
-        return forward * BACKWARD_FLOPS if which == "bwd" else forward
+        return flops(which, self.dim, pairs * self.heads[0])
 
     def small(self) -> PackedCase:
         """The case shrunk to `CHECK_TOKENS`, for comparison with float64; documents may become empty."""

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from bench.cases.case import BACKWARD_FLOPS
+from bench.cases.case import flops
 from bench.cases.packed import random_lengths
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -69,8 +69,7 @@ class ParallelCase:
 
     def flops(self, which: str) -> float:
         """Floating-point operations on unmasked scores of the pass "fwd" or "fwd+bwd"."""
-        forward = 4.0 * self.dim * self.heads[0] * self.pairs
-        return forward * (1 + BACKWARD_FLOPS) if which == "fwd+bwd" else forward
+        return sum(flops(each, self.dim, self.heads[0] * self.pairs) for each in which.split("+"))
 
     def small(self) -> ParallelCase:
         """The case shrunk to `EXACT_SEQ` rows, for a comparison with float32."""

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench.cases.case import BACKWARD_FLOPS
+from bench.cases.case import flops
 from codegen.testing.golden import Shape
 
 VARIANT = "block_sparse"
-ENTRY = f"""\
-variants:
-  {VARIANT}:
-    doc: Blocks of `size` queries by `size` keys that a table chooses for each head.
-    mask: chosen[b, h, q_idx // size, kv_idx // size]
-    scalars: {{size: {{type: int, min: 1, example: 64}}}}
-    tensors: {{chosen: {{dims: [b, h, q_blocks, kv_blocks], dtype: bool, example: (h + 7 * i2 + 3 * i3) % 5 == 0}}}}
-"""
-"""The variant of these cases, which is not among those of `variants.yaml`."""
+"""The variant of these cases, one of `library.yaml`."""
 
 SEQ, HEADS = 16384, 16
 DIMS, SIZES, SHARES = (64, 128), (64, 128), (1 / 4, 1 / 16)
@@ -43,9 +35,9 @@ class SparseCase:
         return self.kept * self.size / self.shape.seq
 
     def flops(self, which: str) -> float:
-        """FLOPs of the pass "fwd" or "bwd", counted over the chosen pairs as in `bench.cases.case`."""
-        forward = 4.0 * self.shape.dim * self.shape.batch * self.shape.heads * self.shape.seq**2 * self.share
-        return forward * BACKWARD_FLOPS if which == "bwd" else forward
+        """FLOPs of the pass "fwd" or "bwd" for the chosen pairs."""
+        pairs = self.shape.seq**2 * self.share
+        return flops(which, self.shape.dim, pairs * self.shape.batch * self.shape.heads)
 
 
 def cases() -> list[SparseCase]:

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.cases.case import Case
-from bench.cases.flex_mods import MODS
+from bench.cases.flex_mods import MODS, ScoreMod
 from bench.record import OURS
 from codegen.testing.calls import make_schedule
 from codegen.testing.golden import Inputs, has_tables, load_op
@@ -61,7 +61,11 @@ def _ours(case: Case, inputs: Inputs) -> Runner:
     op: Any = load_op(case.variant)
     if not has_tables(case.variant):
         return Runner(forward=lambda: inputs.call(op), do=inputs.do, leaves=inputs.leaves())
-    # Made once, as FlexAttention's block mask is.
+    return scheduled(op, inputs)
+
+
+def scheduled(op: Any, inputs: Inputs) -> Runner:
+    """An op of ours with a schedule that is made once, as FlexAttention's block mask is."""
     prepare = functools.partial(make_schedule, op, inputs)
     schedule = prepare()
     return Runner(
@@ -106,16 +110,23 @@ MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 
 
 def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
+    score = MODS[case.variant].score
+    return flex(inputs, None if score is None else score(inputs), functools.partial(_block_mask, case, inputs), mode)
+
+
+def flex(
+    inputs: Inputs, score_mod: ScoreMod | None, prepare: Callable[[], BlockMask | None], mode: str | None = None
+) -> Runner:
+    """FlexAttention with the block mask that `prepare` makes once; with none if it returns None."""
     # Graphs are kept and run repeatedly, which donated buffers forbid.
     functorch_config.donated_buffer = False
     # Otherwise max-autotune prints a table of its candidates for each kernel.
     inductor_config.autotune_num_choices_displayed = 0
-    mods = MODS[case.variant]
-    block_mask = _block_mask(case, inputs)
+    block_mask = prepare()
     options: dict[str, Any] = {
-        "score_mod": None if mods.score is None else mods.score(inputs),
+        "score_mod": score_mod,
         "block_mask": block_mask,
-        "enable_gqa": case.shape.heads != case.shape.kv_heads,
+        "enable_gqa": inputs.q.shape[1] != inputs.k.shape[1],
     }
     sink = inputs.tensors.get("sink")
 
@@ -133,7 +144,7 @@ def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
         forward=lambda: run(inputs.q, inputs.k, inputs.v),
         do=inputs.do,
         leaves=inputs.leaves(),
-        prepare=None if block_mask is None else functools.partial(_block_mask, case, inputs),
+        prepare=None if block_mask is None else prepare,
     )
     if mode is None:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.cases.case import flops
 from bench.cases.suites import fa3_shape
 from bench.timing.measure import DTYPE
 from codegen.testing import golden
@@ -53,7 +54,7 @@ def _times(variant: str, seq: int, dim: int, budget_ms: float) -> None:
     }
     ms = {name: each.ms for name, each in timing.in_turn(calls, budget_ms)[0].items()}
     pairs = seq * (seq + 1) / 2 if variant == "causal" else seq * seq
-    rates = {name: 4 * dim * pairs * shape.batch * shape.heads / each / 1e9 for name, each in ms.items()}
+    rates = {name: flops("fwd", dim, pairs * shape.batch * shape.heads) / each / 1e9 for name, each in ms.items()}
     text = "".join(f"{name} {rate:7.0f}  " for name, rate in rates.items())
     print(f"{variant:8} D{dim} S{seq:<6} {text} {ms['bfloat16'] / ms['float8']:.2f}x", flush=True)
 

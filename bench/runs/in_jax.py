@@ -29,6 +29,7 @@ from bench.cases.flex_mods import MODS
 from bench.cases.packed import DOCUMENTS, SEQS, TOKENS, random_lengths
 from bench.peers.jax_peers import BUILDERS, OURS, JaxCase, Program, draw, fault, ours, with_schedule
 from bench.peers.torch_peers import Runner, build
+from bench.record import in_one_line
 from bench.timing import first_call
 from bench.timing.clock import Clock
 from bench.timing.loops import loop_ms, loops_ms
@@ -66,10 +67,6 @@ def unmasked_tflops(case: Case | JaxCase, ms: Mapping[str, float]) -> dict[str, 
     forward, backward = case.flops("fwd"), case.flops("bwd")
     work = {"fwd": forward, "fwd+bwd": forward + backward}
     return {which: work[which] / ms[which] / 1e9 for which in PASSES if which in ms}
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 
 # -------------------------------------------------------------------------------------------------- same kernels, torch
@@ -174,7 +171,7 @@ def same() -> Iterator[JaxMeasurement]:
         try:
             yield from _same_case(case)
         except Exception as error:  # the next case still runs
-            yield JaxMeasurement(section="same", case=case.name, implementation="ours", note=_reason(error))
+            yield JaxMeasurement(section="same", case=case.name, implementation="ours", note=in_one_line(error, 300))
         torch.cuda.empty_cache()
 
 
@@ -221,7 +218,7 @@ def timed(section: str, case: JaxCase, names: Sequence[str]) -> Iterator[JaxMeas
         try:
             ms, note = measured(case, name)
         except Exception as error:  # a peer may be missing or fail in any way; its row says so
-            ms, note = {}, _reason(error)
+            ms, note = {}, in_one_line(error, 300)
         if note:
             gc.collect()  # frees arrays that the error's frames hold
         yield JaxMeasurement(
@@ -301,7 +298,7 @@ def pallas() -> Iterator[JaxMeasurement]:
         try:
             ms, note = _chained_ms(case, name, make())
         except Exception as error:  # some blocks exceed shared memory
-            ms, note = {}, _reason(error)
+            ms, note = {}, in_one_line(error, 300)
         if ms and name != "ours":
             found[name] = ms
         yield row(implementation=name, ms=ms, tflops=unmasked_tflops(case, ms), remark=remark, note=note)
@@ -320,7 +317,7 @@ def first() -> Iterator[JaxMeasurement]:
         for state, seconds in first_call.measured():
             yield row(implementation=state, ms={name: 1e3 * value for name, value in seconds.items()})
     except Exception as error:
-        yield row(implementation="ours", note=_reason(error))
+        yield row(implementation="ours", note=in_one_line(error, 300))
 
 
 # -------------------------------------------------------------------------------------------------------------- table

@@ -14,6 +14,7 @@ import torch
 
 from bench.cases.models import OURS, ModelCase
 from bench.peers.model_peers import CLOCK, LEFT_OUT, OP_ALONE, TorchTrainee, Trainee, attention_calls
+from bench.record import in_one_line
 from bench.timing.clock import Clock
 from bench.timing.measure import GpuLostError
 
@@ -169,7 +170,7 @@ def said(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _SIGNS):
         return OUT_OF_MEMORY
-    return f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"
+    return in_one_line(error)
 
 
 def _free(device: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.cases.packed import DENSE_SEQ, DIM, HEADS, KV_HEADS, LONG, OURS, TOKENS, PackedCase
 from bench.peers.packed_peers import BUILDERS, draw, fault
+from bench.record import in_one_line
 from bench.timing.clock import Clock
 from bench.timing.warm_compile import compile_in_parallel
 from codegen.testing.golden import Inputs
@@ -56,8 +57,7 @@ def measure(case: PackedCase, rep_ms: int, device: str = "cuda") -> Iterator[Pac
             else:
                 yield _timed(case, name, inputs, rep_ms)
         except Exception as error:  # a peer may be missing or fail in any way; its row says so
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
-            yield PackedMeasurement(case=case.name, implementation=name, note=reason)
+            yield PackedMeasurement(case=case.name, implementation=name, note=in_one_line(error))
 
 
 def _timed(case: PackedCase, name: str, inputs: Inputs, rep_ms: int) -> PackedMeasurement:

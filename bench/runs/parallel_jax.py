@@ -23,9 +23,8 @@ import jax.numpy as jnp
 from bench.cases.parallel import ParallelCase, causal, documents, tiny
 from bench.peers.parallel_jax_peers import Program, draw, kvax, one_device, ours
 from bench.peers.parallel_ours import machine_of
-from bench.record import ParallelMeasurement
+from bench.record import ParallelMeasurement, in_one_line
 from bench.timing.loops import loops_ms
-from bench.timing.ranks import reason
 
 BATCH, SEQ_PER_GPU = 4, 32768
 STRATEGIES = ("auto", "gather")
@@ -78,7 +77,7 @@ def measured(case: ParallelCase, spec: dict[str, Any], say: Callable[..., None])
             found = {"o": _whole(program, o), "dq": _whole(program, dq)}
             jax.block_until_ready(program.forward())
         except Exception as error:  # a peer may be missing or fail in any way; its row says so
-            rows.append(_row(case, name, ranks, note=reason(error)))
+            rows.append(_row(case, name, ranks, note=in_one_line(error, 200)))
             continue
         if name == "one GPU":
             want, programs[name] = found, program

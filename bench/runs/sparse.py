@@ -6,163 +6,122 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
-from bench.cases.sparse import ENTRY, VARIANT, SparseCase, cases, choose
-from bench.record import OURS, PASSES
+from bench.cases.sparse import VARIANT, SparseCase, cases, choose
+from bench.peers import torch_peers
+from bench.peers.torch_peers import Runner
+from bench.record import OURS, PASSES, in_one_line
 from bench.timing.measure import DTYPE
 from codegen.cli.main import main as codegen
-from codegen.testing.golden import BOUND, load_op, relative_errors
+from codegen.cli.options import COLLECTION
+from codegen.testing.calls import evaluate_plain
+from codegen.testing.golden import BOUND, Inputs, draw_inputs, load_manifest, load_op, load_reference, relative_errors
 from codegen.tune import timing
 
+LIBRARY = Path(__file__).parents[2] / COLLECTION
 FLEX, FULL = "Flex", "all keys"
 FLEX_BLOCK = 128
 """The length of the blocks in FlexAttention's block masks, its default."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runner:
-    """One implementation. `forward` uses the table that `prepare` makes; `prepare` is None if there is none."""
-
-    forward: Callable[[], Tensor]
-    prepare: Callable[[], Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """q, k, v and the gradient of o, `[B, H, S, D]`, and the chosen blocks, bool `[B, H, S / size, S / size]`."""
-
-    case: SparseCase
-    leaves: tuple[Tensor, Tensor, Tensor]
-    do: Tensor
-    chosen: Tensor
-
-    def results(self, o: Tensor) -> tuple[Tensor, ...]:
-        """o and the gradients of q, k and v. The graph is kept, so that the backward can run again."""
-        return o, *self.gradients(o)
-
-    def gradients(self, o: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of q, k and v."""
-        return torch.autograd.grad(o, self.leaves, self.do, retain_graph=True)
 
 
 def run(budget_ms: float = 300.0) -> bool:
     """Print the table. True if the results are right."""
     print(f"\nblock-sparse attention, {torch.cuda.get_device_name()}, times in ms, TFLOP/s of the chosen pairs\n")
     print(f"{'case':44} {'':9} {'table':>7} {'fwd':>8} {'TFLOP/s':>8} {'bwd':>8} {'TFLOP/s':>8}")
-    with package() as name:
-        op = load_op(VARIANT, name)
-        right = [_case(op, case, budget_ms) for case in cases()]
+    with rendered() as package:
+        right = [_case(package, case, budget_ms) for case in cases()]
     return all(right)
 
 
 @contextmanager
-def package() -> Iterator[str]:
+def rendered() -> Iterator[str]:
     """The name of a package with the variant of the cases, rendered into a temporary folder."""
-    name = f"{VARIANT}_ops"
+    package = f"{VARIANT}_ops"
+    entry = yaml.safe_load(LIBRARY.read_text(encoding="utf-8"))["variants"][VARIANT]
     with TemporaryDirectory() as folder:
         spec = Path(folder) / "variants.yaml"
-        spec.write_text(ENTRY, encoding="utf-8")
-        if codegen(["render", "--variants", str(spec), "--out", str(Path(folder) / name)]) != 0:
+        spec.write_text(yaml.safe_dump({"variants": {VARIANT: entry}}), encoding="utf-8")
+        if codegen(["render", "--variants", str(spec), "--out", str(Path(folder) / package)]) != 0:
             raise RuntimeError("bench: the variant of the suite sparse was not rendered")
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
         try:
-            yield name
+            yield package
         finally:
             sys.path.remove(folder)
 
 
-def draw(case: SparseCase, device: str) -> Inputs:
+def draw(package: str, case: SparseCase, device: str) -> Inputs:
     """Random inputs, the same in every run."""
-    shape, generator = case.shape, torch.Generator(device).manual_seed(1)
-    sizes = (4, shape.batch, shape.heads, shape.seq, shape.dim)
-    q, k, v, do = torch.randn(sizes, generator=generator, device=device, dtype=DTYPE)
-    q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
-    return Inputs(case=case, leaves=(q, k, v), do=do, chosen=choose(case, device))
-
-
-def ours(op: Any, inputs: Inputs) -> Runner:
-    """The variant's op with a table that is made once."""
-    own = {"chosen": inputs.chosen, "size": inputs.case.size}
-    prepare = partial(op.schedule, *inputs.leaves, **own)
-    return Runner(forward=partial(op, *inputs.leaves, **own, schedule=prepare()), prepare=prepare)
+    entry = load_manifest(package)[VARIANT]
+    inputs = draw_inputs(entry, case.shape, dtype=DTYPE, device=device, scalars={"size": case.size})
+    return replace(inputs, tensors={"chosen": choose(case, device)})
 
 
 def flex(inputs: Inputs) -> Runner:
-    """FlexAttention with a block mask that is made once. It reads the chosen blocks as ours does."""
-    chosen, shape, size = inputs.chosen, inputs.case.shape, inputs.case.size
+    """FlexAttention, whose mask reads the chosen blocks as ours does."""
+    (batch, heads, seq, _), chosen, size = inputs.q.shape, inputs.tensors["chosen"], int(inputs.scalars["size"])
 
     def kept(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return chosen[b, h, q_idx // size, kv_idx // size]
 
-    prepare = partial(
-        torch.compile(create_block_mask, dynamic=False),
-        kept,
-        shape.batch,
-        shape.heads,
-        shape.seq,
-        shape.seq,
-        device=chosen.device,
-        BLOCK_SIZE=FLEX_BLOCK,
-    )
-    attend = torch.compile(flex_attention, dynamic=False)
-    return Runner(forward=partial(attend, *inputs.leaves, block_mask=prepare()), prepare=prepare)
+    create = torch.compile(create_block_mask, dynamic=False)
+    prepare = partial(create, kept, batch, heads, seq, seq, device=chosen.device, BLOCK_SIZE=FLEX_BLOCK)
+    return torch_peers.flex(inputs, None, prepare)
 
 
-def fault(inputs: Inputs, found: tuple[Tensor, ...]) -> str:
+def full(inputs: Inputs) -> Runner:
+    """Our op that attends to all keys."""
+    return Runner(forward=partial(load_op("full"), inputs.q, inputs.k, inputs.v), do=inputs.do, leaves=inputs.leaves())
+
+
+def fault(package: str, inputs: Inputs, found: dict[str, Tensor]) -> str:
     """What is wrong with the results of the first head beside float64; "" if nothing is."""
-    q, k, v, do = (x[0, 0].detach().double() for x in (*inputs.leaves, inputs.do))
-    size = inputs.case.size
-    mask = inputs.chosen[0, 0].repeat_interleave(size, 0).repeat_interleave(size, 1)
-    p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill_(~mask, float("-inf")).softmax(-1)
-    o = p @ v
-    dv = p.mT @ do
-    ds = p * (do @ v.mT - (do * o).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
-    names = ("o", "dq", "dk", "dv")
-    wanted = dict(zip(names, (o, ds @ k, ds.mT @ q, dv), strict=True))
-    errors = relative_errors(dict(zip(names, (x[0, 0] for x in found), strict=True)), wanted)
+    first = {name: getattr(inputs, name)[:1, :1] for name in ("q", "k", "v", "do", "dlse")}
+    head = replace(inputs, **first, tensors={"chosen": inputs.tensors["chosen"][:1, :1]})
+    wanted = evaluate_plain(load_reference(VARIANT, package=package), head.double())
+    errors = relative_errors({name: x[:1, :1] for name, x in found.items()}, wanted)
     worst = max(errors, key=lambda name: errors[name])
     return "" if errors[worst] <= BOUND[DTYPE] else f"{worst} is off by {errors[worst]:.1e}"
 
 
-def _case(op: Any, case: SparseCase, budget_ms: float) -> bool:
-    torch.compiler.reset()
-    inputs = draw(case, "cuda")
-    runners: dict[str, Runner] = {}
-    notes: dict[str, str] = {}
-    outputs: dict[str, Tensor] = {}
+def _case(package: str, case: SparseCase, budget_ms: float) -> bool:
+    torch_peers.forget()
+    inputs = draw(package, case, "cuda")
     builders: dict[str, Callable[[], Runner]] = {
-        OURS: lambda: ours(op, inputs),
+        OURS: lambda: torch_peers.scheduled(load_op(VARIANT, package), inputs),
         FLEX: lambda: flex(inputs),
-        FULL: lambda: Runner(forward=partial(load_op("full"), *inputs.leaves)),
+        FULL: lambda: full(inputs),
     }
+    runners: dict[str, Runner] = {}
+    notes = dict.fromkeys(builders, "")
     for name, build in builders.items():
         try:
-            runners[name] = build()
-            outputs[name] = runners[name].forward()
-            results = inputs.results(outputs[name])
-            notes[name] = "" if name == FULL else fault(inputs, results)
-            del results
+            runner = build()
+            results = runner.results()
+            notes[name] = "" if name == FULL else fault(package, inputs, results)
+            runners[name] = runner
         except Exception as error:  # a peer may fail in any way; its row says so
-            notes[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
-            outputs.pop(name, None)
+            notes[name] = in_one_line(error)
+    outputs = {name: runner.forward() for name, runner in runners.items()}
     calls: dict[str, dict[str, Callable[[], Any]]] = {
-        "table": {name: prepare for name in outputs if (prepare := runners[name].prepare)},
-        "fwd": {name: runners[name].forward for name in outputs},
-        "bwd": {name: partial(inputs.gradients, o) for name, o in outputs.items()},
+        "table": {name: runner.prepare for name, runner in runners.items() if runner.prepare is not None},
+        "fwd": {name: runner.forward for name, runner in runners.items()},
+        "bwd": {name: partial(runner.gradients, outputs[name]) for name, runner in runners.items()},
     }
     times = {what: timing.in_turn(each, budget_ms)[0] for what, each in calls.items()}
     for name in builders:
-        print(f"{row(case, name, {what: each[name].ms for what, each in times.items() if name in each})} {notes[name]}")
+        print(row(case, name, {what: each[name].ms for what, each in times.items() if name in each}), notes[name])
     sys.stdout.flush()
     return not notes[OURS]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.cases.case import Case
 from bench.cases.flex_mods import MODS
 from bench.peers.torch_peers import Runner, build, forget
-from bench.record import OURS, PASSES, TITLES, Cost, Measurement
+from bench.record import OURS, PASSES, TITLES, Cost, Measurement, in_one_line
 from codegen.testing import golden
 from codegen.testing.golden import BOUND, Inputs, Shape
 from codegen.tune import timing
@@ -134,7 +134,7 @@ def _time_all(found: Found, budget_ms: float) -> None:
 
 
 def _fail(found: Found, name: str, error: Exception) -> None:
-    found.notes[name] = f"{type(error).__name__}: {_first_line(error)}"
+    found.notes[name] = in_one_line(error)
     found.runners.pop(name, None)
     try:
         torch.cuda.synchronize()
@@ -178,7 +178,7 @@ def _verify(variant: str, shape: Shape) -> str:
     try:
         errors, right = golden.check(variant, shape, DTYPE, "cuda")
     except Exception as error:  # the row reports it, and the case is not timed
-        return f"{type(error).__name__}: {_first_line(error)}"
+        return in_one_line(error)
     return "" if right else f"WRONG against float64: {_worst(errors)}"
 
 
@@ -191,7 +191,3 @@ def _difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> str:
 def _worst(errors: dict[str, float]) -> str:
     name = max(errors, key=lambda each: errors[each])
     return f"{name} is off by {errors[name]:.1e}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:160]

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from bench.record import in_one_line
+
 T = TypeVar("T")
 
 MOST_CALLS, ROUND_MS, ALL_ROUNDS_MS, ROUNDS = 40, 100.0, 1000.0, (2, 4)
@@ -32,11 +34,6 @@ class OtherRankError(RuntimeError):
 
 class RanksLostError(RuntimeError):
     """The ranks can no longer work together: their processes must end."""
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an error."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 class Ranks:
@@ -124,7 +121,7 @@ class Ranks:
 
     def _failed(self, name: str, error: Exception) -> str:
         """Report an error to the other ranks; returns its text."""
-        problem = str(error) if isinstance(error, OtherRankError) else reason(error)
+        problem = str(error) if isinstance(error, OtherRankError) else in_one_line(error, 200)
         if self.size > 1:
             self._store.set(f"failed/{name}", problem)
         if not isinstance(error, torch.OutOfMemoryError) and ("CUDA error" in problem or "NCCL" in problem):
@@ -132,7 +129,7 @@ class Ranks:
         try:
             self.synchronize()
         except Exception as later:
-            raise RanksLostError(f"{problem}; then {reason(later)}") from later
+            raise RanksLostError(f"{problem}; then {in_one_line(later, 200)}") from later
         return problem
 
 

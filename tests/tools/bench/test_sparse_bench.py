@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="the benchmark needs torch")
 import torch
 
 from bench.cases.sparse import VARIANT, SparseCase, cases, choose
+from bench.peers import torch_peers
 from bench.record import OURS
 from bench.runs import sparse
 from codegen.testing.golden import Shape, load_op
@@ -27,15 +28,15 @@ def test_every_block_of_queries_chooses_as_many_keys() -> None:
 
 
 def test_results_are_compared_with_float64() -> None:
-    inputs = sparse.draw(SMALL, "cpu")
-    with sparse.package() as name:
-        runner = sparse.ours(load_op(VARIANT, name), inputs)
+    with sparse.rendered() as package:
+        inputs = sparse.draw(package, SMALL, "cpu")
+        runner = torch_peers.scheduled(load_op(VARIANT, package), inputs)
         assert runner.prepare is not None
-        found = inputs.results(runner.forward())
-    assert sparse.fault(inputs, found) == ""
-    o, dq, *others = found
-    assert sparse.fault(inputs, (o, dq + 0.1 * dq.abs().max(), *others)).startswith("dq is off by")
-    assert sparse.fault(inputs, inputs.results(load_op("full")(*inputs.leaves))) != ""
+        found = runner.results()
+        assert sparse.fault(package, inputs, found) == ""
+        off = found["dq"] + 0.1 * found["dq"].abs().max()
+        assert sparse.fault(package, inputs, found | {"dq": off}).startswith("dq is off by")
+        assert sparse.fault(package, inputs, sparse.full(inputs).results()) != ""
 
 
 def test_a_row_has_the_rates_of_what_was_computed() -> None:
