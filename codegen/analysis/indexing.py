@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from codegen.ir.expr import Expr, Load, TensorSpec, Var
@@ -28,5 +28,7 @@ def exact_index(tensors: Mapping[str, TensorSpec], tensor: str, axis: int, index
     return isinstance(index, Var) and index.name in WIDE_INDICES and tensors[tensor].dims[axis] == index.name
 
 
-def needs_clamp(tensors: Mapping[str, TensorSpec], load: Load) -> bool:
-    return any(not exact_index(tensors, load.tensor, axis, i) for axis, i in enumerate(load.indices))
+def needs_clamp(tensors: Mapping[str, TensorSpec], load: Load, without: Sequence[int] = ()) -> bool:
+    """True if an index of a read may lie outside the tensor, on an axis that is not in `without`."""
+    indices = ((axis, i) for axis, i in enumerate(load.indices) if axis not in without)
+    return any(not exact_index(tensors, load.tensor, axis, i) for axis, i in indices)

@@ -79,11 +79,16 @@ class Declarations:
         else:
             if len(self.tensors) >= 4:
                 return "1" if dtype.startswith("int") else "True" if dtype == "bool" else "0.5"
-            name = self.new_name(f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}")
-            declared: dict[str, Any] = {"dims": self.dims() if dims is None else list(dims)}
-            declared |= {"dtype": dtype} if dtype != "float32" else {}
-            self.tensors[name] = declared | ({"grad": True} if grad else {})
+            name = self.declared(dtype, dims, grad=grad)
         return self.element(name)
+
+    def declared(self, dtype: str, dims: Sequence[str | int] | None = None, *, grad: bool = False) -> str:
+        """The name of a new tensor."""
+        name = self.new_name(f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}")
+        declared: dict[str, Any] = {"dims": self.dims() if dims is None else list(dims)}
+        declared |= {"dtype": dtype} if dtype != "float32" else {}
+        self.tensors[name] = declared | ({"grad": True} if grad else {})
+        return name
 
     def element(self, name: str) -> str:
         dims = self.tensors[name]["dims"]

@@ -220,9 +220,7 @@ class _Draw(Declarations):
         for dim in self.random.choice(([], ["h"], ["b"], ["h", "b"], ["hkv", "b"])):
             axes.insert(0, self.index(dim))
             dims.insert(0, dim)
-        name = self.new_name(f"{ {'b': 's', 'i': 'i'}.get(dtype[0], 'w') }{len(self.tensors)}")
-        self.tensors[name] = {"dims": dims, "dtype": dtype}
-        x = f"{name}[{', '.join(axes)}]"
+        x = f"{self.declared(dtype, dims)}[{', '.join(axes)}]"
         if dtype == "bool":
             return self.pick(x, x, f"not {x}")
         limit = self.pick("0.3", "0.0", "-0.2") if dtype.startswith("float") else str(self.random.randrange(3))
@@ -232,13 +230,9 @@ class _Draw(Declarations):
         """The number of the run of positions that a position lies in."""
         length, c = self.random.choice((8, 16, 16, 20, 32, 64)), self.random.choice(EDGES[:9])
         return self.pick(
-            *(
-                f"{position} // {length}",
-                f"{position} // {length}",
-                f"{position} >> 4",
-                f"({position} + {c}) // {length}",
-            ),
+            *(f"{position} // {length}", f"{position} // {length}", f"({position} + {c}) // {length}"),
             *(f"min({position} // {length}, 2)", f"{position} // {length} + 1", f"{position} // {length} % 3"),
+            f"{position} >> 4",
             lambda: f"{position} // max({self.scalar('int')}, 16)",
         )
 

@@ -133,15 +133,13 @@ class Lowering:
     def grid_extremes(self, load: Load, own: GridSide, others: GridSide) -> Code:
         """The call that finds a grid's smallest and largest element. `own`: the side whose ends are numbers, in a
         program that serves one block of that side; the ends of `others` are vectors."""
-        beside = [(axis, i) for axis, i in enumerate(load.indices) if axis not in (own.axis, others.axis)]
-        self._note_helpers([*(i for _, i in beside), own.first, own.last, others.first, others.last])
+        axes = own.axis, others.axis
+        indices = [index for axis, index in enumerate(load.indices) if axis not in axes]
+        self._note_helpers([*indices, own.first, own.last, others.first, others.last])
         self.helpers.add("grid_extremes")
-        if not all(exact_index(self.tensors, load.tensor, axis, i) for axis, i in beside):
+        if needs_clamp(self.tensors, load, without=axes):
             self.helpers.add("clamp_index")
-        base = [
-            Name(f"{load.tensor}_ptr"),
-            *self._offsets(load, load.tensor, tile=False, without=(own.axis, others.axis)),
-        ]
+        base = [Name(f"{load.tensor}_ptr"), *self._offsets(load, load.tensor, tile=False, without=axes)]
         args: list[Code] = [total(base)]
         for side in (own, others):
             args += [self._code(side.first, tile=False), self._code(side.last, tile=False)]
