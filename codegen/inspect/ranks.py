@@ -137,6 +137,7 @@ def variant_work(make: Callable[..., Any], variant: Variant) -> Any:
     return make(
         op=variant.name,
         tensors=source.tensors,
+        untrained=source.untrained,
         scalars=source.scalars,
         ranges=ranges if bounds else None,
         values=values if extremes else None,

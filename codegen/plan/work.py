@@ -9,7 +9,7 @@ from codegen.analysis.intervals import Decision, decide
 from codegen.analysis.schedule import Range, Schedule
 from codegen.analysis.shifts import is_shift_invariant, looks_back
 from codegen.analysis.token_order import by_row
-from codegen.ir.expr import Expr, Load, Op, Var, loads, names, walk
+from codegen.ir.expr import Expr, Load, Op, Type, Var, loads, names, walk
 from codegen.ir.printers import jnp_printer
 from codegen.ir.printers.array import ArrayPrinter
 from codegen.plan.ops.references import computes_with, may_regroup
@@ -28,6 +28,7 @@ class WorkSource:
         may_visit: whether a block visits a block of keys; "" if `ranges` say it or every block is visited.
         values: source of each value whose extremes `may_visit` reads, and whether it has one element per query.
         tensors: dims of the variant's own tensors, by keyword. keywords: name in this source -> keyword of the op.
+        untrained: those of them that hold floats and have no gradient.
         scalars: type of each of the variant's own scalars, and arguments of its check, by keyword.
         needs: keywords of the arguments that the source reads.
     """
@@ -36,6 +37,7 @@ class WorkSource:
     may_visit: str = ""
     values: tuple[tuple[str, bool], ...] = ()
     tensors: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
     scalars: dict[str, tuple[str, dict[str, float | bool]]] = field(default_factory=dict)
     keywords: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -69,6 +71,11 @@ def work_source(planned: VariantPlan) -> WorkSource:
     sizes = names_of(tuple(variant.tensors.values()))
     base = WorkSource(
         tensors=tensors,
+        untrained=tuple(
+            variant.keywords.get(name, name)
+            for name, tensor in variant.tensors.items()
+            if tensor.element is Type.FLOAT and not tensor.grad
+        ),
         scalars={
             variant.keywords.get(name, name): (scalar.type.value, scalar.limits)
             for name, scalar in variant.scalars.items()

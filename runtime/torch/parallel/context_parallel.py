@@ -2,13 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from ...core.checks import PACKED, ArgumentError, check_flag, fail
 from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_axis
@@ -252,9 +250,10 @@ class ContextParallel:
             if name in self.work.tensors:
                 axes = local_axes(self.work, layout, name, x.shape)
             sizes = [layout.seq if axis in axes else size for axis, size in enumerate(x.shape)]
-            # The op refuses tensors of the variant that have no gradient, but require one.
-            trained = x.requires_grad and name in self.work.tensors
-            return torch.empty(sizes, dtype=x.dtype, device="meta", requires_grad=trained)
+            # Only tensors for which the op raises require a gradient here. With others it would save tensors, and a
+            # checkpoint would count them, although its recomputation makes no such call.
+            is_refused = x.requires_grad and name in self.work.untrained
+            return torch.empty(sizes, dtype=x.dtype, device="meta", requires_grad=is_refused)
 
         own = self.work.tensors
         call = {
@@ -263,11 +262,7 @@ class ContextParallel:
         }
         if layout.cu_seqlens is not None:
             call["cu_seqlens_q"] = torch.empty(len(layout.cu_seqlens), dtype=torch.int32, device="meta")
-        # A checkpoint counts the tensors that a call saves, and its recomputation makes no such call. With hooks around
-        # this one, what it saves is not counted. `torch.func.grad` refuses hooks, and with them checkpoints.
-        counts = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-        with saved_tensors_hooks(lambda x: x, lambda x: x) if counts else nullcontext():
-            self.op(**call)
+        self.op(**call)
 
 
 def call_of(

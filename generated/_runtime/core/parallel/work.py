@@ -30,6 +30,7 @@ class VariantWork:
 
     Attributes:
         tensors: dims of the variant's own tensors by keyword, those of a sink and a log-decay included.
+        untrained: those of them that hold floats and have no gradient.
         scalars: type of each of the variant's own scalars, and arguments of its check, by keyword.
         ranges: first and end of the keys that blocks of queries visit. values, may_visit: in place of `ranges`,
             whether a block of queries visits a block of keys, from the extremes of some values over both blocks.
@@ -48,6 +49,7 @@ class VariantWork:
 
     op: str
     tensors: Mapping[str, tuple[str | int, ...]]
+    untrained: Sequence[str] = ()
     scalars: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     ranges: Callable[[Any], list[tuple[Any, Any]]] | None = None
     values: Callable[[Any], list[tuple[Any, bool]]] | None = None
