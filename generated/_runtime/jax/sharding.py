@@ -30,24 +30,31 @@ def explicit_specs(
         ArgumentError: two operands are sharded over different axes of the mesh.
     """
     found: dict[str, tuple[str, Any]] = {}
-    # q has all batch rows and heads, k all key heads. Another operand may have one for all.
-    sizes: dict[str, int] = {}
-    for name in list(operands)[:2]:
-        sizes |= zip(operands[name], types[name].shape, strict=False)
+    sizes = _sizes(list(operands.values()), [types[name] for name in operands])
     for name, letters in operands.items():
         for letter, size, axes in zip(letters, types[name].shape, types[name].sharding.spec, strict=False):
             what = _EXPLICIT.get(letter)
             if what is None or axes is None or size != sizes.get(letter):
                 continue
             first, known = found.setdefault(what, (name, axes))
+            # Several devices may share a key head.
             if axes != known and not (letter == "k" and _begins_with(known, axes)):
                 fail(op, name, f"{what} sharded over {known!r}, as those of {first}, or whole", f"{axes!r}")
     whole = ("", None)
     return [PartitionSpec(*(found.get(_EXPLICIT.get(letter, ""), whole)[1] for letter in x)) for x in results]
 
 
+def _sizes(operands: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+    """The number of batch rows, heads and key heads by letter: q and k have all of them, another operand may have one
+    for all."""
+    found: dict[str, int] = {}
+    for letters, value in zip(operands[:2], values, strict=False):
+        found |= zip(letters, value.shape, strict=False)
+    return found
+
+
 def _begins_with(axes: Any, first: Any) -> bool:
-    """Whether the mesh axes of an array's axis begin with those of another: more devices share its query heads."""
+    """Whether some axes of a mesh begin with others."""
     names = _flat([first])
     return _flat([axes])[: len(names)] == names
 
@@ -71,23 +78,17 @@ def partitioned(
     other letter, or none, for an axis that every device needs whole. The first operand is q, the second k. A result
     without the axis that is cut is a sum over it, such as the gradient of a tensor that all batch rows read.
 
-    If query heads lie on more devices than there are key heads, several devices share a key head. Each takes it from an
-    array that they all have, and its gradient is the sum of theirs.
+    If query heads lie on more devices than there are key heads, several devices share a key head: each has a copy, and
+    the gradient of the key head is the sum of theirs.
     """
 
     def call(*arrays: jax.Array) -> Sequence[jax.Array]:
         return local(*arrays)
 
     def rule(mesh: Any, value_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
-        shapes = [tuple(value.shape) for value in value_types]
-        q, k = shapes[0], shapes[1]
-        heads, kv_heads = q[operands[0].index("h")], k[operands[1].index("k")]
-        batch = q[operands[0].index("b")] if "b" in operands[0] else 1
-        # A mesh axis may be longer than the key heads are many. XLA would cut it in two, which `cut` cannot express.
-        follow = heads == kv_heads or kv_heads % math.prod(mesh.shape.values()) == 0
-        names = _Names(batch, heads, kv_heads, follow)
-        read = [names.mapping(*pair) for pair in zip(operands, shapes, strict=True)]
-        written = [names.mapping(*pair) for pair in zip(results, (tuple(r.shape) for r in result_types), strict=True)]
+        names = _Names(_sizes(operands, value_types), math.prod(mesh.shape.values()))
+        read = [names.mapping(letters, x.shape) for letters, x in zip(operands, value_types, strict=True)]
+        written = [names.mapping(letters, x.shape) for letters, x in zip(results, result_types, strict=True)]
         text = f"{', '.join(read)} -> {', '.join(written)}"
         whole = [name for name in names.order if name not in names.cut(by_batch, by_heads)]
         return text, {**names.sizes, "need_replication_factors": tuple(whole)}
@@ -98,14 +99,10 @@ def partitioned(
             alone = Mesh(np.array(list(arg_shapes[0].sharding.device_set)), ("devices",))
             whole = NamedSharding(alone, PartitionSpec())
             return alone, local, [whole] * len(results), (whole,) * len(operands)
-        heads = arg_shapes[0].shape[operands[0].index("h")]
-        kv_heads = arg_shapes[1].shape[operands[1].index("k")]
-        spec = arg_shapes[0].sharding.spec
+        sizes, spec = _sizes(operands, arg_shapes), arg_shapes[0].sharding.spec
         batch_axes = spec[operands[0].index("b")] if by_batch and "b" in operands[0] else None
-        by_head = head_axes(mesh, spec[operands[0].index("h")] if by_heads else None, heads, kv_heads)
-        batch = arg_shapes[0].shape[operands[0].index("b")] if "b" in operands[0] else 1
+        by_head = head_axes(mesh, spec[operands[0].index("h")] if by_heads else None, sizes["h"], sizes["k"])
         own = {"b": batch_axes, "h": (*by_head.keys, *by_head.shared) or None, "k": by_head.keys or None}
-        sizes = {"b": batch, "h": heads, "k": kv_heads}
 
         def sharding(letters: str, shape: Sequence[int]) -> NamedSharding:
             axes = [
@@ -117,7 +114,7 @@ def partitioned(
         def key_axis(letters: str, shape: Sequence[int]) -> int | None:
             """The axis of key heads of an array that has one for each."""
             axis = letters.find("k")
-            return axis if by_head.shared and axis >= 0 and shape[axis] == kv_heads else None
+            return axis if by_head.shared and axis >= 0 and shape[axis] == sizes["k"] else None
 
         def sharded(*arrays: jax.Array) -> list[jax.Array]:
             shared = [key_axis(letters, arg.shape) for letters, arg in zip(operands, arg_shapes, strict=True)]
@@ -145,10 +142,12 @@ def partitioned(
 
 @dataclass(frozen=True)
 class HeadAxes:
-    """The mesh axes that query heads are cut by: key heads are cut by `keys`, and whole along `shared`.
+    """The mesh axes that query heads are cut by.
 
-    A device has all of `kv_heads` key heads, and the query heads of one of them if there are `sharers`, the devices
-    along `shared`.
+    Attributes:
+        keys: the axes that key heads are cut by, too. shared: the axes along which key heads are whole.
+        kv_heads: the number of key heads in an array of a device. sharers: the number of devices along `shared`. Each
+            of them has query heads of a single key head.
     """
 
     keys: tuple[str, ...]
@@ -157,11 +156,11 @@ class HeadAxes:
     sharers: int
 
     def taken(self, array: jax.Array, axis: int) -> jax.Array:
-        """The element of the key head whose query heads this device has, of an array of all that it has."""
+        """The part of an array that belongs to the key head of this device's query heads."""
         return jax.lax.dynamic_slice_in_dim(array, self._head(), 1, axis)
 
     def placed(self, array: jax.Array, axis: int) -> jax.Array:
-        """An array of all key heads that this device has, zero but for that element."""
+        """An array with that part, and with zeros for the other key heads."""
         if self.kv_heads == 1:
             return array
         every = jnp.zeros((*array.shape[:axis], self.kv_heads, *array.shape[axis + 1 :]), array.dtype)
@@ -172,8 +171,8 @@ class HeadAxes:
 
 
 def head_axes(mesh: Any, axes: Any, heads: int, kv_heads: int) -> HeadAxes:
-    """The first of the mesh axes that query heads are sharded over, as many as give each device query heads of whole
-    key heads, or of a single one."""
+    """The mesh axes to cut heads by. They are the first of `axes`, those that query heads are sharded over: as many as
+    leave a device all query heads of its key heads, or query heads of a single key head."""
     names = _flat([axes]) if axes is not None else []
 
     def devices(names: Sequence[str]) -> int:
@@ -194,12 +193,14 @@ class _Names:
     """The factors of a sharding rule, in order of occurrence.
 
     They are b for batch rows, k for key heads, g for the query heads of one key head, and h for all query heads.
-
-    `follow`: whether query heads are cut as key heads are.
     """
 
-    def __init__(self, batch: int, heads: int, kv_heads: int, follow: bool) -> None:
-        self.batch, self.heads, self.kv_heads, self.follow = batch, heads, kv_heads, follow
+    def __init__(self, counts: Mapping[str, int], devices: int) -> None:
+        """`counts`: the number of batch rows, heads and key heads, by letter. `devices`: those of the mesh."""
+        self.counts, self.group = counts, counts["h"] // counts["k"]
+        # With more devices than key heads XLA might shard these over a part of a mesh axis, for which a PartitionSpec
+        # has no words. So query heads are then a factor of their own.
+        self.follow = self.group == 1 or counts["k"] % devices == 0
         self.order: list[str] = []
         self.sizes: dict[str, int] = {}
 
@@ -210,19 +211,17 @@ class _Names:
         return " ".join(self._axis(letter, size) for letter, size in zip(letters, shape, strict=True))
 
     def _axis(self, letter: str, size: int) -> str:
-        if letter == "b" and size == self.batch:
-            return self._factor("b")
-        if letter == "k" and size == self.kv_heads:
+        if letter not in _EXPLICIT or size != self.counts.get(letter):
+            return self._factor(f"x{len(self.order)}")
+        if letter != "h":
+            return self._factor(letter)
+        if not self.follow:
+            return self._factor("h")
+        if self.group == 1:
             return self._factor("k")
-        if letter == "h" and size == self.heads:
-            if not self.follow:
-                return self._factor("h")
-            if self.heads == self.kv_heads:
-                return self._factor("k")
-            # Key heads are an axis of k, so their number is known. The group is no axis: the rule must give its size.
-            self.sizes = {"g": self.heads // self.kv_heads}
-            return f"({self._factor('k')} {self._factor('g')})"
-        return self._factor(f"x{len(self.order)}")
+        # Key heads are an axis of k, so their number is known. The group is no axis: the rule must give its size.
+        self.sizes = {"g": self.group}
+        return f"({self._factor('k')} {self._factor('g')})"
 
     def _factor(self, name: str) -> str:
         if name not in self.order:

@@ -133,7 +133,7 @@ def offset_tensor(op: str, q_offset: Tensor, count: int, device: torch.device) -
         fail(op, "q_offset", f"an int, 'end' or an integer tensor [{count}] on {device}", got)
     found = as_integers(op, "q_offset", q_offset).contiguous()
     if values_are_checked(found):
-        # `tolist` is no operator of torch: a call with one that reads values could not be recorded.
+        # `tolist` calls no operator of torch. A call that does, in order to read values, is not recorded for replay.
         for number in found.tolist():
             check_offset(op, number)
     return found
