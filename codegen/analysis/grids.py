@@ -6,10 +6,17 @@ all, and computes their smallest and largest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from codegen.analysis.affine import linear
+from codegen.analysis.call_modes import Mode
+from codegen.analysis.indexing import TOKENS, WIDE_INDICES
 from codegen.ir import expr
-from codegen.ir.expr import Const, Expr, Level, Load, Op, Var, level
+from codegen.ir.expr import Const, Expr, Level, Load, Op, TensorSpec, Var, level
+
+RunLength = Const | Var
+"""How many positions share an element of a grid: a literal or a scalar."""
 
 SHORTEST_RUN = 16
 """The shortest run that a literal may state. If runs are shorter, too many elements lie in a block to read them all."""
@@ -58,6 +65,48 @@ def grid_axes(e: Load) -> tuple[int, int] | None:
         return None
     axes = levels.index(Level.QUERY), levels.index(Level.KEY)
     return axes if all(_of_runs(e.indices[axis]) for axis in axes) else None
+
+
+def run_lengths(e: Load) -> tuple[RunLength, RunLength] | None:
+    """How many queries, and how many keys, share an element of a grid; None for a read of another kind.
+
+    The index must grow or fall by one from run to run.
+
+    >>> from codegen.ir.expr import TensorSpec, Type
+    >>> from codegen.ir.parse import Scope, parse
+    >>> scope = Scope(tensors={"seen": TensorSpec(name="seen", dims=("rows", "cols"), dtype="bool")})
+    >>> for indices in ("q_idx // 64, (kv_idx + 3) >> 5", "q_idx // 64, 2 * kv_idx // 64"):
+    ...     lengths = run_lengths(parse(f"seen[{indices}]", scope, Type.BOOL))
+    ...     print(lengths and [length.value for length in lengths])
+    [64, 32]
+    None
+    """
+    axes = grid_axes(e)
+    if axes is None:
+        return None
+    queries, keys = (_run_length(e.indices[axis]) for axis in axes)
+    return None if queries is None or keys is None else (queries, keys)
+
+
+def shared_runs(load: Load, tensors: Mapping[str, TensorSpec], mode: Mode) -> tuple[RunLength, ...]:
+    """How many consecutive queries, and keys, share an element; empty for a read of another kind. In a segmented call
+    positions need not follow each other."""
+    of_tokens = set(TOKENS) & set(tensors[load.tensor].dims)
+    return () if mode is Mode.SEGMENTED or of_tokens else run_lengths(load) or ()
+
+
+def _run_length(index: Expr) -> RunLength | None:
+    if not isinstance(index, Op) or index.op not in ("floordiv", "shr"):
+        return None
+    position, by = index.args
+    form = linear(position)
+    if form is None or abs(form.q) + abs(form.kv) != 1:
+        return None
+    if isinstance(by, Const):
+        return expr.const(1 << int(by.value)) if index.op == "shr" else by
+    if not isinstance(by, Var) or by.name in WIDE_INDICES or index.op == "shr":
+        return None
+    return by
 
 
 def _of_runs(index: Expr) -> bool:

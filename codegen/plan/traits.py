@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from codegen.analysis.band_widths import band_width
 from codegen.analysis.call_modes import Mode
@@ -16,6 +17,7 @@ from codegen.ir.expr import Level, Load, Op, Var
 from codegen.plan.code.tree import Literal
 from codegen.plan.hopper.tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
+from codegen.plan.kernels.variant_reads import mask_runs
 from codegen.plan.paged.hopper import has_hopper_forward
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
@@ -35,6 +37,8 @@ class VariantTraits:
     keys_are_runs: bool
     bands_are_bits: bool
     band_keys: int | None
+    run_unit: int
+    run_lengths: tuple[int | str, ...]
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
@@ -44,6 +48,7 @@ class VariantTraits:
 def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> VariantTraits:
     """The traits of a variant. `plans`: of its kernels in all modes."""
     dense = plans[Mode.DENSE]
+    runs = tuple(length.name if isinstance(length, Var) else int(length.value) for length in mask_runs(variant))
     return VariantTraits(
         score_is_scaled_product=score_is_scaled_product(dense),
         score_is_capped=score_is_capped(dense),
@@ -54,6 +59,8 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_are_runs=_keys_are_runs(dense),
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),
+        run_unit=_run_unit(variant, runs),
+        run_lengths=runs,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
         hopper_reads_pages=has_hopper_forward(variant),
@@ -136,6 +143,13 @@ def _band_keys(planned: VariantPlan) -> int | None:
                 return None
             total += factor * int(example)
     return total
+
+
+def _run_unit(variant: Variant, runs: Sequence[int | str]) -> int:
+    """The largest power of two that divides the lengths of runs, with the examples of scalars; 0 for no runs."""
+    examples = (variant.scalars[length].example if isinstance(length, str) else length for length in runs)
+    common = gcd(*(int(example or 0) for example in examples))
+    return common & -common
 
 
 # ------------------------------------------------------------------------------------------ tiles of Hopper's family

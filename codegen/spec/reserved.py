@@ -41,9 +41,10 @@ _WORDS = """
     row_origin without_dropped dropped_signs kept_gradients kept_weights signs
 
     add_diagonals add_dot aligned apply at_least autocast_inputs batch_row cdiv check_float
-    check_flag check_inputs check_int check_tensor clamp_index grid_extremes keep_range options diagonal_sums dot_rows
+    check_flag check_inputs check_int check_tensor clamp_index grid_extremes grid_run keep_range options diagonal_sums
+    dot_rows
     empty_like_layout floor_div floor_mod has_tanh_instruction host_number interpreter_dtype is_nvidia launches_directly
-    load_pairs load_vector next_power_of_2 place_pairs place_sums
+    load_grid load_pairs load_vector next_power_of_2 place_pairs place_sums
     distance_sums head_sums positive_scale query_offset reduce_gradient reference row_products runs_reference
     unit_strides
 
@@ -51,7 +52,7 @@ _WORDS = """
 
     check_unscheduled check_whole first_keys ops
 
-    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 HARDWARE_TANH HAS_DLSE HEAD_DIM
+    Any BLOCK_D BLOCK_DV BLOCK_M BLOCK_N DROPOUT FLOAT_DTYPES FP32 GRID_RUN HARDWARE_TANH HAS_DLSE HEAD_DIM
     HEAD_DIM_V LN2 LOG2E NAME Q_OFFSET_PER_BATCH RAGGED Schedule Tensor Tile Tiles UNIT
 
     CHUNK FILL OWN_ROOM PART PARTS POSITIONS PTX NARROW block_lists block_ranges call_sizes call_options list_blocks

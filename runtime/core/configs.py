@@ -13,12 +13,14 @@ from .families import (
     as_a_rule,
     backward_tiles,
     fastest,
+    fits_runs,
     hopper_tile,
+    run_unit,
 )
 from .fp8 import FP8, fp8_tile
 from .options import NO_OPTIONS, CallOptions
 from .options import PASSES as PASSES
-from .tiles import HOPPER, PORTABLE, ArchTiles, HopperTile
+from .tiles import HOPPER, NO_SIZES, PORTABLE, ArchTiles, HopperTile, MaskSizes
 from .tiles import Tile as Tile
 from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
 
@@ -129,8 +131,13 @@ class Choice(NamedTuple):
     entry: Entry | None = None
 
 
-def ladder(op: str, arch: str, gpu: str, problem: Problem, options: CallOptions = NO_OPTIONS) -> dict[str, Choice]:
-    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default."""
+def ladder(
+    op: str, arch: str, gpu: str, problem: Problem, options: CallOptions = NO_OPTIONS, sizes: MaskSizes = NO_SIZES
+) -> dict[str, Choice]:
+    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default.
+
+    Unless the call names a tile, it is made as small as the runs of the mask's grids.
+    """
     choices = {name: Choice(tile, "config") for name, tile in options.tiles}
     measured = tuned_entries(gpu, op).entries
     for name in PASSES:
@@ -142,7 +149,11 @@ def ladder(op: str, arch: str, gpu: str, problem: Problem, options: CallOptions 
         served = next((most for most in _short_lengths(op, arch) if problem.seq <= most), NOT_SHORT)
         defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
         choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
-    return choices
+    unit = run_unit(op, sizes)
+    return {
+        name: choice if choice.source == "config" else choice._replace(tile=fits_runs(choice.tile, unit))
+        for name, choice in choices.items()
+    }
 
 
 class Decision(NamedTuple):
@@ -163,20 +174,20 @@ def decision(
     problem: Problem,
     head_dims: tuple[int, int],
     in_order: bool = False,
-    band_keys: int | None = None,
+    sizes: MaskSizes = NO_SIZES,
 ) -> Decision:
     """The kernels of a forward (`fwd`) or a backward (`bwd`) on a chip with Hopper's family.
 
     If the rule was right for the nearest measurement, the rule decides, because it covers more lengths than were
     measured. Otherwise the fastest kernels of that measurement run. Kernels that gave wrong results never run.
-    `in_order`: gradients are added up in a fixed order. `band_keys`: as in `as_a_rule`; measured calls had the bands
-    of the variant's examples.
+    `in_order`: gradients are added up in a fixed order. `sizes`: as in `as_a_rule`; measured calls had those of the
+    variant's examples.
     """
 
     def possible(kernels: str) -> str:
         return HOPPER_DKDV if in_order and pass_name == "bwd" and kernels == HOPPER else kernels
 
-    ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq, band_keys))
+    ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq, sizes))
     verdict = nearest(tuned_entries(gpu, op).verdicts, pass_name, problem)
     times = {} if verdict is None else {name: ms for name, ms in verdict.ms.items() if possible(name) == name}
     if verdict is None or not times:
@@ -199,7 +210,7 @@ def tiles_for(
     heads: tuple[int, int],
     length: int,
     options: CallOptions = NO_OPTIONS,
-    band_keys: int | None = None,
+    sizes: MaskSizes = NO_SIZES,
 ) -> Tiles:
     """The tiles of each pass of a call.
 
@@ -209,14 +220,14 @@ def tiles_for(
         head_dims: of q and of v. heads: of q and of k.
         length: number of keys of a sequence, the average in a packed call.
         options: what the call asks for.
-        band_keys: keys of the band that a row sees, if the call gives the band's width.
+        sizes: those in the mask that the call gives.
     """
     if dtype == FP8:
         return dict.fromkeys(PASSES, fp8_tile(op, arch, head_dims, options))
     problem = Problem(mode, dtype, max(head_dims, key=padded), heads[0] // heads[1], length)
-    tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, options).items()}
-    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, options, band_keys)
-    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, options, band_keys)
+    tiles = {name: choice.tile for name, choice in ladder(op, arch, gpu, problem, options, sizes).items()}
+    forward = _forward_on_hopper(op, arch, gpu, problem, head_dims, options, sizes)
+    backward = _backward_on_hopper(op, arch, gpu, problem, head_dims, options, sizes)
     widths = {width for head_dim in head_dims for width in (whole_columns(head_dim), block_columns(head_dim))}
     if arch == HOPPER_FAMILY.arch and dtype != "float32" and len(widths) > 1:
         # Triton 3.6 miscompiles tiles of different widths (of k and v, or of a split head_dim) without a pipeline.
@@ -231,7 +242,7 @@ def _forward_on_hopper(
     problem: Problem,
     head_dims: tuple[int, int],
     options: CallOptions,
-    band_keys: int | None,
+    sizes: MaskSizes,
 ) -> dict[str, HopperTile]:
     """The tile of a forward in Hopper's family; empty if that family cannot run it or the call asks for another."""
     family, own = options.family, options.tile("fwd")
@@ -243,7 +254,7 @@ def _forward_on_hopper(
             fail(op, "family", "one that can run this call", f"'{HOPPER}': {found}")
         return {}
     if own is None:
-        chosen = HOPPER if family == HOPPER else decision("fwd", op, gpu, problem, head_dims, False, band_keys).kernels
+        chosen = HOPPER if family == HOPPER else decision("fwd", op, gpu, problem, head_dims, False, sizes).kernels
         return {"fwd": found} if chosen == HOPPER else {}
     if (own.block_m, own.num_warps) != (128, 8):
         wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
@@ -258,7 +269,7 @@ def _backward_on_hopper(
     problem: Problem,
     head_dims: tuple[int, int],
     options: CallOptions,
-    band_keys: int | None,
+    sizes: MaskSizes,
 ) -> dict[str, HopperTile]:
     """The tiles of a backward in Hopper's family; empty if that family cannot run it or the call asks for another.
 
@@ -272,7 +283,7 @@ def _backward_on_hopper(
     if not found:
         return {}
     in_order = options.fixed_order
-    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order, band_keys).kernels
+    kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order, sizes).kernels
     if kernels == PORTABLE:
         return {}
     if in_order or kernels == HOPPER_DKDV:

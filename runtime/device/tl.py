@@ -264,6 +264,35 @@ def load_pairs(ptrs, PTX: tl.constexpr):
         return tl.load(ptrs)
 
 
+FEW_RUNS = tl.constexpr(4)
+"""If the columns of a tile lie in at most so many runs of a grid, an element is loaded for each row and run."""
+
+
+@triton.jit
+def load_grid(row_ptrs, positions, length, size, stride, RUN: tl.constexpr, PTX: tl.constexpr):
+    """Load the elements of a grid for a tile: `row_ptrs[r]` is where those of row r begin, `positions[c] // length` the
+    index of column c.
+
+    Positions follow each other, up or down, and `length` is at least RUN, if RUN is not 0. So the columns share the
+    elements of a few runs, which are loaded for each row, and not for each pair.
+    """
+    # The first and last of these runs may be cut.
+    COUNT: tl.constexpr = (positions.shape[0] - 2) // max(RUN, 1) + 2
+    if RUN > 0 and COUNT <= FEW_RUNS:
+        first_run = floor_div(tl.min(positions, 0), length)
+        from_first = positions - first_run * length
+        first = clamp_index(first_run, size)
+        elements = tl.load(row_ptrs + tl.cast(first, tl.int64) * stride)
+        for nth in tl.static_range(1, COUNT):
+            run = clamp_index(first_run + nth, size)
+            of_run = tl.load(row_ptrs + tl.cast(run, tl.int64) * stride)
+            elements = tl.where((from_first >= nth * length)[None, :], of_run, elements)
+        return elements
+    else:
+        runs = clamp_index(floor_div(positions, length), size)
+        return load_pairs(row_ptrs + runs.to(tl.int64)[None, :] * stride, PTX)
+
+
 SELECT_OR_ZERO = tl.constexpr("{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0f00000000, p; }")
 SELECT_OR_MINUS_INF = tl.constexpr("{ .reg .pred p; setp.lt.u32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }")
 

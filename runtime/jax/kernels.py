@@ -22,6 +22,7 @@ from ..core.options import CallOptions
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
 from ..core.settings import HAS_TRITON as HAS_TRITON
 from ..core.settings import INTERPRET as INTERPRET
+from ..core.tiles import MaskSizes
 from ..core.tuned import gpu_key
 from .interpreter import interpreted
 from .tensor import Tensor
@@ -88,14 +89,12 @@ def _device_gpu(arch: str) -> str:
     return gpu_key(device.device_kind) if _capability(device) == arch else ""
 
 
-def call_tiles(
-    op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
-) -> Tiles:
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, sizes: MaskSizes) -> Tiles:
     """The tiles of each pass of a call. `length`: keys of a sequence; the average if sequences are packed."""
     arch = arch_of(q)
     gpu = "" if arch == INTERPRETER else _device_gpu(arch)
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
-    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, options, band_keys)
+    return tiles_for(op, mode, arch, gpu, q.element, dims, heads, length, options, sizes)
 
 
 def paged_call_tiles(op: str, q: Tensor, k: Tensor, group: int, config: PagedConfig) -> PagedTiles:

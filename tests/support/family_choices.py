@@ -6,6 +6,7 @@ from typing import Any
 
 from generated._runtime.core.configs import Tile, tiles_for
 from generated._runtime.core.options import checked_options
+from generated._runtime.core.tiles import MaskSizes
 
 LENGTH = 4096
 
@@ -20,9 +21,12 @@ def forward(
     config: object = None,
     family: str | None = None,
     band_keys: int | None = None,
+    run_unit: int | None = None,
 ) -> Tile:
     options = checked_options(variant, config, family)
-    return tiles_for(variant, mode, arch, "", dtype, head_dims, (8, 2), length, options, band_keys)["fwd"]
+    return tiles_for(
+        variant, mode, arch, "", dtype, head_dims, (8, 2), length, options, MaskSizes(band_keys, run_unit)
+    )["fwd"]
 
 
 def backward(
@@ -34,10 +38,13 @@ def backward(
     family: str | None = None,
     deterministic: bool | None = None,
     band_keys: int | None = None,
+    run_unit: int | None = None,
 ) -> tuple[Tile, Tile]:
     """The tiles of dkdv and dq."""
     options = checked_options(variant, config, family, deterministic)
-    tiles = tiles_for(variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, options, band_keys)
+    tiles = tiles_for(
+        variant, mode, "sm_90", "", "bfloat16", head_dims, (8, 2), length, options, MaskSizes(band_keys, run_unit)
+    )
     return tiles["dkdv"], tiles["dq"]
 
 

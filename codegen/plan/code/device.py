@@ -9,6 +9,7 @@ from codegen.plan.code.lower import HELPERS
 _FUNCTIONS = {op: (function,) for op, function in HELPERS.items()} | {
     "tanh": ("tanh",),
     "clamp_index": ("clamp_index",),
+    "load_grid": ("load_grid",),
     "load_pairs": ("load_pairs",),
     "diagonals": ("add_diagonals", "diagonal_sums"),
     "distances": ("load_vector", "store_diagonals"),

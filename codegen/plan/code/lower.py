@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.analysis.call_modes import KEY_IDS, QUERY_IDS, Mode
-from codegen.analysis.grids import GridSide
+from codegen.analysis.grids import GridSide, grid_axes, shared_runs
 from codegen.analysis.indexing import DECAY, POSITIONS, TOKENS, WIDE_INDICES, exact_index, needs_clamp
 from codegen.ir import expr
 from codegen.ir.expr import COMPARISONS, Const, Expr, Level, Load, Op, TensorSpec, Type, Var, int_var, level
@@ -177,7 +177,7 @@ class Lowering:
                 if isinstance(node, Load) and needs_clamp(self.tensors, node):
                     self.helpers.add("clamp_index")
                 if isinstance(node, Load) and level(node) is Level.TILE:
-                    self.helpers.add("load_pairs")
+                    self.helpers.add("load_grid" if self._is_grid(node) else "load_pairs")
 
     # ------------------------------------------------------------------------------------------------- expressions
 
@@ -251,10 +251,30 @@ class Lowering:
 
     def _element(self, e: Load, *, tile: bool) -> Code:
         # 64-bit arithmetic on tiles costs twice the instructions; each call checks that offsets in tiles fit 32 bits.
-        address = total([Name(f"{e.tensor}_ptr"), *self._offsets(e, e.tensor, tile=tile, narrow=True)])
-        of_pairs = level(e) is Level.TILE
-        read = call("load_pairs", address, Name("PTX")) if of_pairs else builtin("load", address)
+        if self._is_grid(e):
+            read = self._grid_elements(e)
+        else:
+            address = total([Name(f"{e.tensor}_ptr"), *self._offsets(e, e.tensor, tile=tile, narrow=True)])
+            of_pairs = level(e) is Level.TILE
+            read = call("load_pairs", address, Name("PTX")) if of_pairs else builtin("load", address)
         return Cast(read, "float32") if self.tensors[e.tensor].dtype in ("float16", "bfloat16") else read
+
+    def _is_grid(self, e: Load) -> bool:
+        """True if neighbouring pairs read the same element of a grid."""
+        return bool(shared_runs(e, self.tensors, self.mode))
+
+    def _grid_elements(self, e: Load) -> Code:
+        """The elements of a grid for a tile: from the addresses of its rows on, at an index for each column."""
+        axes = grid_axes(e)
+        lengths = shared_runs(e, self.tensors, self.mode)
+        assert axes is not None
+        axis, length = axes[1 - self.query_axis], lengths[1 - self.query_axis]
+        rows = [Name(f"{e.tensor}_ptr"), *self._offsets(e, e.tensor, tile=True, without=(axis,))]
+        index = e.indices[axis]
+        assert isinstance(index, Op)
+        columns = self._code(index.args[0], tile=False), self._code(length, tile=False)
+        place = Name(f"{e.tensor}_size_{axis}"), Name(f"stride_{e.tensor}_{axis}")
+        return call("load_grid", total(rows), *columns, *place, Name("GRID_RUN"), Name("PTX"))
 
     def _offsets(
         self, e: Load, strides: str, *, tile: bool, narrow: bool = False, without: Sequence[int] = ()

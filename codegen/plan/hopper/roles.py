@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from codegen.plan.code.statements import Assign, Part, Statement, calls, defines, free, uses
 from codegen.plan.kernels.kernel import KernelPlan
 
-MATH = ("clamp_index", "floor_div", "floor_mod", "load_pairs", "log1p", "round_even", "sigmoid", "tan", "tanh")
+MATH = (
+    "clamp_index",
+    "floor_div",
+    "floor_mod",
+    "load_grid",
+    "load_pairs",
+    "log1p",
+    "round_even",
+    "sigmoid",
+    "tan",
+    "tanh",
+)
 """The functions of `runtime/device/gl_math.py`."""
 
 LINE_OF_NAMES = 90

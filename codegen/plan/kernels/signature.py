@@ -16,6 +16,7 @@ from codegen.plan.kernels.kernel import ArgGroup, numbers, pointers
 from codegen.plan.kernels.legend import legend
 from codegen.plan.kernels.token_layout import token_layout
 from codegen.plan.kernels.variant_reads import (
+    grid_runs,
     positions_read,
     reads_pairs,
     reads_query_position,
@@ -198,13 +199,14 @@ class Signatures:
     def constants(self) -> list[str]:
         offset = ["Q_OFFSET_PER_BATCH"] if self.offset else []
         ptx = ["PTX"] if reads_pairs(self.variant) else []
+        grid = ["GRID_RUN"] if grid_runs(self.variant, self.mode) else []
         tanh = ["HARDWARE_TANH"] if uses_tanh(self.variant) else []
         dropout = ["DROPOUT"] if self.variant.dropout else []
         loaded = ["SCALARS_LOADED"] if any(group.loadable for group in self._loadable()) else []
         sizes = ["HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "BLOCK_M", "BLOCK_N"]
         positions = ["POSITIONS"] if self.position_names else []
         ragged = ["RAGGED"] if not self.layout.has_sequences else []
-        return [*offset, *loaded, *positions, *ptx, *tanh, *dropout, *ragged, *sizes]
+        return [*offset, *loaded, *positions, *grid, *ptx, *tanh, *dropout, *ragged, *sizes]
 
     def _backward(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.analysis.call_modes import Mode
+from codegen.analysis.grids import RunLength, shared_runs
 from codegen.ir import expr
 from codegen.ir.expr import Level, Load
 from codegen.spec.model import Variant
@@ -38,6 +39,20 @@ def uses_tanh(variant: Variant) -> bool:
 def reads_pairs(variant: Variant) -> bool:
     """Whether some tensor is read per pair of a query and a key."""
     return any(expr.level(load) is Level.TILE for load in tensor_reads(variant))
+
+
+def grid_runs(variant: Variant, mode: Mode) -> tuple[RunLength, ...]:
+    """The lengths of the runs of positions that share elements of grids, each once."""
+    return _runs_of(tensor_reads(variant), variant, mode)
+
+
+def mask_runs(variant: Variant) -> tuple[RunLength, ...]:
+    """The lengths of the runs of positions that share elements of the mask's grids, each once."""
+    return () if variant.mask is None else _runs_of(expr.loads(variant.mask), variant, Mode.DENSE)
+
+
+def _runs_of(reads: Sequence[Load], variant: Variant, mode: Mode) -> tuple[RunLength, ...]:
+    return tuple(dict.fromkeys(length for load in reads for length in shared_runs(load, variant.tensors, mode)))
 
 
 def tensor_reads(variant: Variant) -> tuple[Load, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from codegen.analysis.band_widths import band_width
 from codegen.analysis.call_modes import KEY_IDS, KEY_LENGTHS, PADDING, QUERY_IDS, Mode, packed_dims
 from codegen.analysis.gradients import atomic_modes
+from codegen.analysis.grids import RunLength
 from codegen.analysis.mask_ranges import ONE
 from codegen.analysis.token_order import ByRow, by_row
 from codegen.ir import expr
@@ -16,7 +17,14 @@ from codegen.plan import kernel_files
 from codegen.plan.code.host import HostCode, host, listed, names_of, sum_of_scalars
 from codegen.plan.kernels.signature import CU_SEQLENS, DROPOUT_ORIGIN, PACKED_TABLES
 from codegen.plan.kernels.token_layout import InMode
-from codegen.plan.kernels.variant_reads import positions_read, reads_pairs, reads_query_position, uses_tanh
+from codegen.plan.kernels.variant_reads import (
+    grid_runs,
+    mask_runs,
+    positions_read,
+    reads_pairs,
+    reads_query_position,
+    uses_tanh,
+)
 from codegen.plan.ops.arguments import Argument, mask_arguments, own_arguments
 from codegen.plan.ops.block_table_launches import OFFSETS, ListsOp, lists_op
 from codegen.plan.ops.frameworks import Framework
@@ -64,6 +72,8 @@ class OpPlan(InMode):
     has_offset: bool
     loadable: Sequence[str]  # numbers that the kernels also take by pointer
     band_keys: HostCode | None  # keys of the band that a row sees, if the call gives its width
+    grid_runs: HostCode | None  # lengths of the runs of positions that share elements of grids
+    mask_runs: HostCode | None  # those of the mask alone
     uses_tanh: bool
     reads_pairs: bool
     decay: bool
@@ -314,6 +324,8 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         has_offset=reads_query_position(variant, planned.mode),
         loadable=planned.fwd.loadable,
         band_keys=_band_keys(planned),
+        grid_runs=_lengths(grid_runs(variant, planned.mode)),
+        mask_runs=_lengths(mask_runs(variant)),
         uses_tanh=uses_tanh(variant),
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,
@@ -328,6 +340,12 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         splits_batch=may_regroup(variant, "b"),
         splits_heads=may_regroup(variant, "h", "hkv"),
     )
+
+
+def _lengths(lengths: Sequence[RunLength]) -> HostCode | None:
+    """Source of some numbers, literals and scalars; None for none."""
+    sources = [each.name if isinstance(each, Var) else str(int(each.value)) for each in lengths]
+    return listed(sources) if sources else None
 
 
 def _band_keys(planned: VariantPlan) -> HostCode | None:

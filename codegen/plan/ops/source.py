@@ -38,6 +38,7 @@ class OpSource(OpPlan):
         names = ["Backend", "Tensor", "delta_constants", "empty_gradients", "tile_constants", "tiles_of"]
         names += [f"{prefix}strides", f"{prefix}unit_strides"]
         names += ["dq_rows_constants"] if self.fuses_backward else []
+        names += ["grid_run"] if self.grid_runs is not None else []
         names += ["row_stride"] if self.takes_row_strides else []
         names += ["tables_of"] if self.tables else []
         return sorted(names, key=lambda name: (name.islower(), name))
@@ -50,6 +51,8 @@ class OpSource(OpPlan):
             found["SCALARS_LOADED"] = f"backend.is_loaded({', '.join(self.loadable)})"
         if self.positions:
             found["POSITIONS"] = f"{self.positions[0]} is not None"
+        if self.grid_runs is not None:
+            found["GRID_RUN"] = f"grid_run(backend, {self.grid_runs.text})"
         if self.reads_pairs:
             found["PTX"] = _PTX
         if self.uses_tanh:
@@ -83,7 +86,12 @@ class OpSource(OpPlan):
         """The call for the tiles of each pass."""
         band = "" if self.band_keys is None else f"band_keys={self.band_keys.text}"
         arguments = ["backend", f'"{self.name}"', f'"{self.mode}"', "q", "v", "options", self.tiles_tokens, band]
-        return f"tiles_of({', '.join(filter(None, arguments))})"
+        return f"tiles_of({', '.join(filter(None, arguments))}{self.tiles_runs})"
+
+    @property
+    def tiles_runs(self) -> str:
+        """The last argument of a call for tiles: how long the runs of the mask's grids are, if it reads any."""
+        return "" if self.mask_runs is None else f", runs=({self.mask_runs.text},)"
 
     @property
     def parameters(self) -> str:

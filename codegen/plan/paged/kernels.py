@@ -14,7 +14,7 @@ from codegen.analysis.call_modes import Mode
 from codegen.analysis.paged_calls import HEAD, PAGE, SLOT, log_decay, paged
 from codegen.analysis.schedule import Range, Schedule, Union
 from codegen.ir import expr
-from codegen.ir.expr import Expr, int_var
+from codegen.ir.expr import Expr, Load, int_var
 from codegen.plan.code.device import HELPER_FUNCTIONS, device_functions
 from codegen.plan.code.logits import LOG2E, Logits, logits
 from codegen.plan.code.loop_bounds import LoopBounds, full_bounds, split_bounds
@@ -37,6 +37,9 @@ FULL_BLOCKS = "FULL_BLOCKS"
 
 class PagedLowering(Lowering):
     """Lowers expressions for tiles of rows of several heads, and tensors that lie in pages."""
+
+    def _is_grid(self, e: Load) -> bool:  # noqa: ARG002  (a tile has rows of several heads)
+        return False
 
     def _exact(self, tensor: str, axis: int, index: Expr, *, tile: bool) -> Code | None:
         dim = self.tensors[tensor].dims[axis]

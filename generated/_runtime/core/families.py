@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from ..archs import HOPPER_FAMILY
 from ..kernels import KERNEL_HASHES, TRAITS
-from .tiles import HOPPER, PORTABLE
+from .tiles import HOPPER, NO_SIZES, PORTABLE, MaskSizes
 from .tiles import HopperTile as HopperTile
+from .tiles import Tile as Tile
 from .tuned import HOPPER_DKDV
 
 FAMILIES = (PORTABLE, HOPPER)
@@ -93,17 +94,45 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
     return ""
 
 
-def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bool:
-    """True if measurements show that Hopper's forward is faster as a rule.
+LEAST_TILE = 32
+"""Blocks of a mask that are shorter than this are not worth a tile of their own."""
 
-    Rows must attend to key ranges. In packed calls the sequences must have a least average length. At 64 columns the
-    score costs as much as the products, so it must be cheap or overlapped; in dense calls of 64 columns the ranges must
-    also begin at key 0 or be bands, and a sequence must have a least length.
+WHOLE_RUN = 128
+"""Hopper's tiles have at most so many rows and keys: they lie inside of runs of positions that are as long."""
+
+
+def run_unit(op: str, sizes: MaskSizes = NO_SIZES) -> int:
+    """The largest power of two that divides the runs of positions that share elements of the mask's grids; 0 if the
+    mask reads none."""
+    return TRAITS[op].run_unit if sizes.run_unit is None else sizes.run_unit
+
+
+def fits_runs(tile: Tile, unit: int) -> Tile:
+    """The tile, or a smaller one that lies inside of runs of positions of `unit` each.
+
+    Each pair of a tile that lies across runs has to be masked, and some of them are computed in vain.
+
+    >>> fits_runs(Tile(128, 64, 8, 3), 64)
+    Tile(block_m=64, block_n=64, num_warps=4, num_stages=3)
+    """
+    block_m, block_n = min(tile.block_m, unit), min(tile.block_n, unit)
+    if unit < LEAST_TILE or (block_m, block_n) == tile[:2]:
+        return tile
+    return tile._replace(block_m=block_m, block_n=block_n, num_warps=4)
+
+
+def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit: int = 0) -> bool:
+    """True if measurements show that Hopper's forward is faster as a rule. `unit`: as in `run_unit`.
+
+    Rows must attend to key ranges, or to blocks that are as long as tiles. In packed calls the sequences must have a
+    least average length. At 64 columns the score costs as much as the products, so it must be cheap or overlapped; in
+    dense calls of 64 columns the ranges must also begin at key 0 or be bands, and a sequence must have a least length.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     columns = _widest(head_dims)
     is_narrow = columns == 64
-    if not traits.keys_are_runs or (is_narrow and not traits.score_is_cheap and not traits.score_is_overlapped):
+    has_keys = traits.keys_are_runs or unit >= WHOLE_RUN
+    if not has_keys or (is_narrow and not traits.score_is_cheap and not traits.score_is_overlapped):
         return False
     if mode == "packed":
         return length >= family.packed_forward_from[columns]
@@ -112,17 +141,18 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int) -> bo
     least = family.narrow_forward_from_if_alike if traits.rows_are_alike else family.narrow_forward_from
     if not traits.score_is_cheap:
         least = family.narrow_forward_from_if_overlapped
-    return (traits.keys_start_at_zero or traits.bands_are_bits) and length >= least
+    return (traits.keys_start_at_zero or traits.bands_are_bits or unit >= WHOLE_RUN) and length >= least
 
 
-def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int]) -> bool:
+def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], unit: int = 0) -> bool:
     """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    Rows must attend to key ranges, but sequences may be short. In dense calls of 128 columns, lists may describe the
-    blocks instead.
+    Rows must attend to key ranges, or to blocks that are as long as tiles, but sequences may be short. In dense calls
+    of 128 columns, lists may describe other blocks, unless these are known to be shorter. `unit`: as in `run_unit`.
     """
     slow_from, slow_to = HOPPER_FAMILY.slow_backward_head_dims
-    has_keys = TRAITS[op].keys_are_runs or (mode == "dense" and _widest(head_dims) == 128)
+    of_lists = mode == "dense" and _widest(head_dims) == 128 and unit < LEAST_TILE
+    has_keys = TRAITS[op].keys_are_runs or unit >= WHOLE_RUN or of_lists
     return has_keys and not slow_from <= max(head_dims) <= slow_to
 
 
@@ -137,20 +167,20 @@ def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool
 
 
 def as_a_rule(
-    pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int, band_keys: int | None = None
+    pass_name: str, op: str, mode: str, head_dims: tuple[int, int], length: int, sizes: MaskSizes = NO_SIZES
 ) -> str:
     """The kernels that a forward (`fwd`) or a whole backward (`bwd`) runs as a rule: one of CONTENDERS.
 
-    `band_keys`: keys of the band that a row sees, if the call gives the band's width; None for the width of the
-    variant's examples. A row of a causal sequence sees half of the keys on average, so a band counts as a sequence of
-    twice its keys.
+    `sizes`: those that the call gives. A row of a causal sequence sees half of the keys on average, so a band counts as
+    a sequence of twice its keys.
     """
-    band_keys = TRAITS[op].band_keys if band_keys is None else band_keys
+    band_keys = TRAITS[op].band_keys if sizes.band_keys is None else sizes.band_keys
+    unit = run_unit(op, sizes)
     if band_keys is not None:
         length = min(length, 2 * band_keys)
     if pass_name == "fwd":
-        return HOPPER if is_faster(op, mode, head_dims, length) else PORTABLE
-    if not backward_is_faster(op, mode, head_dims):
+        return HOPPER if is_faster(op, mode, head_dims, length, unit) else PORTABLE
+    if not backward_is_faster(op, mode, head_dims, unit):
         return PORTABLE
     return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, length) else HOPPER_DKDV
 

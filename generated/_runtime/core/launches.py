@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launches of every variant share, in every framework. No framework is imported."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -8,7 +9,7 @@ from .configs import Tile, Tiles, block_columns
 from .families import HOPPER_WARPS, tile_columns
 from .options import CallOptions
 from .schedules import SEGMENTS
-from .tiles import HOPPER
+from .tiles import HOPPER, MaskSizes
 
 Tensor: TypeAlias = Any
 """A tensor of torch, or the `Tensor` of `runtime/jax/tensor.py`, which has the same methods: shape, strides, sizes and
@@ -36,7 +37,7 @@ class Backend(Protocol):
     def has_even_rows(self, x: Tensor) -> bool: ...
     def empty_like_layout(self, x: Tensor, last: int, dtype: Any = None) -> Tensor: ...
     def call_tiles(
-        self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
+        self, op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, sizes: MaskSizes
     ) -> Tiles: ...
     def multiprocessors(self, x: Tensor) -> int: ...
     def is_nvidia(self, x: Tensor) -> bool: ...
@@ -90,12 +91,38 @@ def tiles_of(
     options: CallOptions,
     tokens: Tensor | None = None,
     band_keys: int | None = None,
+    runs: Sequence[int | Tensor] = (),
 ) -> Tiles:
     """The tiles of each pass of a call. q and v are `[B, H, S, D]`, or of a packed call `[1, H, total, D]`.
 
-    `band_keys`: keys of the band that a row sees, if the call gives the band's width.
+    Args:
+        band_keys: keys of the band that a row sees, if the call gives the band's width.
+        runs: how many positions share an element of each grid that the mask reads.
     """
-    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options, band_keys)
+    sizes = MaskSizes(band_keys, None if not runs or backend.is_loaded(*runs) else common_unit(runs))
+    return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options, sizes)
+
+
+def common_unit(lengths: Sequence[int]) -> int:
+    """The largest power of two that divides all lengths; 0 if one of them is not positive.
+
+    >>> common_unit([64, 96]), common_unit([20])
+    (32, 4)
+    """
+    common = math.gcd(*lengths)
+    return common & -common if min(lengths) > 0 else 0
+
+
+LONGEST_RUN = 256
+"""Longer runs of positions that share elements of grids make the same kernels: no tile has more rows or keys."""
+
+
+def grid_run(backend: Backend, *lengths: int | Tensor) -> int:
+    """How many consecutive positions share elements of grids, at least, as a power of two, so that few lengths make
+    kernels of their own; 0 if that is not known, because a length is in memory."""
+    if backend.is_loaded(*lengths) or min(lengths) < 1:
+        return 0
+    return 1 << min(*lengths, LONGEST_RUN).bit_length() - 1
 
 
 def tables_of(tiles: Tiles, passes: Sequence[str], make: Callable[[Tile, bool], list[Tensor]]) -> list[Tensor]:

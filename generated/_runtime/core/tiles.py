@@ -54,6 +54,22 @@ class HopperTile(Tile):
         return HOPPER
 
 
+class MaskSizes(NamedTuple):
+    """Sizes in a mask that a call gives, and that its kernels and tiles depend on. None stands for those of the
+    variant's examples.
+
+    Attributes:
+        band_keys: keys of the band that a row sees.
+        run_unit: the largest power of two that divides the runs of positions that share an element of a grid; 0 if
+            that is not known.
+    """
+
+    band_keys: int | None = None
+    run_unit: int | None = None
+
+
+NO_SIZES = MaskSizes()
+
 Passes = Mapping[str, Mapping[int, Tile]]
 """Pass -> largest head_dim served -> tile."""
 
@@ -136,6 +152,9 @@ class VariantTraits:
             bits of a word.
         band_keys: keys of the band that a row sees, with the examples of scalars that it depends on; None if no number
             of keys limits what a row sees.
+        run_unit: if the mask reads grids, tensors whose elements stand for runs of queries by runs of keys: the largest
+            power of two that divides the runs, with the examples of scalars; 0 if it reads none.
+        run_lengths: the lengths of these runs, numbers and names of scalars.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
@@ -151,6 +170,8 @@ class VariantTraits:
     keys_are_runs: bool
     bands_are_bits: bool
     band_keys: int | None
+    run_unit: int
+    run_lengths: tuple[int | str, ...]
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool

@@ -4,6 +4,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+FEW_RUNS = gl.constexpr(4)
+"""As in `tl.py`."""
+
 
 @gluon.jit
 def tanh(x, HARDWARE: gl.constexpr):
@@ -71,6 +74,28 @@ def load_pairs(ptrs, PTX: gl.constexpr):
         return word.to(ptrs.dtype.element_ty, bitcast=True)
     else:
         return gl.load(ptrs)
+
+
+@gluon.jit
+def load_grid(row_ptrs, positions, length, size, stride, RUN: gl.constexpr, PTX: gl.constexpr):
+    # The elements of a grid for a tile: `row_ptrs[r]` is where those of row r begin, `positions[c] // length` the index
+    # of column c. Positions follow each other, up or down, and `length` is at least RUN, if RUN is not 0. So columns
+    # share the elements of a few runs, which are loaded for each row, and not for each pair.
+    # The first and last of these runs may be cut.
+    COUNT: gl.constexpr = (positions.shape[0] - 2) // max(RUN, 1) + 2
+    if RUN > 0 and COUNT <= FEW_RUNS:
+        first_run = floor_div(gl.min(positions, 0), length)
+        from_first = positions - first_run * length
+        first = clamp_index(first_run, size)
+        elements = gl.load(row_ptrs + gl.cast(first, gl.int64) * stride)
+        for nth in gl.static_range(1, COUNT):
+            run = clamp_index(first_run + nth, size)
+            of_run = gl.load(row_ptrs + gl.cast(run, gl.int64) * stride)
+            elements = gl.where((from_first >= nth * length)[None, :], of_run, elements)
+        return elements
+    else:
+        runs = clamp_index(floor_div(positions, length), size)
+        return load_pairs(row_ptrs + runs.to(gl.int64)[None, :] * stride, PTX)
 
 
 @gluon.jit

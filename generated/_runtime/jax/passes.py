@@ -17,6 +17,7 @@ from ..core.configs import PASSES, Tiles
 from ..core.fp8 import SCALES
 from ..core.launches import gradient_sizes, tiles_of
 from ..core.sequences import ByRow
+from ..kernels import TRAITS
 from . import backend
 from .tensor import FP32, Tensor
 
@@ -134,7 +135,9 @@ class Kernels:
         """The tiles of each pass of a call."""
         given = keywords(self, call, call.named(arrays))
         tokens = given.get("cu_seqlens_q", given.get("q_segment_ids"))
-        return tiles_of(backend, self.op, self.mode, given["q"], given["v"], given["options"], tokens)
+        lengths = TRAITS[self.op].run_lengths
+        runs = [given[length] if isinstance(length, str) else length for length in lengths]
+        return tiles_of(backend, self.op, self.mode, given["q"], given["v"], given["options"], tokens, runs=runs)
 
     def launched(self, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """Call a function of the launches with the arguments in `given` that it takes; None for missing ones."""

@@ -115,9 +115,17 @@ class Kernels:
             self.scaled_forward_op = register_operator(*operator)
         self.function, self.gradient_function = autograd_functions(self, name)
 
-    def tiles(self, q: Tensor, v: Tensor, options: CallOptions, tokens: Tensor | None = None) -> Tiles:
-        """The tiles of each pass. q and v are `[B, H, S, D]`; `tokens` are cu_seqlens_q or q_segment_ids."""
-        return tiles_of(backend, self.op, self.mode, q, v, options, tokens)
+    def tiles(
+        self,
+        q: Tensor,
+        v: Tensor,
+        options: CallOptions,
+        tokens: Tensor | None = None,
+        runs: Sequence[int | Tensor] = (),
+    ) -> Tiles:
+        """The tiles of each pass. q and v are `[B, H, S, D]`; `tokens` are cu_seqlens_q or q_segment_ids. `runs`: as in
+        `tiles_of`."""
+        return tiles_of(backend, self.op, self.mode, q, v, options, tokens, runs=runs)
 
     def tables(self, *args: Any, backward: bool) -> list[Tensor]:
         """The tables of a schedule, by the mode's `make_tables`: for all passes if `backward`, else for the forward."""

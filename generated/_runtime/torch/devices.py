@@ -12,6 +12,7 @@ from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions, checked_options
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
 from ..core.settings import INTERPRET
+from ..core.tiles import MaskSizes
 from ..core.tuned import gpu_key
 from ..kernels import TRAITS
 from .dtypes import DTYPE_NAMES
@@ -93,13 +94,11 @@ def call_options(
     return checked_options(op, config, family, deterministic, mode, lengths)
 
 
-def call_tiles(
-    op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, band_keys: int | None
-) -> Tiles:
+def call_tiles(op: str, mode: str, q: Tensor, v: Tensor, length: int, options: CallOptions, sizes: MaskSizes) -> Tiles:
     """The tiles of each pass of a call. `length`: keys of a sequence, or their average if sequences are packed."""
     dims, heads = (q.shape[3], v.shape[3]), (q.shape[1], v.shape[1])
     return tiles_for(
-        op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options, band_keys
+        op, mode, arch_of(q), gpu_of(q), str(q.dtype).removeprefix("torch."), dims, heads, length, options, sizes
     )
 
 
