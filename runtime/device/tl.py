@@ -325,9 +325,12 @@ def grid_extremes(
 ):
     """The smallest and the largest element of each of several parts of a tensor. A NaN makes both NaN.
 
-    All parts begin and end at the same indices of one axis, two numbers, and each at its own of another, two vectors.
+    All parts begin and end at the same indices of one axis, two numbers or vectors of one element, and each at its own
+    of another, two vectors.
     """
     own_first, own_last = clamp_index(own_first, own_size), clamp_index(own_last, own_size)
+    if own_first.type.is_block():
+        own_first, own_last = tl.min(own_first, 0), tl.max(own_last, 0)
     others_last = clamp_index(others_last, others_size)
     others_first = tl.minimum(clamp_index(others_first, others_size), others_last)
     others_most = tl.max(others_last - others_first, 0) + 1
