@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from bench.cases.sparse import VARIANT, SparseCase, cases, choose
 from bench.peers import torch_peers
@@ -30,8 +30,11 @@ from codegen.tune import timing
 
 LIBRARY = Path(__file__).parents[2] / COLLECTION
 FLEX, FULL = "Flex", "all keys"
-FLEX_BLOCK = 128
-"""The length of the blocks in FlexAttention's block masks, its default."""
+FLEX_SIDES = ("fwd_BLOCK_M", "fwd_BLOCK_N", "bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2")
+FLEX_TILES = {**dict.fromkeys(FLEX_SIDES, 64), "num_warps": 4}
+"""The tiles of FlexAttention's kernels for blocks of 64, into which its default tiles do not fit."""
+DEFAULT_TILE = 128
+"""The longest side of its default tiles."""
 
 
 def run(budget_ms: float = 300.0) -> bool:
@@ -69,15 +72,15 @@ def draw(package: str, case: SparseCase, device: str) -> Inputs:
 
 
 def flex(inputs: Inputs) -> Runner:
-    """FlexAttention, whose mask reads the chosen blocks as ours does."""
-    (batch, heads, seq, _), chosen, size = inputs.q.shape, inputs.tensors["chosen"], int(inputs.scalars["size"])
+    """FlexAttention with a block mask of the chosen blocks, all of them full."""
+    chosen, size = inputs.tensors["chosen"], int(inputs.scalars["size"])
 
-    def kept(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return chosen[b, h, q_idx // size, kv_idx // size]
+    def prepare() -> BlockMask:
+        counts = chosen.sum(3, dtype=torch.int32)
+        order = chosen.int().argsort(dim=3, descending=True, stable=True).int()
+        return BlockMask.from_kv_blocks(torch.zeros_like(counts), order, counts, order, BLOCK_SIZE=size)
 
-    create = torch.compile(create_block_mask, dynamic=False)
-    prepare = partial(create, kept, batch, heads, seq, seq, device=chosen.device, BLOCK_SIZE=FLEX_BLOCK)
-    return torch_peers.flex(inputs, None, prepare)
+    return torch_peers.flex(inputs, None, prepare, tiles=FLEX_TILES if size < DEFAULT_TILE else None)
 
 
 def full(inputs: Inputs) -> Runner:

@@ -122,6 +122,10 @@ variants:
   holes:
     mask: weight[h, q_idx] > 0 and seen[b, kv_idx]
     tensors: {weight: {dims: [h, q_idx]}, seen: {dims: [b, kv_idx], dtype: bool}}
+  grids:
+    mask: near[b, h, q_idx // size, kv_idx >> 5] and gate[kv_idx // 16, q_idx // 32] > 0
+    scalars: {size: {type: int, example: 48}}
+    tensors: {near: {dims: [b, h, q_runs, kv_runs], dtype: bool}, gate: {dims: [kv_runs, q_runs]}}
 """
 
 BOUNDS = """
@@ -163,14 +167,14 @@ def test_every_way_to_gather_a_gradient_compiles(gathering: Path, variant: str, 
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
+@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes", "grids"])
 def test_tables_of_every_kind_compile_in_every_mode(tables: Path, variant: str, mode: Mode) -> None:
     check_forward(tables, variant, mode)
 
 
 @pytest.mark.covers(dtype="bfloat16")
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes"])
+@pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes", "grids"])
 def test_kernels_that_read_tables_compile(tables: Path, variant: str, mode: Mode) -> None:
     check(tables, variant, mode)
 
