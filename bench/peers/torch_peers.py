@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,14 +115,9 @@ def _flex(case: Case, inputs: Inputs, mode: str | None = None) -> Runner:
 
 
 def flex(
-    inputs: Inputs,
-    score_mod: ScoreMod | None,
-    prepare: Callable[[], BlockMask | None],
-    mode: str | None = None,
-    tiles: Mapping[str, int] | None = None,
+    inputs: Inputs, score_mod: ScoreMod | None, prepare: Callable[[], BlockMask | None], mode: str | None = None
 ) -> Runner:
-    """FlexAttention with the block mask that `prepare` makes once; with none if it returns None. `tiles`: options of
-    its kernels, for other tiles than the default ones."""
+    """FlexAttention with the block mask that `prepare` makes once; with none if it returns None."""
     # Graphs are kept and run repeatedly, which donated buffers forbid.
     functorch_config.donated_buffer = False
     # Otherwise max-autotune prints a table of its candidates for each kernel.
@@ -133,8 +128,6 @@ def flex(
         "block_mask": block_mask,
         "enable_gqa": inputs.q.shape[1] != inputs.k.shape[1],
     }
-    if tiles:
-        options["kernel_options"] = dict(tiles)
     sink = inputs.tensors.get("sink")
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -158,7 +151,7 @@ def flex(
             runner.results()
         except Exception:  # mostly: its default blocks exceed shared memory; without pipelining they may fit
             forget()
-            options["kernel_options"] = {**(tiles or {}), "num_stages": 1}
+            options["kernel_options"] = {"num_stages": 1}
     return runner
 
 

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from bench.cases.sparse import VARIANT, SparseCase, cases, choose
 from bench.peers import torch_peers
-from bench.peers.torch_peers import Runner
+from bench.peers.torch_peers import MAX_AUTOTUNE, Runner
 from bench.record import OURS, PASSES, in_one_line
 from bench.timing.measure import DTYPE
 from codegen.cli.main import main as codegen
@@ -30,11 +30,8 @@ from codegen.tune import timing
 
 LIBRARY = Path(__file__).parents[2] / COLLECTION
 FLEX, FULL = "Flex", "all keys"
-FLEX_SIDES = ("fwd_BLOCK_M", "fwd_BLOCK_N", "bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2")
-FLEX_TILES = {**dict.fromkeys(FLEX_SIDES, 64), "num_warps": 4}
-"""The tiles of FlexAttention's kernels for blocks of 64, into which its default tiles do not fit."""
-DEFAULT_TILE = 128
-"""The longest side of its default tiles."""
+FLEX_BLOCK = 128
+"""FlexAttention's default tiles fit into blocks that are as long. For shorter ones, it has to search for tiles."""
 
 
 def run(budget_ms: float = 300.0) -> bool:
@@ -80,7 +77,7 @@ def flex(inputs: Inputs) -> Runner:
         order = chosen.int().argsort(dim=3, descending=True, stable=True).int()
         return BlockMask.from_kv_blocks(torch.zeros_like(counts), order, counts, order, BLOCK_SIZE=size)
 
-    return torch_peers.flex(inputs, None, prepare, tiles=FLEX_TILES if size < DEFAULT_TILE else None)
+    return torch_peers.flex(inputs, None, prepare, mode=None if size >= FLEX_BLOCK else MAX_AUTOTUNE)
 
 
 def full(inputs: Inputs) -> Runner:

@@ -150,10 +150,12 @@ def ladder(
         defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
         choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
     unit = run_unit(op, sizes)
-    return {
-        name: choice if choice.source == "config" else choice._replace(tile=fits_runs(choice.tile, unit))
-        for name, choice in choices.items()
-    }
+    for name, choice in choices.items():
+        if choice.source != "config":
+            # More stages of wide tiles would take shared memory from a second program on the multiprocessor.
+            most_stages = 2 if name != "fwd" and block_columns(problem.head_dim) > 64 else 3
+            choices[name] = choice._replace(tile=fits_runs(choice.tile, unit, most_stages))
+    return choices
 
 
 class Decision(NamedTuple):

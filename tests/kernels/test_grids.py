@@ -115,6 +115,22 @@ def test_packed_and_with_segment_ids(package: str, name: str) -> None:
         torch.testing.assert_close(segmented[0, :, begin:end].transpose(0, 1), want, rtol=2e-5, atol=2e-5)
 
 
+def test_the_length_of_runs_decides_the_tiles(package: str) -> None:
+    """Not the example's, 24, but the call's, unless it is in memory; of several lengths, what divides them all."""
+    whole = importlib.import_module(f"{package}.torch")
+    q, k, v = _inputs(100, 140)
+
+    def sides(name: str, **own: Any) -> set[int]:
+        schedule = getattr(whole, name).schedule(q, k, v, **_own(name) | own)
+        return {side for blocks in schedule.tiles.values() for side in blocks}
+
+    assert max(sides("chosen", size=32)) == 32
+    usual = sides("chosen", size=24)
+    assert usual == sides("chosen", size=torch.tensor(24, device=DEVICE))
+    assert max(usual) > 32 == max(sides("chosen", size=160))
+    assert sides("gate") == usual  # runs of 16 and 32
+
+
 def test_in_jax(package: str) -> None:
     own = _own("chosen")
     q, k, v = _inputs(100, 140)

@@ -14,7 +14,7 @@ from codegen.load.spec_file import load
 from codegen.plan.traits import keys_start_at_zero, rows_are_alike
 from codegen.plan.variant import plan
 from generated._runtime.archs import HOPPER_FAMILY as FAMILY
-from generated._runtime.core.families import HopperTile, hopper_tile, is_faster
+from generated._runtime.core.families import LEAST_TILE, WHOLE_RUN, HopperTile, hopper_tile, is_faster
 from generated._runtime.kernels import TRAITS
 from tests.support.family_choices import LENGTH, backward, families, forward
 from tests.support.paths import LIBRARY
@@ -142,6 +142,31 @@ def test_backwards_of_lists_run_on_hopper_at_128_columns_or_where_a_call_asks() 
     assert families("natten", head_dims=(64, 64)) == ["portable", "portable"]
     assert families("natten", head_dims=(64, 64), family="hopper") == ["hopper", "hopper"]
     assert families("natten", head_dims=(128, 128)) == ["hopper", "hopper"]
+
+
+def test_blocks_as_long_as_tiles_run_on_hopper() -> None:
+    """A grid's runs are blocks that no tile lies across, if a power of two that long divides them."""
+    for columns in (64, 128):
+        assert forward("natten", head_dims=square(columns)).family == "portable"
+        assert forward("natten", head_dims=square(columns), run_unit=WHOLE_RUN).family == "hopper"
+        assert families("natten", head_dims=square(columns), run_unit=WHOLE_RUN) == ["hopper", "hopper"]
+        assert families("natten", head_dims=square(columns), run_unit=WHOLE_RUN // 2) == ["portable", "portable"]
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_tiles_lie_inside_of_runs(columns: int) -> None:
+    dims = square(columns)
+    usual = forward("natten", head_dims=dims, family="portable")
+    untouched = {usual, *backward("natten", head_dims=dims, family="portable")}
+    for unit in (LEAST_TILE, 64):
+        dkdv, dq = backward("natten", head_dims=dims, run_unit=unit)
+        for tile in (forward("natten", head_dims=dims, run_unit=unit), dkdv, dq):
+            assert max(tile.block_m, tile.block_n) <= unit
+            assert tile in untouched or 16 * tile.num_warps <= min(tile.block_m, tile.block_n)
+    shorter = LEAST_TILE // 2
+    assert forward("natten", head_dims=dims, run_unit=shorter, family="portable") == usual
+    own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}
+    assert forward("natten", head_dims=dims, run_unit=LEAST_TILE, config=own)[:2] == (128, 64)
 
 
 @with_modes
