@@ -1,4 +1,5 @@
-"""Scores that the library does not have, in Hopper's family without a GPU: forward and every gradient, in every mode.
+"""Scores that the library does not have, and a mask that reads a grid, in Hopper's family without a GPU: forward and
+every gradient, in every mode.
 
 A backward evaluates parts of these scores in a special order: derivatives by the score together with a log-decay's
 sums, tensors that gradients read a second time and tensors that are read ahead of the products, and terms of distance
@@ -40,6 +41,7 @@ variants:
   soft:
     score: log(1.0 + exp(min(score, 8.0))) - log(1.0 + exp(min(score, 8.0))) * w[q_idx]
     tensors: {w: {dims: [q_idx], grad: true}}
+  grid: {mask: "near[h, q_idx // 48, kv_idx // 64] > 0.0", tensors: {near: {dims: [h, q_runs, kv_runs]}}}
   dropped: {mask: causal, score: softcap(3.0), decay: true, dropout: true}
 """
 LENGTH, HEADS, KV_HEADS = 150, 2, 1
@@ -125,7 +127,7 @@ def check(monkeypatch: pytest.MonkeyPatch, variant: str, mode: str, *, dim: int 
     check_gradients(got, want)
 
 
-VARIANTS = ("capped", "tempered", "log_n", "near", "rows", "nested", "two_slopes", "soft", "dropped")
+VARIANTS = ("capped", "tempered", "log_n", "near", "rows", "nested", "two_slopes", "soft", "grid", "dropped")
 CASES = [
     *((variant, mode, False) for variant in VARIANTS for mode in MODES),
     *(("capped", mode, True) for mode in MODES),
