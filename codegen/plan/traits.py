@@ -17,7 +17,7 @@ from codegen.ir.expr import Level, Load, Op, Var
 from codegen.plan.code.tree import Literal
 from codegen.plan.hopper.tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
-from codegen.plan.kernels.variant_reads import mask_runs
+from codegen.plan.kernels.variant_reads import mask_runs, reads_pairs
 from codegen.plan.paged.hopper import has_hopper_forward
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
@@ -37,6 +37,7 @@ class VariantTraits:
     keys_are_runs: bool
     bands_are_bits: bool
     band_keys: int | None
+    wide_stages: int | None
     run_unit: int
     run_lengths: tuple[int | str, ...]
     fused_modes: tuple[str, ...]
@@ -59,6 +60,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_are_runs=_keys_are_runs(dense),
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),
+        wide_stages=wide_stages(variant),
         run_unit=_run_unit(variant, runs),
         run_lengths=runs,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
@@ -143,6 +145,12 @@ def _band_keys(planned: VariantPlan) -> int | None:
                 return None
             total += factor * int(example)
     return total
+
+
+def wide_stages(variant: Variant) -> int | None:
+    """Most stages of default tiles of more than 64 columns, if elements that are read for each pair need shared memory
+    on their way to the layout of the products; None if nothing is read so."""
+    return 2 if reads_pairs(variant) else None
 
 
 def _run_unit(variant: Variant, runs: Sequence[int | str]) -> int:

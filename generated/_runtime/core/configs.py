@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple, TypeVar
 
 from ..archs import ARCHS, HOPPER_FAMILY, MAX_HEAD_DIM, NARROW_HEAD_DIM, SAME_TILES, VARIANT_ARCHS
+from ..kernels import TRAITS
 from .checks import fail
 from .families import INTERPRETER as INTERPRETER
 from .families import (
@@ -151,11 +152,15 @@ def ladder(
         defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
         choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
     unit = run_unit(op, sizes)
+    most_stages = TRAITS[op].wide_stages if block_columns(problem.head_dim) > 64 else None
     for name, choice in choices.items():
-        if choice.source != "config":
-            # More stages of wide tiles would take shared memory from a second program on the multiprocessor.
-            most_stages = 2 if name != "fwd" and block_columns(problem.head_dim) > 64 else 3
-            choices[name] = choice._replace(tile=fits_runs(choice.tile, unit, most_stages))
+        if choice.source == "config":
+            continue
+        tile = fits_runs(choice.tile, unit)
+        # A forward that has been given a smaller tile has room for all stages.
+        if most_stages and choice.source == "default" and (name != "fwd" or tile == choice.tile):
+            tile = tile._replace(num_stages=min(tile.num_stages, most_stages))
+        choices[name] = choice._replace(tile=tile)
     return choices
 
 
