@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -122,6 +123,7 @@ variants:
   holes:
     mask: weight[h, q_idx] > 0 and seen[b, kv_idx]
     tensors: {weight: {dims: [h, q_idx]}, seen: {dims: [b, kv_idx], dtype: bool}}
+  pairs: {mask: "seen[b, q_idx, kv_idx]", tensors: {seen: {dims: [b, q_idx, kv_idx], dtype: bool}}}
   grids:
     mask: near[b, h, q_idx // size, kv_idx >> 5] and gate[kv_idx // 16, q_idx // 32] > 0
     scalars: {size: {type: int, example: 48}}
@@ -177,6 +179,15 @@ def test_tables_of_every_kind_compile_in_every_mode(tables: Path, variant: str, 
 @pytest.mark.parametrize("variant", ["integers", "floats", "positions", "holes", "grids"])
 def test_kernels_that_read_tables_compile(tables: Path, variant: str, mode: Mode) -> None:
     check(tables, variant, mode)
+
+
+@pytest.mark.covers(direction="forward", dtype="bfloat16")
+@pytest.mark.parametrize("mode", list(Mode))
+def test_elements_of_pairs_fit_beside_wide_tiles(tables: Path, mode: Mode) -> None:
+    spec = load(tables.parent / "spec.yaml")
+    job = job_of(spec, "pairs", mode, 128)
+    forward = replace(job, configs=tuple(each for each in job.configs if each[0] is Pass.FWD))
+    assert compiled_without_errors(spec, tables, "pairs", [forward])
 
 
 @pytest.mark.parametrize(("variant", "mode"), [("heads", Mode.PACKED), ("longs", Mode.DENSE), ("apart", Mode.DENSE)])
