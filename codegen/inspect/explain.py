@@ -69,6 +69,8 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
         tile, reason = tiles[name], _reason(choices[name], path, arch)
+        if choices[name].cut:
+            reason += f", cut to runs of {choices[name].cut}"
         if tile.family != choices[name].tile.family:
             reason = f"default of the family {tile.family}"
         rows.append((name, tile.family, *map(str, tile), reason))

@@ -125,11 +125,13 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
 
 
 class Choice(NamedTuple):
-    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`."""
+    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`. `cut`: how long
+    the runs of a grid are that the tile was cut to, 0 if it was not."""
 
     tile: Tile
     source: str
     entry: Entry | None = None
+    cut: int = 0
 
 
 def ladder(
@@ -159,7 +161,7 @@ def ladder(
         # A forward that has been given a smaller tile has room for all stages.
         if most_stages and choice.source == "default" and (name != "fwd" or tile == choice.tile):
             tile = tile._replace(num_stages=min(tile.num_stages, most_stages))
-        choices[name] = choice._replace(tile=tile)
+        choices[name] = choice._replace(tile=tile, cut=unit if tile[:2] != choice.tile[:2] else 0)
     return choices
 
 
