@@ -14,7 +14,7 @@ from codegen.arch import hopper
 from codegen.arch.chips import CHIPS
 from codegen.arch.paged import PagedPass
 from codegen.arch.tile_rules import NARROW_HEAD_DIM, TileConfig
-from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile, wide_stages
+from codegen.plan.traits import hopper_backward_tile, hopper_forward_tile, hopper_long_forward_tile, large_stages
 from codegen.plan.variant import VariantPlan, plan
 from codegen.spec.model import ArchSpec, Pass, PassConfigs, Spec, Variant
 from codegen.util.cover import cover
@@ -24,6 +24,9 @@ HALF_DTYPE = "bfloat16"
 
 FP8 = "float8_e4m3fn"
 """The 8-bit dtype that forwards of Hopper's family take, too: `codegen.plan.hopper.fp8`."""
+
+LARGE_TILE = 128 * 128
+"""Pairs of a tile that needs nearly all shared memory."""
 
 LARGEST_NARROW = 96
 """The largest head_dim whose tiles have 64 columns."""
@@ -222,7 +225,7 @@ def _calls(
     if head_dim > min(max(by_dim) for by_dim in long.values()):
         return
     served = {p: min(largest for largest in long[p] if largest >= head_dim) for p in passes}
-    most_stages = wide_stages(variant) if head_dim > LARGEST_NARROW else None
+    most_stages = large_stages(variant) if head_dim > LARGEST_NARROW else None
     seen: set[tuple[Pass, TileConfig]] = set()
     short: list[PassConfigs] = [] if dtype == "float32" else list(arch.short.values())
     for rows in (long, *short):
@@ -238,4 +241,7 @@ def _calls(
 
 
 def _with_room(tile: TileConfig, most_stages: int | None) -> TileConfig:
-    return tile if most_stages is None else replace(tile, num_stages=min(tile.num_stages, most_stages))
+    """The tile that a call runs: a large one may have fewer stages, as in `_runtime/core/configs.py: ladder`."""
+    if most_stages is None or tile.block_m * tile.block_n < LARGE_TILE:
+        return tile
+    return replace(tile, num_stages=min(tile.num_stages, most_stages))

@@ -37,7 +37,7 @@ class VariantTraits:
     keys_are_runs: bool
     bands_are_bits: bool
     band_keys: int | None
-    wide_stages: int | None
+    large_stages: int | None
     run_unit: int
     run_lengths: tuple[int | str, ...]
     fused_modes: tuple[str, ...]
@@ -60,7 +60,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         keys_are_runs=_keys_are_runs(dense),
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),
-        wide_stages=wide_stages(variant),
+        large_stages=large_stages(variant),
         run_unit=_run_unit(variant, runs),
         run_lengths=runs,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
@@ -147,9 +147,9 @@ def _band_keys(planned: VariantPlan) -> int | None:
     return total
 
 
-def wide_stages(variant: Variant) -> int | None:
-    """Most stages of default tiles of more than 64 columns, if elements that are read for each pair need shared memory
-    on their way to the layout of the products; None if nothing is read so."""
+def large_stages(variant: Variant) -> int | None:
+    """Most stages of default tiles of 128 by 128 with more than 64 columns, if elements that are read for each pair
+    need shared memory on their way to the layout of the products; None if nothing is read so."""
     return 2 if reads_pairs(variant) else None
 
 

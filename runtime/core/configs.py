@@ -26,6 +26,8 @@ from .tiles import Tile as Tile
 from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
 
 NOT_SHORT = 2**31
+LARGE_TILE = 128 * 128
+"""Pairs of a tile that, with more than 64 columns, fills the shared memory of the chips that it is made for."""
 
 Tiles = Mapping[str, Tile]
 _Found = TypeVar("_Found", Entry, Verdict)
@@ -152,16 +154,20 @@ def ladder(
         served = next((most for most in _short_lengths(op, arch) if problem.seq <= most), NOT_SHORT)
         defaults = default_tiles(op, arch, itemsize, padded(problem.head_dim), served)
         choices = {name: Choice(tile, "default") for name, tile in defaults.items()} | choices
-    unit = run_unit(op, sizes)
-    most_stages = TRAITS[op].wide_stages if block_columns(problem.head_dim) > 64 else None
+    unit, is_wide = run_unit(op, sizes), block_columns(problem.head_dim) > 64
     for name, choice in choices.items():
         if choice.source == "config":
             continue
         tile = fits_runs(choice.tile, unit)
-        # A forward that has been given a smaller tile has room for all stages.
-        if most_stages and choice.source == "default" and (name != "fwd" or tile == choice.tile):
-            tile = tile._replace(num_stages=min(tile.num_stages, most_stages))
-        choices[name] = choice._replace(tile=tile, cut=unit if tile[:2] != choice.tile[:2] else 0)
+        cut = unit if tile[:2] != choice.tile[:2] else 0
+        most_stages = tile.num_stages
+        if choice.source == "default" and is_wide:
+            if cut and name != "fwd":
+                most_stages = 2  # then two programs share a multiprocessor
+            elif tile.block_m * tile.block_n >= LARGE_TILE:
+                most_stages = TRAITS[op].large_stages or most_stages
+        tile = tile._replace(num_stages=min(tile.num_stages, most_stages))
+        choices[name] = choice._replace(tile=tile, cut=cut)
     return choices
 
 

@@ -152,8 +152,8 @@ class VariantTraits:
             bits of a word.
         band_keys: keys of the band that a row sees, with the examples of scalars that it depends on; None if no number
             of keys limits what a row sees.
-        wide_stages: most stages of default tiles of more than 64 columns, if elements are read for each pair of a query
-            and a key, which takes shared memory.
+        large_stages: most stages of default tiles of 128 by 128 with more than 64 columns, if elements are read for
+            pairs of a query and a key, which takes shared memory.
         run_unit: if the mask reads grids, tensors whose elements stand for runs of queries by runs of keys: the largest
             power of two that divides the runs, with the examples of scalars; 0 if it reads none.
         run_lengths: the lengths of these runs, numbers and names of scalars.
@@ -172,7 +172,7 @@ class VariantTraits:
     keys_are_runs: bool
     bands_are_bits: bool
     band_keys: int | None
-    wide_stages: int | None
+    large_stages: int | None
     run_unit: int
     run_lengths: tuple[int | str, ...]
     fused_modes: tuple[str, ...]
