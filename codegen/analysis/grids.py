@@ -95,6 +95,37 @@ def shared_runs(load: Load, tensors: Mapping[str, TensorSpec], mode: Mode) -> tu
     return () if mode is Mode.SEGMENTED or of_tokens else run_lengths(load) or ()
 
 
+def block_runs(mask: Expr) -> tuple[RunLength, ...]:
+    """The lengths of the runs of positions whose blocks a mask chooses by a tensor, each once; empty for other masks.
+
+    Besides runs, positions may appear in comparisons, which cut few blocks.
+
+    >>> from codegen.ir.expr import TensorSpec, Type
+    >>> from codegen.ir.parse import Scope, parse
+    >>> scope = Scope(tensors={"best": TensorSpec(name="best", dims=("blocks", 4), dtype="int32")})
+    >>> for mask in ("q_idx >= kv_idx and kv_idx // 32 in best[q_idx // 64]", "kv_idx // 32 in best[q_idx]"):
+    ...     print([length.value for length in block_runs(parse(mask, scope, Type.BOOL))])
+    [32, 64]
+    []
+    """
+    found: dict[RunLength, None] = {}
+    by_tensor = any(level(load) is not Level.UNIFORM for load in expr.loads(mask))
+    return tuple(found) if by_tensor and _tells_runs_apart(mask, found) else ()
+
+
+def _tells_runs_apart(e: Expr, found: dict[RunLength, None]) -> bool:
+    """Whether positions appear in runs, which are added to `found`, and in comparisons of sums alone."""
+    length = _run_length(e)
+    if length is not None:
+        found[length] = None
+        return True
+    if isinstance(e, Op) and e.op in expr.COMPARISONS and all(map(linear, e.args)):
+        return True
+    if isinstance(e, Load | Op):
+        return all(_tells_runs_apart(part, found) for part in (e.indices if isinstance(e, Load) else e.args))
+    return level(e) is Level.UNIFORM
+
+
 def _run_length(index: Expr) -> RunLength | None:
     if not isinstance(index, Op) or index.op not in ("floordiv", "shr"):
         return None

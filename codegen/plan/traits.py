@@ -17,10 +17,11 @@ from codegen.ir.expr import Level, Load, Op, Var
 from codegen.plan.code.tree import Literal
 from codegen.plan.hopper.tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
-from codegen.plan.kernels.variant_reads import mask_runs, reads_pairs
+from codegen.plan.kernels.variant_reads import reads_pairs, tile_runs
 from codegen.plan.paged.hopper import has_hopper_forward
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
+from codegen.spec.symbols import symbolised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ class VariantTraits:
 
 def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> VariantTraits:
     """The traits of a variant. `plans`: of its kernels in all modes."""
-    dense = plans[Mode.DENSE]
-    runs = tuple(length.name if isinstance(length, Var) else int(length.value) for length in mask_runs(variant))
+    dense, own = plans[Mode.DENSE], symbolised(variant)
+    runs = tuple(length.name if isinstance(length, Var) else int(length.value) for length in tile_runs(own))
     return VariantTraits(
         score_is_scaled_product=score_is_scaled_product(dense),
         score_is_capped=score_is_capped(dense),
@@ -61,7 +62,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         bands_are_bits=_bands_are_bits(dense),
         band_keys=_band_keys(dense),
         large_stages=large_stages(variant),
-        run_unit=_run_unit(variant, runs),
+        run_unit=_run_unit(own, runs),
         run_lengths=runs,
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),

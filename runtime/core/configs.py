@@ -128,7 +128,7 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
 
 class Choice(NamedTuple):
     """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`. `cut`: how long
-    the runs of a grid are that the tile was cut to, 0 if it was not."""
+    the runs of positions are that the tile was cut to, 0 if it was not."""
 
     tile: Tile
     source: str
@@ -141,7 +141,7 @@ def ladder(
 ) -> dict[str, Choice]:
     """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default.
 
-    Unless the call names a tile, it is made as small as the runs of the mask's grids.
+    Unless the call names a tile, it is made as small as the blocks that a tensor of the mask chooses.
     """
     choices = {name: Choice(tile, "config") for name, tile in options.tiles}
     measured = tuned_entries(gpu, op).entries

@@ -101,8 +101,8 @@ WHOLE_RUN = 128
 
 
 def run_unit(op: str, sizes: MaskSizes = NO_SIZES) -> int:
-    """The largest power of two that divides the runs of positions that share elements of the mask's grids; 0 if the
-    mask reads none."""
+    """The largest power of two that divides the runs of positions whose blocks a tensor of the mask chooses; 0 if none
+    does."""
     return TRAITS[op].run_unit if sizes.run_unit is None else sizes.run_unit
 
 

@@ -59,8 +59,8 @@ class MaskSizes(NamedTuple):
 
     Attributes:
         band_keys: keys of the band that a row sees.
-        run_unit: the largest power of two that divides the runs of positions that share an element of a grid; 0 if
-            that is not known.
+        run_unit: the largest power of two that divides the runs of positions whose blocks a tensor of the mask chooses;
+            0 if one of them is no positive number.
     """
 
     band_keys: int | None = None
@@ -153,8 +153,8 @@ class VariantTraits:
             of keys limits what a row sees.
         large_stages: most stages of default tiles of 128 by 128 with more than 64 columns, if elements are read for
             pairs of a query and a key, which takes shared memory.
-        run_unit: if the mask reads grids, tensors whose elements stand for runs of queries by runs of keys: the largest
-            power of two that divides the runs, with the examples of scalars; 0 if it reads none.
+        run_unit: if a tensor of the mask chooses blocks, runs of queries by runs of keys: the largest power of two that
+            divides the runs, with the examples of scalars; 0 if none does.
         run_lengths: the lengths of these runs, numbers and names of scalars.
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.

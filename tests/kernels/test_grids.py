@@ -31,6 +31,9 @@ variants:
   shared:
     mask: kept[h % 3, turn[b], q_idx // 20, kv_idx // 16]
     tensors: {turn: {dims: [b], dtype: int32}, kept: {dims: [parts, turns, q_runs, kv_runs], dtype: bool}}
+  picked:
+    mask: causal and kv_idx // 32 in best[b, q_idx // 64]
+    tensors: {best: {dims: [b, q_runs, 2], dtype: int32}}
 """
 BATCH, HEADS, KV_HEADS, DIM, RUNS = 2, 2, 2, 16, 7
 
@@ -53,6 +56,8 @@ def _own(name: str) -> dict[str, Any]:
     if name == "shared":
         kept = torch.rand(2, 3, RUNS, RUNS, device=DEVICE) < 0.3
         return {"kept": kept, "turn": torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)}
+    if name == "picked":
+        return {"best": torch.randint(0, 4, (BATCH, RUNS, 2), dtype=torch.int32, device=DEVICE)}
     return {"rank": torch.randint(0, 6, (RUNS, RUNS), device=DEVICE)}
 
 
@@ -80,6 +85,7 @@ def _results(op: Any, inputs: list[Tensor], **own: Any) -> list[Tensor]:
         ("ranked", 64, 16, -15),
         ("ranked", 32, 32, 0),
         ("shared", 32, 64, 30),
+        ("picked", 32, 32, 0),
     ],
 )
 def test_against_the_reference(package: str, name: str, block_m: int, block_n: int, q_offset: int) -> None:
@@ -129,6 +135,7 @@ def test_the_length_of_runs_decides_the_tiles(package: str) -> None:
     assert usual == sides("chosen", size=torch.tensor(24, device=DEVICE))
     assert max(usual) > 32 == max(sides("chosen", size=160))
     assert sides("gate") == usual  # runs of 16 and 32
+    assert max(sides("picked")) == 32
 
 
 def test_in_jax(package: str) -> None:

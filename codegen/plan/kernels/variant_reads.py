@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.analysis.call_modes import Mode
-from codegen.analysis.grids import RunLength, shared_runs
+from codegen.analysis.grids import RunLength, block_runs, shared_runs
+from codegen.analysis.schedule import Schedule, analyse
 from codegen.ir import expr
 from codegen.ir.expr import Level, Load
 from codegen.spec.model import Variant
@@ -43,16 +44,16 @@ def reads_pairs(variant: Variant) -> bool:
 
 def grid_runs(variant: Variant, mode: Mode) -> tuple[RunLength, ...]:
     """The lengths of the runs of positions that share elements of grids, each once."""
-    return _runs_of(tensor_reads(variant), variant, mode)
-
-
-def mask_runs(variant: Variant) -> tuple[RunLength, ...]:
-    """The lengths of the runs of positions that share elements of the mask's grids, each once."""
-    return () if variant.mask is None else _runs_of(expr.loads(variant.mask), variant, Mode.DENSE)
-
-
-def _runs_of(reads: Sequence[Load], variant: Variant, mode: Mode) -> tuple[RunLength, ...]:
+    reads = tensor_reads(variant)
     return tuple(dict.fromkeys(length for load in reads for length in shared_runs(load, variant.tensors, mode)))
+
+
+def tile_runs(variant: Variant) -> tuple[RunLength, ...]:
+    """The lengths of the runs of positions that tiles should not lie across: those whose blocks the mask chooses by a
+    tensor, each once. Empty if blocks need no lists."""
+    if variant.mask is None or analyse(variant.mask).schedule is not Schedule.LISTS:
+        return ()
+    return block_runs(variant.mask)
 
 
 def tensor_reads(variant: Variant) -> tuple[Load, ...]:

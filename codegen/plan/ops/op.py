@@ -19,10 +19,10 @@ from codegen.plan.kernels.signature import CU_SEQLENS, DROPOUT_ORIGIN, PACKED_TA
 from codegen.plan.kernels.token_layout import InMode
 from codegen.plan.kernels.variant_reads import (
     grid_runs,
-    mask_runs,
     positions_read,
     reads_pairs,
     reads_query_position,
+    tile_runs,
     uses_tanh,
 )
 from codegen.plan.ops.arguments import Argument, mask_arguments, own_arguments
@@ -73,7 +73,7 @@ class OpPlan(InMode):
     loadable: Sequence[str]  # numbers that the kernels also take by pointer
     band_keys: HostCode | None  # keys of the band that a row sees, if the call gives its width
     grid_runs: HostCode | None  # lengths of the runs of positions that share elements of grids
-    mask_runs: HostCode | None  # those of the mask alone
+    tile_runs: HostCode | None  # lengths of the runs of positions whose blocks the mask chooses
     uses_tanh: bool
     reads_pairs: bool
     decay: bool
@@ -325,7 +325,7 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
         loadable=planned.fwd.loadable,
         band_keys=_band_keys(planned),
         grid_runs=_lengths(grid_runs(variant, planned.mode)),
-        mask_runs=_lengths(mask_runs(variant)),
+        tile_runs=_lengths(tile_runs(symbolised(planned.written))),
         uses_tanh=uses_tanh(variant),
         reads_pairs=reads_pairs(variant),
         decay=variant.decay,

@@ -90,8 +90,8 @@ class OpSource(OpPlan):
 
     @property
     def tiles_runs(self) -> str:
-        """The last argument of a call for tiles: how long the runs of the mask's grids are, if it reads any."""
-        return "" if self.mask_runs is None else f", runs=({self.mask_runs.text},)"
+        """The last argument of a call for tiles: how long the runs are whose blocks the mask chooses, if it does so."""
+        return "" if self.tile_runs is None else f", runs=({self.tile_runs.text},)"
 
     @property
     def parameters(self) -> str:

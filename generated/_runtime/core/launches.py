@@ -97,7 +97,7 @@ def tiles_of(
 
     Args:
         band_keys: keys of the band that a row sees, if the call gives the band's width.
-        runs: how many positions share an element of each grid that the mask reads.
+        runs: lengths of the runs of positions whose blocks a tensor of the mask chooses.
     """
     sizes = MaskSizes(band_keys, None if not runs or backend.is_loaded(*runs) else common_unit(runs))
     return backend.call_tiles(op, mode, q, v, call_length(mode, v, tokens, options.longest), options, sizes)

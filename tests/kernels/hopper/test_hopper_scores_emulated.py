@@ -1,5 +1,5 @@
-"""Scores that the library does not have, and a mask that reads a grid, in Hopper's family without a GPU: forward and
-every gradient, in every mode.
+"""Scores that the library does not have, and masks that choose blocks by a tensor, in Hopper's family without a GPU:
+forward and every gradient, in every mode.
 
 A backward evaluates parts of these scores in a special order: derivatives by the score together with a log-decay's
 sums, tensors that gradients read a second time and tensors that are read ahead of the products, and terms of distance
@@ -42,6 +42,9 @@ variants:
     score: log(1.0 + exp(min(score, 8.0))) - log(1.0 + exp(min(score, 8.0))) * w[q_idx]
     tensors: {w: {dims: [q_idx], grad: true}}
   grid: {mask: "near[h, q_idx // 48, kv_idx // 64] > 0.0", tensors: {near: {dims: [h, q_runs, kv_runs]}}}
+  picked:
+    mask: kv_idx // 32 == best[h, q_idx // 48] % 5 or 0 <= q_idx - kv_idx < 8
+    tensors: {best: {dims: [h, q_runs], dtype: int32}}
   dropped: {mask: causal, score: softcap(3.0), decay: true, dropout: true}
 """
 LENGTH, HEADS, KV_HEADS = 150, 2, 1
@@ -127,7 +130,7 @@ def check(monkeypatch: pytest.MonkeyPatch, variant: str, mode: str, *, dim: int 
     check_gradients(got, want)
 
 
-VARIANTS = ("capped", "tempered", "log_n", "near", "rows", "nested", "two_slopes", "soft", "grid", "dropped")
+VARIANTS = ("capped", "tempered", "log_n", "near", "rows", "nested", "two_slopes", "soft", "grid", "picked", "dropped")
 CASES = [
     *((variant, mode, False) for variant in VARIANTS for mode in MODES),
     *(("capped", mode, True) for mode in MODES),
