@@ -108,6 +108,7 @@ class Kernel:
             **{name: getattr(real, name) for name in _REAL},
             **{name: values.elementwise(getattr(torch, name)) for name in _ELEMENTWISE},
             max=values.reduction(torch.amax),
+            min=values.reduction(torch.amin),
             sum=values.reduction(torch.sum),
             constexpr=_constexpr,
             static_range=range,

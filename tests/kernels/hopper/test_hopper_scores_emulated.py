@@ -41,7 +41,7 @@ variants:
   soft:
     score: log(1.0 + exp(min(score, 8.0))) - log(1.0 + exp(min(score, 8.0))) * w[q_idx]
     tensors: {w: {dims: [q_idx], grad: true}}
-  grid: {mask: "near[h, q_idx // 48, kv_idx // 64] > 0.0", tensors: {near: {dims: [h, q_runs, kv_runs]}}}
+  grid: {mask: "near[h, q_idx // 96, kv_idx // 64] > 0.0", tensors: {near: {dims: [h, q_runs, kv_runs]}}}
   picked:
     mask: kv_idx // 32 == best[h, q_idx // 48] % 5 or 0 <= q_idx - kv_idx < 8
     tensors: {best: {dims: [h, q_runs], dtype: int32}}

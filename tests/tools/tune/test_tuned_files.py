@@ -60,7 +60,12 @@ def test_the_ladder(package: Path) -> None:
         "dq": "default",
     }
     assert choices["fwd"].tile == (64, 64, 4, 3)
-    assert chosen(problem(), {"fwd": configs.Tile(32, 32, 4, 1)._asdict()})["fwd"] == ((32, 32, 4, 1), "config", None)
+    assert chosen(problem(), {"fwd": configs.Tile(32, 32, 4, 1)._asdict()})["fwd"] == (
+        (32, 32, 4, 1),
+        "config",
+        None,
+        0,
+    )
     for other in ({"dtype": "float32"}, {"mode": "packed"}, {"head_dim": 64}):
         assert chosen(problem(**other))["fwd"].source == "default"
     assert chosen(problem(head_dim=100, seq=700, group=8))["fwd"].source == "tuned"
