@@ -31,7 +31,7 @@ from codegen.tune import timing
 LIBRARY = Path(__file__).parents[2] / COLLECTION
 FLEX, FULL = "Flex", "all keys"
 FLEX_BLOCK = 128
-"""FlexAttention's default tiles fit into blocks that are as long. For shorter ones, it has to search for tiles."""
+"""FlexAttention's default tiles need blocks of at least this length. For shorter ones it has to search for tiles."""
 
 
 def run(budget_ms: float = 300.0) -> bool:

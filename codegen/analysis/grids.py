@@ -96,7 +96,7 @@ def shared_runs(load: Load, tensors: Mapping[str, TensorSpec], mode: Mode) -> tu
 
 
 def block_runs(mask: Expr) -> tuple[RunLength, ...]:
-    """The lengths of the runs of positions whose blocks a mask chooses by a tensor, each once; empty for other masks.
+    """The lengths of the blocks that a mask chooses by a tensor, each once; empty for other masks.
 
     Besides runs, positions may appear in comparisons, which cut few blocks.
 
@@ -114,7 +114,7 @@ def block_runs(mask: Expr) -> tuple[RunLength, ...]:
 
 
 def _tells_runs_apart(e: Expr, found: dict[RunLength, None]) -> bool:
-    """Whether positions appear in runs, which are added to `found`, and in comparisons of sums alone."""
+    """True if positions appear only in runs, whose lengths are added to `found`, and in comparisons of sums."""
     length = _run_length(e)
     if length is not None:
         found[length] = None

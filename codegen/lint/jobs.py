@@ -26,7 +26,7 @@ FP8 = "float8_e4m3fn"
 """The 8-bit dtype that forwards of Hopper's family take, too: `codegen.plan.hopper.fp8`."""
 
 LARGE_TILE = 128 * 128
-"""Pairs of a tile that needs nearly all shared memory."""
+"""As in `_runtime/core/configs.py`: the rows times the keys of tiles that need nearly all shared memory."""
 
 LARGEST_NARROW = 96
 """The largest head_dim whose tiles have 64 columns."""

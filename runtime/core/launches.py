@@ -113,12 +113,15 @@ def common_unit(lengths: Sequence[int]) -> int:
 
 
 LONGEST_RUN = 256
-"""Longer runs of positions that share elements of grids make the same kernels: no tile has more rows or keys."""
+"""The most that GRID_RUN may be: no tile has more rows or keys."""
 
 
 def grid_run(backend: Backend, *lengths: int | Tensor) -> int:
-    """How many consecutive positions share elements of grids, at least, as a power of two, so that few lengths make
-    kernels of their own; 0 if that is not known, because a length is in memory."""
+    """The constant GRID_RUN of a call: at least so many consecutive positions share an element of a grid.
+
+    It is a power of two, because each value compiles kernels of its own, and 0 if one of the `lengths` of these runs is
+    in memory, and so not known.
+    """
     if backend.is_loaded(*lengths) or min(lengths) < 1:
         return 0
     return 1 << min(*lengths, LONGEST_RUN).bit_length() - 1

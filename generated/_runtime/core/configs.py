@@ -28,7 +28,7 @@ from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
 
 NOT_SHORT = 2**31
 LARGE_TILE = 128 * 128
-"""Pairs of a tile that, with more than 64 columns, fills the shared memory of the chips that it is made for."""
+"""The rows times the keys of tiles that, with more than 64 columns, need nearly all shared memory of their chip."""
 
 Tiles = Mapping[str, Tile]
 _Found = TypeVar("_Found", Entry, Verdict)
@@ -128,8 +128,8 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
 
 
 class Choice(NamedTuple):
-    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`. `cut`: how long
-    the runs of positions are that the tile was cut to, 0 if it was not."""
+    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`. `cut`: the
+    length of the blocks that the tile was cut to, 0 if it was not cut."""
 
     tile: Tile
     source: str
