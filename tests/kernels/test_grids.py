@@ -122,7 +122,7 @@ def test_packed_and_with_segment_ids(package: str, name: str) -> None:
 
 
 def test_the_length_of_runs_decides_the_tiles(package: str) -> None:
-    """Not the example's, 24, but the call's, unless it is in memory; of several lengths, what divides them all."""
+    """Not the example's, 24, but the call's; of several lengths, what divides them all."""
     whole = importlib.import_module(f"{package}.torch")
     q, k, v = _inputs(100, 140)
 
@@ -132,7 +132,7 @@ def test_the_length_of_runs_decides_the_tiles(package: str) -> None:
 
     assert max(sides("chosen", size=32)) == 32
     usual = sides("chosen", size=24)
-    assert usual == sides("chosen", size=torch.tensor(24, device=DEVICE))
+    assert usual == sides("chosen", size=torch.tensor(24))
     assert max(usual) > 32 == max(sides("chosen", size=160))
     assert sides("gate") == usual  # runs of 16 and 32
     assert max(sides("picked")) == 32

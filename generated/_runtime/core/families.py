@@ -107,19 +107,19 @@ def run_unit(op: str, sizes: MaskSizes = NO_SIZES) -> int:
     return TRAITS[op].run_unit if sizes.run_unit is None else sizes.run_unit
 
 
-def fits_runs(tile: Tile, unit: int) -> Tile:
-    """The tile, or a smaller one that lies inside of runs of positions of `unit` each.
+def fits_runs(pass_name: str, tile: Tile, unit: int) -> Tile:
+    """The tile of a pass, or a smaller one that lies inside of runs of positions of `unit` each.
 
     Each pair of a tile that lies across runs has to be masked, and some of them are computed in vain.
 
-    >>> fits_runs(Tile(128, 64, 8, 3), 64)
-    Tile(block_m=64, block_n=64, num_warps=4, num_stages=3)
+    >>> fits_runs("dq", Tile(128, 32, 8, 2), 64)
+    Tile(block_m=64, block_n=32, num_warps=4, num_stages=2)
     """
     block_m, block_n = min(tile.block_m, unit), min(tile.block_n, unit)
     if unit < LEAST_TILE or (block_m, block_n) == tile[:2]:
         return tile
-    # A warp multiplies at least 16 rows.
-    num_warps = min(tile.num_warps, min(block_m, block_n) // 16)
+    # A warp computes at least 16 rows of a product: of o or dq, or of dk and dv.
+    num_warps = min(tile.num_warps, (block_n if pass_name == "dkdv" else block_m) // 16)
     return Tile(block_m, block_n, num_warps, tile.num_stages)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -160,13 +161,24 @@ def test_tiles_lie_inside_of_runs(columns: int) -> None:
     untouched = {usual, *backward("natten", head_dims=dims, family="portable")}
     for unit in (LEAST_TILE, 64):
         dkdv, dq = backward("natten", head_dims=dims, run_unit=unit)
-        for tile in (forward("natten", head_dims=dims, run_unit=unit), dkdv, dq):
+        fwd = forward("natten", head_dims=dims, run_unit=unit)
+        for tile, shared_by_warps in ((fwd, fwd.block_m), (dkdv, dkdv.block_n), (dq, dq.block_m)):
             assert max(tile.block_m, tile.block_n) <= unit
-            assert tile in untouched or 16 * tile.num_warps <= min(tile.block_m, tile.block_n)
+            assert tile in untouched or 16 * tile.num_warps <= shared_by_warps
     shorter = LEAST_TILE // 2
     assert forward("natten", head_dims=dims, run_unit=shorter, family="portable") == usual
     own = {"fwd": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3}}
     assert forward("natten", head_dims=dims, run_unit=LEAST_TILE, config=own)[:2] == (128, 64)
+
+
+def test_cut_tiles_have_the_sides_and_stages_that_were_fastest() -> None:
+    def cut(columns: int) -> list[tuple[int, ...]]:
+        asked: dict[str, Any] = {"head_dims": square(columns), "run_unit": 64, "family": "portable"}
+        return [tuple(tile) for tile in (forward("causal", **asked), *backward("causal", **asked))]
+
+    assert cut(64) == [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 3)]
+    assert cut(128) == [(64, 64, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)]
+    assert cut(256) == [(64, 32, 4, 2), (32, 64, 8, 3), (64, 32, 4, 2)]
 
 
 @with_modes
