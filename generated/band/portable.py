@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 746830437df7980b
+# hash: 0b4b1edfdeb039f4
 """Triton kernels of `band`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -28,13 +28,13 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import keep_range
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

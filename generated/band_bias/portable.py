@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 09c34a7d8cd0aaff
+# hash: 503404c5b7cd291f
 """Triton kernels of `band_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -31,16 +31,14 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    keep_range,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index, keep_range, load_pairs
 from .._runtime.device.tl_rows import row_delta
 
 

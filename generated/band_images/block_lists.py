@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: 77aa660ab0b2a6b9
+# hash: b5de5604b1a0def7
 """Which blocks of keys a block of queries visits under `band_images`, and the other way round.
 
     keep           q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_idx] == image[b, kv_idx] and
@@ -26,7 +26,7 @@ be kept, full if every pair must be kept, otherwise partial. Each program lists 
 import triton
 import triton.language as tl
 
-from .._runtime.device.tl import clamp_index
+from .._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(do_not_specialize=["q_offset", "image_size_1", "q_len", "kv_len", "num_heads"])

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/portable.py.jinja
-# hash: 6e3980f4199028e9
+# hash: 2c4540634c10853e
 """Triton kernels of `band_images`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep        q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_idx] == image[b, kv_idx] and image[b,
@@ -32,7 +32,6 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -40,6 +39,7 @@ from .._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: 3987d050fa7ecaec
+# hash: 710f577713fa3da0
 """Triton kernels of `band_mask`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep      q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -29,16 +29,14 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    keep_range,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index, keep_range, load_pairs
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

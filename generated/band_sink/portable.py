@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 4759cd133b35c3ec
+# hash: a5ceead0e94f307a
 """Triton kernels of `band_sink`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -30,13 +30,13 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import keep_range
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

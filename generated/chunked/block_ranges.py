@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: 0676aaddfbf10b4d
+# hash: e18b2c8dbbba9960
 """Which blocks of keys a block of queries visits under `chunked`, and the other way round.
 
     keep    q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -17,7 +17,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from .._runtime.device.tl import floor_div, store_range
+from .._runtime.device.tl import store_range
+from .._runtime.device.tl_math import floor_div
 
 
 @triton.jit(do_not_specialize=["q_offset", "size", "q_len", "kv_len", "num_heads"])

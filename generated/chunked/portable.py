@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 26e0493e4b7a2ff4
+# hash: 155b81676fd31b2e
 """Triton kernels of `chunked`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep    q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -28,13 +28,13 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    floor_div,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import floor_div
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: a24d98aa814a924b
+# hash: bb3db0a34ffd61f4
 """Which blocks of keys a block of queries visits under `document`, and the other way round.
 
     keep        q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -22,7 +22,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from .._runtime.device.tl import clamp_index, store_range
+from .._runtime.device.tl import store_range
+from .._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(do_not_specialize=["q_offset", "doc_size_1", "q_len", "kv_len", "num_heads"])

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/portable.py.jinja
-# hash: 8213c71cbd0d6f91
+# hash: f8c764cd9ea0cc5f
 """Triton kernels of `document`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -29,7 +29,6 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -37,6 +36,7 @@ from .._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 0e03ca09471f4ca2
+# hash: e028df7753b92a15
 """Triton kernels of `forgetting`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx >= kv_idx
@@ -29,7 +29,6 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -37,6 +36,7 @@ from .._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

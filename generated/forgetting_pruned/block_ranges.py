@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/block_ranges.py.jinja
-# hash: b09eefb0e9c06fa3
+# hash: 1a54631da75a3789
 """Which blocks of keys a block of queries visits under `forgetting_pruned`, and the other way round.
 
     keep             q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -20,7 +20,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from .._runtime.device.tl import clamp_index, store_range
+from .._runtime.device.tl import store_range
+from .._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(do_not_specialize=["q_offset", "first_key_size_2", "q_len", "num_heads"])

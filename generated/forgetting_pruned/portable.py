@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/portable.py.jinja
-# hash: e5652644d330d417
+# hash: 90d06b35cf8118b4
 """Triton kernels of `forgetting_pruned`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -32,7 +32,6 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -40,6 +39,7 @@ from .._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: 31c1bc6ee02a7152
+# hash: f1edd0ce84f742b7
 """Triton kernels of `gemma2_local`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -28,14 +28,13 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
-    tanh,
     zero_tile,
 )
+from .._runtime.device.tl_math import keep_range, tanh
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: 04a558f6c8aa483b
+# hash: 927e0542d842fd71
 """Which blocks of keys a block of queries visits under `natten`, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -18,7 +18,7 @@ be kept, full if every pair must be kept, otherwise partial. Each program lists 
 import triton
 import triton.language as tl
 
-from .._runtime.device.tl import floor_div, floor_mod
+from .._runtime.device.tl_math import floor_div, floor_mod
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_len", "kv_len", "num_heads"])

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: 6d4e377ad221a4fc
+# hash: 0f023375702ee884
 """Triton kernels of `natten`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -30,15 +30,13 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    floor_div,
-    floor_mod,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import floor_div, floor_mod, keep_range
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

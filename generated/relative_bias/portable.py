@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 6967efbbb2f52745
+# hash: b050275f08544b54
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -31,9 +31,7 @@ from .._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
@@ -41,6 +39,7 @@ from .._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import clamp_index, load_pairs
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

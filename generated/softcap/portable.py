@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: 2c096038dd256c1a
+# hash: 5ebb33462caa9306
 """Triton kernels of `softcap`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx
@@ -32,9 +32,9 @@ from .._runtime.device.tl import (
     load_vector,
     row_products,
     store_tile,
-    tanh,
     zero_tile,
 )
+from .._runtime.device.tl_math import tanh
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 6d1086177520019f
+# hash: d348605b52c2840f
 """Triton kernels of `window`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -27,13 +27,13 @@ from .._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from .._runtime.device.tl_math import keep_range
 from .._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

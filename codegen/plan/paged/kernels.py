@@ -175,11 +175,11 @@ class PagedPlan:
         return sorted([*own, *(self.called & {"page_of", "slot_of"})])
 
     @property
-    def tile_functions(self) -> list[str]:
-        """What the kernels import of `device/tl.py`."""
+    def shared_functions(self) -> dict[str, list[str]]:
+        """What the kernels import of modules of `device/` that other kernels share: module -> names."""
         base_two = ["LOG2E"] if self.forward.linear or self.variant.sink else []
-        own = ["LN2", *base_two]
-        return sorted([*own, *(self.called & frozenset(device_functions(HELPER_FUNCTIONS)))])
+        of_scores = device_functions(HELPER_FUNCTIONS)["tl_math"]
+        return {"tl": ["LN2", *base_two], "tl_math": sorted(self.called & frozenset(of_scores))}
 
 
 def is_legal(variant: Variant) -> bool:

@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 FEW_RUNS = gl.constexpr(4)
-"""As in `tl.py`."""
+"""As in `tl_math.py`."""
 
 
 @gluon.jit

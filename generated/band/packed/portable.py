@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/portable.py.jinja
-# hash: 34b7ea8cbf212138
+# hash: 2f16919fd22ebb47
 """Triton kernels of `band`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -32,7 +32,6 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -40,6 +39,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import keep_range
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

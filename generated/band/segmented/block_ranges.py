@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: portable/block_ranges.py.jinja
-# hash: 8cf5b5af7a893ee4
+# hash: 6283e46d278ee763
 """Which blocks of keys a block of queries visits under `band`, with segment ids, and the other way round.
 
     keep                     q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] ==
@@ -25,7 +25,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

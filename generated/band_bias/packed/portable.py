@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 90ec67947e9073f1
+# hash: 140342b29ba092f3
 """Triton kernels of `band_bias`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -35,10 +35,7 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    keep_range,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
@@ -46,6 +43,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import clamp_index, keep_range, load_pairs
 from ..._runtime.device.tl_rows import row_delta
 
 

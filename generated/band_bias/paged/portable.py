@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: paged/portable.py.jinja
-# hash: 96bdfe4ad0e4ca97
+# hash: 6e9037868fb8008a
 """`band_bias` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -61,7 +61,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, clamp_index, load_pairs
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import clamp_index, load_pairs
 
 
 @triton.jit(

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/block_ranges.py.jinja
-# hash: 9bedd3e59839076b
+# hash: 9417d85d6a92bde9
 """Which blocks of keys a block of queries visits under `band_bias`, with segment ids, and the other way round.
 
     keep                     q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] ==
@@ -26,7 +26,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 5b3e804ad47fe8c9
+# hash: 15d84df3b81b9571
 """Triton kernels of `band_bias`, with segment ids: forward and gradients.
 
 keep            q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -37,16 +37,14 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    keep_range,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index, keep_range, load_pairs
 
 
 @triton.jit(

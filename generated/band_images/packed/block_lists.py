@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: a2ba40ce158eef0b
+# hash: 148627e0fd9c155a
 """Which blocks of keys a block of queries visits under `band_images`, packed sequences, and the other way round.
 
     keep           q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[q_idx] == image[kv_idx] and
@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, Q_LEN, Q_START, RECORD
-from ..._runtime.device.tl import clamp_index
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_parts", "kv_parts", "num_seqs"])

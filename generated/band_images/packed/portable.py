@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/portable.py.jinja
-# hash: a64c11fe31e598c3
+# hash: 70a1f16e18575e8d
 """Triton kernels of `band_images`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -36,7 +36,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -45,6 +44,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import clamp_index
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

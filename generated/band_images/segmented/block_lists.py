@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/block_lists.py.jinja
-# hash: 8e2633ad1e460a3e
+# hash: 50932c97ac178324
 """Which blocks of keys a block of queries visits under `band_images`, with segment ids, and the other way round.
 
     keep                     (q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_row] == image[b, cols]
@@ -33,7 +33,7 @@ be kept, full if every pair must be kept, otherwise partial. Each program lists 
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

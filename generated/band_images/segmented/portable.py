@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: portable/portable.py.jinja
-# hash: 40e796e91555ed80
+# hash: 6c6088ea21d1b1bb
 """Triton kernels of `band_images`, with segment ids: forward and gradients.
 
 keep            (q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_row] == image[b, cols] and
@@ -37,7 +37,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -45,6 +44,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/portable.py.jinja
-# hash: 2d7fd995c1ede5ff
+# hash: 73f391acc2de9486
 """Triton kernels of `band_mask`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -33,10 +33,7 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    keep_range,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
@@ -44,6 +41,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import clamp_index, keep_range, load_pairs
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: paged/portable.py.jinja
-# hash: 21cd25376e3bb6e3
+# hash: 83d38c5e0e22b65b
 """`band_mask` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -60,7 +60,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, LOG2E, clamp_index, load_pairs
+from ..._runtime.device.tl import LN2, LOG2E
+from ..._runtime.device.tl_math import clamp_index, load_pairs
 
 
 @triton.jit(

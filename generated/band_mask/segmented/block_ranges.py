@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: portable/block_ranges.py.jinja
-# hash: f2eec091860f8251
+# hash: d48c82c36c7feb32
 """Which blocks of keys a block of queries visits under `band_mask`, with segment ids, and the other way round.
 
     keep                     q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_row, cols] and
@@ -25,7 +25,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

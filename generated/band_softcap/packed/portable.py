@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/portable.py.jinja
-# hash: 4325e8e0110a6e85
+# hash: bcb976a912695e96
 """Triton kernels of `band_softcap`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -33,15 +33,14 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
-    tanh,
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import keep_range, tanh
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: paged/portable.py.jinja
-# hash: 39114a4823afee5d
+# hash: 9d0f0b4f03483dfd
 """`band_softcap` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -59,7 +59,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, tanh
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import tanh
 
 
 @triton.jit(do_not_specialize=["q_offset", "before", "after", "cap", "table_stride", "num_kv_heads", "partial_rows"])

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: portable/block_ranges.py.jinja
-# hash: 0151e9f11d158ee9
+# hash: 96573240c880385f
 """Which blocks of keys a block of queries visits under `band_softcap`, with segment ids, and the other way round.
 
     keep                     q_idx - kv_idx <= before and kv_idx - q_idx <= after and q_segment_ids[b, rows] ==
@@ -25,7 +25,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

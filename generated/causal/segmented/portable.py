@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: portable/portable.py.jinja
-# hash: 16eae03fb73a17a8
+# hash: b133d6fe9e8af3e0
 """Triton kernels of `causal`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -34,7 +34,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -42,6 +41,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

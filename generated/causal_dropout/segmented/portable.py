@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 1d27376cd8dc4c3e
+# hash: 9321bfba6696f3b6
 """Triton kernels of `causal_dropout`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -34,7 +34,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     dropout_mask,
     load_tile,
@@ -43,6 +42,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: 99d773c5840e77d2
+# hash: a53ab45e746adf9d
 """Which blocks of keys a block of queries visits under `chunked`, packed sequences, and the other way round.
 
     keep        q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 
 from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, Q_LEN, RECORD
-from ..._runtime.device.tl import floor_div, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import floor_div
 
 
 @triton.jit(do_not_specialize=["q_offset", "size", "num_heads"])

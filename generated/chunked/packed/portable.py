@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 3a54e66d55bd4e3e
+# hash: c3888c19fbd2b2fa
 """Triton kernels of `chunked`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -32,7 +32,6 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    floor_div,
     load_tile,
     load_vector,
     row_products,
@@ -40,6 +39,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import floor_div
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

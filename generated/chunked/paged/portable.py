@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/portable.py.jinja
-# hash: d8526598f6417647
+# hash: 994d73bc9565307c
 """`chunked` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and q_idx // size == kv_idx // size
@@ -57,7 +57,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, LOG2E, floor_div
+from ..._runtime.device.tl import LN2, LOG2E
+from ..._runtime.device.tl_math import floor_div
 
 
 @triton.jit(do_not_specialize=["q_offset", "size", "table_stride", "num_kv_heads", "partial_rows"])

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/block_ranges.py.jinja
-# hash: 640f7b23c7b43da6
+# hash: f059c68dc9fbce82
 """Which blocks of keys a block of queries visits under `chunked`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_idx // size == kv_idx // size and q_segment_ids[b, rows] ==
@@ -24,7 +24,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, floor_div, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index, floor_div
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: a6de18bcb95b985d
+# hash: 5352e9e6b8031f49
 """Triton kernels of `chunked`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx // size == kv_idx // size and q_segment_ids[b, rows] == kv_segment_ids[b,
@@ -32,15 +32,14 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    floor_div,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index, floor_div
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: portable/block_ranges.py.jinja
-# hash: 03e2a4e03ab57b0d
+# hash: a4c2e650b7623264
 """Which blocks of keys a block of queries visits under `document`, packed sequences, and the other way round.
 
     keep          q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]
@@ -27,7 +27,8 @@ import triton
 import triton.language as tl
 
 from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, KV_START, Q_LEN, Q_START, RECORD
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_parts", "kv_parts", "num_seqs"])

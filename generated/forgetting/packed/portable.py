@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 3d18736c8fbd88d5
+# hash: 97643d5de5103adc
 """Triton kernels of `forgetting`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -33,7 +33,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -42,6 +41,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import clamp_index
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

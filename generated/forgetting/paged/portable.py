@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: paged/portable.py.jinja
-# hash: 691106c75e6f312f
+# hash: 0611ae6f38df849a
 """`forgetting` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx
@@ -61,7 +61,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, load_pairs
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import load_pairs
 
 
 @triton.jit(do_not_specialize=["q_offset", "g_size_1", "table_stride", "num_kv_heads", "partial_rows"])

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 50d05e6d079b6ec6
+# hash: 4eb21f8493041d3f
 """Triton kernels of `forgetting`, with segment ids: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -36,7 +36,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -44,6 +43,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

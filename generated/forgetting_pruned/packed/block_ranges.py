@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/block_ranges.py.jinja
-# hash: c8578b2d1f512771
+# hash: d2ab097b3f78523e
 """Which blocks of keys a block of queries visits under `forgetting_pruned`, packed sequences, and the other way
 round.
 
@@ -26,7 +26,8 @@ import triton
 import triton.language as tl
 
 from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, Q_LEN, Q_START, RECORD
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(do_not_specialize=["q_offset", "q_parts", "num_seqs"])

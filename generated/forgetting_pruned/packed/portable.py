@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/portable.py.jinja
-# hash: d4e56bdac96328bf
+# hash: 8eba89afb143fadb
 """Triton kernels of `forgetting_pruned`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -36,7 +36,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -45,6 +44,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import clamp_index
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: paged/portable.py.jinja
-# hash: 024c96bfcb540be3
+# hash: 3f58f5d67408ff10
 """`forgetting_pruned` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and kv_idx >= first_key[b, h, q_idx]
@@ -64,7 +64,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, clamp_index, load_pairs
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import clamp_index, load_pairs
 
 
 @triton.jit(do_not_specialize=["q_offset", "g_size_1", "table_stride", "num_kv_heads", "partial_rows"])

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: portable/portable.py.jinja
-# hash: 4dcb9ae773c8c158
+# hash: a85680cf556223cd
 """Triton kernels of `forgetting_pruned`, with segment ids: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -38,7 +38,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -46,6 +45,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: portable/portable.py.jinja
-# hash: a0c269de211f0bf8
+# hash: a091998faa9bd841
 """Triton kernels of `gemma2_local`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -32,15 +32,14 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
-    tanh,
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import keep_range, tanh
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

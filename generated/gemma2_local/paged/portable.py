@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: paged/portable.py.jinja
-# hash: 5879a645ea973417
+# hash: 94196ffebe59f39c
 """`gemma2_local` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and q_idx - kv_idx < 4096
@@ -58,7 +58,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, tanh
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import tanh
 
 
 @triton.jit(do_not_specialize=["q_offset", "table_stride", "num_kv_heads", "partial_rows"])

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: portable/portable.py.jinja
-# hash: ea4a636c6ca3f920
+# hash: 6f6b03efa81587e9
 """Triton kernels of `gpt_oss`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -33,7 +33,6 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -41,6 +40,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import keep_range
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: e39841b6fab36d90
+# hash: b3fd6e57cb19f1de
 """Which blocks of keys a block of queries visits under `natten`, packed sequences, and the other way round.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..._runtime.device.block_seqs import FIRST_ENTRY, KV_LEN, Q_LEN, RECORD
-from ..._runtime.device.tl import floor_div, floor_mod
+from ..._runtime.device.tl_math import floor_div, floor_mod
 
 
 @triton.jit(do_not_specialize=["q_offset", "num_others_most", "num_heads"])

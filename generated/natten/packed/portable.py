@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/portable.py.jinja
-# hash: 76e0e7ef1ad80df7
+# hash: 757d7a5e5415d9c7
 """Triton kernels of `natten`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -34,9 +34,6 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    floor_div,
-    floor_mod,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -44,6 +41,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import floor_div, floor_mod, keep_range
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: paged/portable.py.jinja
-# hash: 9a224f515cfb7b4f
+# hash: 09dcf5dfa11bd3c9
 """`natten` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -58,7 +58,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, LOG2E, floor_div, floor_mod
+from ..._runtime.device.tl import LN2, LOG2E
+from ..._runtime.device.tl_math import floor_div, floor_mod
 
 
 @triton.jit(do_not_specialize=["q_offset", "table_stride", "num_kv_heads", "partial_rows"])

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: portable/block_lists.py.jinja
-# hash: ce69500485377803
+# hash: 9eb7c8da154aebe0
 """Which blocks of keys a block of queries visits under `natten`, with segment ids, and the other way round.
 
     keep                     abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6),
@@ -25,7 +25,7 @@ be kept, full if every pair must be kept, otherwise partial. Each program lists 
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, floor_div, floor_mod
+from ..._runtime.device.tl_math import clamp_index, floor_div, floor_mod
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: portable/block_ranges.py.jinja
-# hash: 749fdba83384f4b0
+# hash: 71e80ae1e55007c8
 """Which blocks of keys a block of queries visits under `padding`, with segment ids, and the other way round.
 
     keep                     kv_idx < length[b] and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -24,7 +24,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

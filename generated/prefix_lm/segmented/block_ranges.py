@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/block_ranges.py.jinja
-# hash: 6fe7cec00b366458
+# hash: 5069eb799e87e25d
 """Which blocks of keys a block of queries visits under `prefix_lm`, with segment ids, and the other way round.
 
     keep                     (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols]
@@ -24,7 +24,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: portable/portable.py.jinja
-# hash: ef4c34eabc225fbc
+# hash: b6b2b2d8535960e5
 """Triton kernels of `prefix_lm`, with segment ids: forward and gradients.
 
 keep            (q_idx >= kv_idx or kv_idx < length) and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -32,7 +32,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -40,6 +39,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 75ee21d613081f84
+# hash: 4a1fac98928b2e29
 """Triton kernels of `relative_bias`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -35,10 +35,8 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_diagonals,
     add_dot,
-    clamp_index,
     diagonal_sums,
     dot_rows,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
@@ -46,6 +44,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import clamp_index, load_pairs
 from ..._runtime.device.tl_rows import row_delta
 
 

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: paged/portable.py.jinja
-# hash: eb05e157857a7139
+# hash: ac16538e9f67d8e2
 """`relative_bias` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx
@@ -60,7 +60,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, clamp_index, load_pairs
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import clamp_index, load_pairs
 
 
 @triton.jit(do_not_specialize=["q_offset", "bias_size_1", "table_stride", "num_kv_heads", "partial_rows"])

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/block_ranges.py.jinja
-# hash: 505592b49814a765
+# hash: eba6bd457ddfc455
 """Which blocks of keys a block of queries visits under `relative_bias`, with segment ids, and the other way round.
 
     keep                     q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b,
@@ -25,7 +25,8 @@ other blocks of the range are computed with a mask, empty ones included.
 import triton
 import triton.language as tl
 
-from ..._runtime.device.tl import clamp_index, store_range
+from ..._runtime.device.tl import store_range
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 04654e59c369762d
+# hash: ff2e4f46aa79d5fd
 """Triton kernels of `relative_bias`, with segment ids: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -38,16 +38,15 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_diagonals,
     add_dot,
-    clamp_index,
     diagonal_sums,
     dot_rows,
-    load_pairs,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index, load_pairs
 from ..._runtime.device.tl_rows import row_delta
 
 

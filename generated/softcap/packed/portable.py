@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: 79735dd124f652cc
+# hash: f2b7583d51cccfe3
 """Triton kernels of `softcap`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -36,10 +36,10 @@ from ..._runtime.device.tl import (
     load_vector,
     row_products,
     store_tile,
-    tanh,
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import tanh
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

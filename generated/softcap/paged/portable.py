@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: paged/portable.py.jinja
-# hash: 6a79c37f4bfaf6e8
+# hash: f3b235c46fcfc376
 """`softcap` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx
@@ -58,7 +58,8 @@ from ..._runtime.device.paged import (
     value_unit,
     zero_sums,
 )
-from ..._runtime.device.tl import LN2, tanh
+from ..._runtime.device.tl import LN2
+from ..._runtime.device.tl_math import tanh
 
 
 @triton.jit(do_not_specialize=["q_offset", "table_stride", "num_kv_heads", "partial_rows"])

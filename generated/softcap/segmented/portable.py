@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: portable/portable.py.jinja
-# hash: e8b2152dc70770d2
+# hash: 08c6ad5af3a5375b
 """Triton kernels of `softcap`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -35,15 +35,14 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
     row_products,
     store_tile,
-    tanh,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index, tanh
 
 
 @triton.jit(

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: portable/portable.py.jinja
-# hash: 56291a9b20198d2a
+# hash: d7c69a3bc8788ddb
 """Triton kernels of `streaming_llm`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks) and q_segment_ids[b, rows] ==
@@ -34,7 +34,6 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
     load_tile,
     load_vector,
@@ -42,6 +41,7 @@ from ..._runtime.device.tl import (
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index
 
 
 @triton.jit(

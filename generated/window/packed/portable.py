@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: 85696f5387ae9db9
+# hash: 507b7186cb4ae010
 """Triton kernels of `window`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -31,7 +31,6 @@ from ..._runtime.device.tl import (
     LOG2E,
     add_dot,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
@@ -39,6 +38,7 @@ from ..._runtime.device.tl import (
     zero_tile,
 )
 from ..._runtime.device.tl_block_seqs import load_sequence
+from ..._runtime.device.tl_math import keep_range
 from ..._runtime.device.tl_rows import load_dq_rows, row_delta, store_dq_rows
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: portable/portable.py.jinja
-# hash: ad63255ec696e4ae
+# hash: 61e823196362943c
 """Triton kernels of `window`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_idx - kv_idx < size and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and
@@ -34,15 +34,14 @@ from ..._runtime.device.tl import (
     LN2,
     LOG2E,
     add_dot,
-    clamp_index,
     dot_rows,
-    keep_range,
     load_tile,
     load_vector,
     row_products,
     store_tile,
     zero_tile,
 )
+from ..._runtime.device.tl_math import clamp_index, keep_range
 
 
 @triton.jit(
