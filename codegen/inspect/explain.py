@@ -150,7 +150,7 @@ def _paged_reason(choice: Any, path: Path, arch: str) -> str:
         return f"default of {arch}"
     gained = "" if entry.default_ms is None else f", default {entry.default_ms:.4g} ms"
     problem = entry.problem
-    where = f"{path.parent.name}/{path.name}: {problem.dtype} group {problem.group}"
+    where = f"{choice.gpu}/{path.name}: {problem.dtype} group {problem.group}"
     return f"{where}, {entry.ms:.4g} ms on average{gained}, Triton {entry.triton}"
 
 
@@ -180,7 +180,7 @@ def _verdict_text(decision: Any, path: Path) -> str:
         else "by the default rule, which the measurement confirms"
     )
     return (
-        f"{verdict.pass_name}: {_CONTENDERS[decision.kernels]}, {why}: {path.parent.name}/{path.name}: {problem.dtype} "
+        f"{verdict.pass_name}: {_CONTENDERS[decision.kernels]}, {why}: {decision.gpu}/{path.name}: {problem.dtype} "
         f"seq {problem.seq} group {problem.group}: {', '.join(times)}, Triton {verdict.triton}"
     )
 
@@ -192,15 +192,16 @@ def _reason(choice: Any, path: Path, arch: str) -> str:
     gained = "" if entry.default_ms is None else f", default {entry.default_ms:.4g} ms"
     problem = entry.problem
     return (
-        f"{path.parent.name}/{path.name}: {problem.dtype} seq {problem.seq} group {problem.group}, "
+        f"{choice.gpu}/{path.name}: {problem.dtype} seq {problem.seq} group {problem.group}, "
         f"{entry.ms:.4g} ms{gained}, Triton {entry.triton}"
     )
 
 
 def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
-    yield "tiles: a call's config=, else the nearest measurement on this GPU, else the architecture's default"
+    nearest = "the nearest measurement on this GPU, else on another of its architecture"
+    yield f"tiles: a call's config=, else {nearest}, else the architecture's default"
     if has_families:
-        yield "family: a call's family=, config= or deterministic=, else the nearest measurement, else the default rule"
+        yield "family: a call's family=, config= or deterministic=, else such a measurement, else the default rule"
     if gpu and not path.is_file():
         yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
 

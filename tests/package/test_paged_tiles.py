@@ -42,7 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PagedEntry]]:
     """Entries in place of those of a tuned file; a test fills the list."""
     entries: list[PagedEntry] = []
     paged_tiles.cache_clear()
-    monkeypatch.setattr(ladder, "tuned_entries", lambda *_: Measured("", (), (), tuple(entries)))
+    monkeypatch.setattr(ladder, "measurements", lambda *_: [Measured("", (), (), tuple(entries))])
     yield entries
     paged_tiles.cache_clear()
 

@@ -25,7 +25,7 @@ from .options import NO_OPTIONS, CallOptions
 from .options import PASSES as PASSES
 from .tiles import HOPPER, NO_SIZES, PORTABLE, ArchTiles, HopperTile, MaskSizes
 from .tiles import Tile as Tile
-from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, tuned_entries
+from .tuned import HOPPER_DKDV, Entry, Problem, Verdict, measurements
 
 NOT_SHORT = 2**31
 LARGE_TILE = 128 * 128
@@ -129,28 +129,36 @@ def nearest(found: Sequence[_Found], pass_name: str, problem: Problem) -> _Found
 
 
 class Choice(NamedTuple):
-    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`. `cut`: the
-    length of the blocks that the tile was cut to, 0 if it was not cut."""
+    """The tile of one kernel and its source: `config`, `tuned`, or `default`.
+
+    Attributes:
+        entry: if tuned, the measurement. gpu: the folder of the GPU that it was made on.
+        cut: the length of the blocks that the tile was cut to, 0 if it was not cut.
+    """
 
     tile: Tile
     source: str
     entry: Entry | None = None
+    gpu: str = ""
     cut: int = 0
 
 
 def ladder(
     op: str, arch: str, gpu: str, problem: Problem, options: CallOptions = NO_OPTIONS, sizes: MaskSizes = NO_SIZES
 ) -> dict[str, Choice]:
-    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default.
+    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else on others of its
+    architecture, else the default.
 
     Unless the call names a tile, it is made as small as the blocks that a tensor of the mask chooses.
     """
     choices = {name: Choice(tile, "config") for name, tile in options.tiles}
-    measured = tuned_entries(gpu, op).entries
-    for name in PASSES:
-        entry = nearest(measured, name, problem)
-        if name not in choices and entry is not None:
-            choices[name] = Choice(entry.tile, "tuned", entry)
+    for measured in measurements(gpu, arch, op):
+        for name in PASSES:
+            entry = None if name in choices else nearest(measured.entries, name, problem)
+            if entry is not None:
+                choices[name] = Choice(entry.tile, "tuned", entry, measured.folder)
+        if len(choices) == len(PASSES):
+            break
     if len(choices) < len(PASSES):
         itemsize = 4 if problem.dtype == "float32" else 2
         served = next((most for most in _short_lengths(op, arch) if problem.seq <= most), NOT_SHORT)
@@ -195,12 +203,14 @@ def _suits_columns(pass_name: str, tile: Tile, columns: int) -> Tile:
 class Decision(NamedTuple):
     """The kernels of a forward or backward if the call names none: one of CONTENDERS.
 
-    `verdict`: the nearest measurement, if there is one. `overrules`: true if it contradicts the rule.
+    `verdict`: the nearest measurement, if there is one. `overrules`: true if it contradicts the rule. `gpu`: the folder
+    of the GPU that was measured.
     """
 
     kernels: str
     verdict: Verdict | None
     overrules: bool
+    gpu: str = ""
 
 
 def decision(
@@ -224,7 +234,11 @@ def decision(
         return HOPPER_DKDV if in_order and pass_name == "bwd" and kernels == HOPPER else kernels
 
     ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq, sizes))
-    verdict = nearest(tuned_entries(gpu, op).verdicts, pass_name, problem)
+    measured_on, verdict = gpu, None
+    for measured in measurements(gpu, HOPPER_FAMILY.arch, op):
+        measured_on, verdict = measured.folder, nearest(measured.verdicts, pass_name, problem)
+        if verdict is not None:
+            break
     times = {} if verdict is None else {name: ms for name, ms in verdict.ms.items() if possible(name) == name}
     if verdict is None or not times:
         return Decision(ruled, None, overrules=False)
@@ -232,7 +246,7 @@ def decision(
     ruled_there = possible(as_a_rule(pass_name, op, there.mode, (there.head_dim, there.head_dim), there.seq))
     best = fastest(times, ruled_there)
     holds = best == ruled_there and ruled in times
-    return Decision(ruled if holds else best, verdict, overrules=not holds)
+    return Decision(ruled if holds else best, verdict, not holds, measured_on)
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from .configs import arch_tiles, block_columns, padded, whole_columns
 from .families import INTERPRETER
 from .options import PAGED_PASSES, Asked, checked_paged_tile
 from .tiles import PagedTile
-from .tuned import PagedEntry, PagedProblem, tuned_entries
+from .tuned import PagedEntry, PagedProblem, measurements
 
 DECODE, PROMPTS = PAGED_PASSES
 
@@ -34,11 +34,13 @@ class PagedTiles(NamedTuple):
 
 
 class PagedChoice(NamedTuple):
-    """The tile of one kernel and its source: `config`, `tuned` (then with the entry), or `default`."""
+    """The tile of one kernel and its source: `config`, `tuned`, or `default`. If tuned, with the measurement, and the
+    folder of the GPU that it was made on."""
 
     tile: PagedTile
     source: str
     entry: PagedEntry | None = None
+    gpu: str = ""
 
 
 def checked_paged_config(op: str, config: Any) -> PagedConfig:
@@ -87,16 +89,17 @@ def nearest_paged(found: tuple[PagedEntry, ...], name: str, problem: PagedProble
 def paged_ladder(
     op: str, arch: str, gpu: str, problem: PagedProblem, config: PagedConfig = ()
 ) -> dict[str, PagedChoice]:
-    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else the default."""
+    """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else on others of its
+    architecture, else the default."""
     asked = dict(config)
-    measured = tuned_entries(gpu, op).paged
     choices: dict[str, PagedChoice] = {}
     for name in PAGED_PASSES:
-        entry = nearest_paged(measured, name, problem)
-        if entry is not None:
-            choice = PagedChoice(entry.tile, "tuned", entry)
-        else:
-            choice = PagedChoice(default_paged_tile(op, arch, name, problem), "default")
+        choice = PagedChoice(default_paged_tile(op, arch, name, problem), "default")
+        for measured in measurements(gpu, arch, op):
+            entry = nearest_paged(measured.paged, name, problem)
+            if entry is not None:
+                choice = PagedChoice(entry.tile, "tuned", entry, measured.folder)
+                break
         if name in asked:
             own = asked[name]
             keys = choice.tile.keys_per_split if own.keys_per_split is None else own.keys_per_split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,19 @@ from typing import Any
 
 import pytest
 
+from codegen.arch.chips import ARCHS
 from codegen.cli import main as cli
 from codegen.load.spec_file import load
 from generated._runtime.core import configs, tuned
+from generated._runtime.core.families import as_a_rule
 from generated._runtime.core.options import checked_options
 from tests.support.paths import DEFAULT_SPEC, ROOT
 from tests.support.tuned_files import HASH, path_in, tile
 
 SPEC = load(DEFAULT_SPEC)
+ENTRY = tuned.Entry(
+    "fwd", tuned.Problem("dense", "bfloat16", 128, 1, 16384), configs.Tile(64, 64, 4, 3), 1.0, 2.0, HASH, "3.6.0"
+)
 
 
 def problem(**changes: Any) -> Any:
@@ -46,9 +52,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuned.tuned_entries.cache_clear()
 
 
-def chosen(asked: Any, config: Any = None) -> dict[str, Any]:
+def chosen(asked: Any, config: Any = None, gpu: str = "imaginary_1", arch: str = "sm_90") -> dict[str, Any]:
     options = checked_options("causal", config)
-    return configs.ladder("causal", "sm_90", "imaginary_1", asked, options)
+    return configs.ladder("causal", arch, gpu, asked, options)
 
 
 def test_the_ladder(package: Path) -> None:
@@ -64,6 +70,7 @@ def test_the_ladder(package: Path) -> None:
         (32, 32, 4, 1),
         "config",
         None,
+        "",
         0,
     )
     for other in ({"dtype": "float32"}, {"mode": "packed"}, {"head_dim": 64}):
@@ -131,6 +138,49 @@ def test_a_gpu_without_files_is_no_warning(package: Path, recwarn: pytest.Warnin
     assert not recwarn.list
 
 
+def test_other_gpus_of_the_architecture_stand_in(package: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """For kernels that were not measured on a GPU itself. Nothing is said about files of another GPU."""
+    path = write(package)
+    assert chosen(problem(), gpu="imaginary_2")["fwd"][:4] == ((64, 64, 4, 3), "tuned", ENTRY, "imaginary_1")
+    for nowhere in ({"gpu": "imaginary_2", "arch": "sm_80"}, {"gpu": ""}):
+        assert chosen(problem(), **nowhere)["fwd"].source == "default"
+    own = path.parents[1] / "imaginary_0" / path.name
+    own.parent.mkdir()
+    document = json.loads(path.read_text())
+    (entry,) = document["entries"]
+    of_float32 = entry | {"dtype": "float32", "config": tile(32, 32, 4, 2).__dict__}
+    own.write_text(json.dumps(document | {"gpu": "Imaginary 0", "entries": [of_float32]}))
+    choices = [chosen(problem(dtype=dtype), gpu="imaginary_0")["fwd"] for dtype in ("float32", "bfloat16")]
+    assert [choice.gpu for choice in choices] == ["imaginary_0", "imaginary_1"]
+    tuned.tuned_entries.cache_clear()
+    path.write_text(json.dumps(document | {"entries": [entry | {"kernel": "0123"}]}))
+    assert chosen(problem(), gpu="imaginary_2")["fwd"].source == "default"
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(("gpu", "other"), [("h100", "h200"), ("h200", "h100")])
+def test_another_gpu_is_closer_than_the_defaults(gpu: str, other: str) -> None:
+    """The reason for `measurements`: one GPU's choices, judged by the times that were measured on the other."""
+    agree, kernels = [], []
+    for path in sorted((ROOT / "generated" / "tuned" / gpu).glob("*.json")):
+        here, there = (tuned.tuned_entries(each, path.stem) for each in (gpu, other))
+        tiles = {(entry.pass_name, entry.problem): entry.tile for entry in there.entries}
+        agree += [
+            tiles[key] == entry.tile for entry in here.entries if (key := (entry.pass_name, entry.problem)) in tiles
+        ]
+        for verdict in here.verdicts:
+            problem = verdict.problem
+            if configs.nearest(there.verdicts, verdict.pass_name, problem) is not None:
+                asked = verdict.pass_name, path.stem
+                head_dims = problem.head_dim, problem.head_dim
+                guess = configs.decision(*asked, other, problem, head_dims).kernels
+                ruled = as_a_rule(*asked, problem.mode, head_dims, problem.seq)
+                kernels.append([math.log(verdict.ms[name]) for name in (guess, ruled)])
+    assert sum(agree) > 0.8 * len(agree) > 800
+    by_guess, by_rule = map(sum, zip(*kernels, strict=True))
+    assert by_guess < by_rule
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [
@@ -151,8 +201,10 @@ def test_the_folder_of_a_gpu(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "generated" / "tuned").glob("*/*.json")), ids=lambda p: p.stem)
 def test_tuned_files_are_sound(path: Path) -> None:
-    name, entries, verdicts, _ = tuned.read(path)
-    assert tuned.gpu_key(name) == path.parent.name
+    measured = tuned.read(path)
+    entries, verdicts = measured.entries, measured.verdicts
+    assert measured.folder == path.parent.name
+    assert measured.arch in ARCHS
     assert path.stem in SPEC.variants
     assert entries or verdicts
     for entry in entries:
