@@ -11,6 +11,7 @@ from .checks import fail
 from .families import INTERPRETER as INTERPRETER
 from .families import (
     LEAST_TILE,
+    WHOLE_RUN,
     WIDE_KEYS,
     as_a_rule,
     backward_tiles,
@@ -172,31 +173,33 @@ def _inside_runs(op: str, pass_name: str, choice: Choice, unit: int, columns: in
     if choice.source == "config":
         return choice
     tile = fits_runs(pass_name, choice.tile, unit)
-    cut = unit if tile[:2] != choice.tile[:2] else 0
-    if choice.source == "default" and columns > 64 and tile.block_m * tile.block_n >= LARGE_TILE:
+    if choice.source == "default" and LEAST_TILE <= unit < WHOLE_RUN:
+        tile = _suits_short_runs(pass_name, tile, columns)
+    elif choice.source == "default" and columns > 64 and tile.block_m * tile.block_n >= LARGE_TILE:
         tile = tile._replace(num_stages=min(tile.num_stages, TRAITS[op].large_stages or tile.num_stages))
-    elif choice.source == "default" and cut:
-        tile = _suits_columns(pass_name, tile, columns)
-    return choice._replace(tile=tile, cut=cut)
+    return choice._replace(tile=tile, cut=unit if tile[:2] != choice.tile[:2] else 0)
 
 
-def _suits_columns(pass_name: str, tile: Tile, columns: int) -> Tile:
-    """A tile that was cut, with the sides and stages that were the fastest for so many columns.
+def _suits_short_runs(pass_name: str, tile: Tile, columns: int) -> Tile:
+    """A default tile inside of short runs, with the sides and stages that were the fastest for so many columns.
 
-    Measured on an H200, blocks of 64. Half of the keys took 0.66 of the time forward with 256 columns, half of the rows
-    in three stages 0.81 of that of all rows in two for dk and dv with 128. Two stages instead of three took 0.95
-    forward with 64 columns, and 0.81 for dq with 128: then two programs share a multiprocessor.
+    Measured with blocks of 64 on an H200. Half of the keys took 0.66 of the time forward with 256 columns, and 0.92 to
+    0.97 for dq with 64; half of the rows in three stages 0.81 of that of all rows in two for dk and dv with 128. Two
+    stages instead of three took 0.95 forward with 64 columns, and 0.81 for dq with 128: then two programs share a
+    multiprocessor.
     """
+
+    def half(side: int) -> int:
+        return side // 2 if side > LEAST_TILE else side
+
     two_stages = tile._replace(num_stages=min(tile.num_stages, 2))
-    if pass_name == "fwd":
-        if columns > 128 and tile.block_n > LEAST_TILE:
-            return tile._replace(block_n=tile.block_n // 2)
-        return tile if columns > 64 else two_stages
-    if columns <= 64:
-        return tile
-    if pass_name == "dkdv" and tile.block_m > LEAST_TILE:
-        return tile._replace(block_m=tile.block_m // 2)
-    return two_stages
+    if pass_name == "dkdv":
+        return tile._replace(block_m=half(tile.block_m)) if columns > 64 else tile
+    if pass_name == "dq":
+        return two_stages if columns > 64 else tile._replace(block_n=half(tile.block_n))
+    if columns > 128:
+        return tile._replace(block_n=half(tile.block_n))
+    return tile if columns > 64 else two_stages
 
 
 class Decision(NamedTuple):

@@ -203,7 +203,9 @@ def test_explain_says_what_was_measured(
         f"bwd: hopper with a portable dq, by measurement, against the default rule: {place}: hopper with a portable"
         in printed
     )
-    assert "family: a call's family=, config= or deterministic=, else such a measurement, else the default rule" in printed
+    assert (
+        "family: a call's family=, config= or deterministic=, else such a measurement, else the default rule" in printed
+    )
     made_up.MS = times(portable=1.0, hopper=1.005, hopper_dkdv=1.5)
     made_up.FAULTS = staticmethod(lambda contender: "wrong: dq is off" if contender.name == "hopper_dkdv" else "")
     judge(folder, comparison("fwd"), comparison("bwd"))
