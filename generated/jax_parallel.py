@@ -29,6 +29,7 @@ from ._runtime.core.checks import PACKED, fail
 from ._runtime.core.parallel import shards
 from ._runtime.core.parallel.calls import TOKENS, check_call, check_cuts, form_of, head_axis, own_dims, row_axis
 from ._runtime.core.parallel.costs import Machine
+from ._runtime.core.parallel.plan_requests import checked_request
 from ._runtime.core.parallel.shard_plans import make_layout
 from ._runtime.core.parallel.work import work_of
 from ._runtime.jax.parallel.context_parallel import LAYOUT, local_call
@@ -107,7 +108,7 @@ def plan(
         ranks = mesh.size if len(mesh.axis_names) == 1 else tuple(mesh.shape.values())
     if masks is not None and own:
         fail("plan", next(iter(own)), "arguments inside masks= where that is given", "one beside it")
-    layout = make_layout(
+    asked = checked_request(
         op,
         ranks,
         seq=seq,
@@ -122,6 +123,7 @@ def plan(
         machine=machine,
         own=own,
     )
+    layout = make_layout(asked)
     return Layout(**{each.name: getattr(layout, each.name) for each in fields(shards.Layout)})
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.cases.parallel import ParallelCase
 from codegen.testing.calls import Inputs, Shape, draw_inputs, load_manifest, load_op, load_reference, packed
 from generated._runtime.core.parallel.costs import Machine
-from generated._runtime.core.parallel.shard_plans import STRATEGIES
+from generated._runtime.core.parallel.plan_requests import STRATEGIES
 from generated.torch_parallel import Layout, context_parallel, plan
 
 

@@ -95,14 +95,14 @@ def planned(
 ) -> tuple[Any, Any]:
     """The layout of a call that the planner of the package in `out` makes, and the machine that it assumes."""
     core = f"{find_package(out).name}._runtime.core"
-    plans, work, costs = (
-        importlib.import_module(f"{core}.parallel.{name}") for name in ("shard_plans", "work", "costs")
+    plans, requests, work, costs = (
+        importlib.import_module(f"{core}.parallel.{name}") for name in ("shard_plans", "plan_requests", "work", "costs")
     )
     checks = importlib.import_module(f"{core}.checks")
     machine = costs.Machine()
     is_packed = bool(segments)
     try:
-        layout = plans.make_layout(
+        asked = requests.checked_request(
             variant_work(work.VariantWork, variant),
             split.ranks,
             seq=sum(segments) if is_packed else calls[0].q_len,
@@ -113,6 +113,7 @@ def planned(
             machine=machine,
             own=_own(variant, calls, is_packed=is_packed),
         )
+        layout = plans.make_layout(asked)
     except checks.ArgumentError as error:
         raise CodegenError(str(error)) from None
     return layout, machine

@@ -25,6 +25,7 @@ from torch import Tensor
 from ._runtime.core.checks import check_flag, fail
 from ._runtime.core.parallel import shards
 from ._runtime.core.parallel.costs import Machine
+from ._runtime.core.parallel.plan_requests import checked_request
 from ._runtime.core.parallel.shard_plans import make_layout
 from ._runtime.torch.parallel.collectives import Collectives, GridCollectives, collectives_of
 from ._runtime.torch.parallel.context_parallel import ContextParallel, call_of
@@ -140,7 +141,7 @@ def plan(
         ranks = comm.outer.size, comm.inner.size
     if masks is not None and own:
         fail("plan", next(iter(own)), "arguments inside masks= where that is given", "one beside it")
-    layout = make_layout(
+    asked = checked_request(
         op,
         ranks,
         seq=seq,
@@ -155,6 +156,7 @@ def plan(
         machine=machine,
         own=own,
     )
+    layout = make_layout(asked)
     return Layout(**{each.name: getattr(layout, each.name) for each in fields(shards.Layout)}, comm=comm)
 
 
