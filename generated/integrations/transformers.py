@@ -162,7 +162,7 @@ def _recorded(
     """Write down what would compute a call, or why nothing does. Returns zeros in the place of its output."""
     wanted = None
     try:
-        mask = checked(attention_mask, given)
+        mask = checked(attention_mask, key, given)
         wanted = wanted_of(module, query, value, mask, dropout, given)
         found = resolved(wanted)
         arguments_of(found, wanted, mask, query, key, dropout, given)
@@ -205,7 +205,7 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         scaling: float | None = None,
         **given: Any,
     ) -> tuple[Tensor, None]:
-        mask = checked(attention_mask, given)
+        mask = checked(attention_mask, key, given)
         if (dtype := common_dtype(query, key, value)) is not None:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         batch = {"query": query, "key": key, "value": value, "attention_mask": mask, "scaling": scaling, **given}

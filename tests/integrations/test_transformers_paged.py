@@ -333,6 +333,7 @@ def test_a_second_pass_with_the_same_tensors_makes_its_own_plan() -> None:
         ({"output_attentions": True}, "output_attentions: expected False"),
         ({"is_causal": False}, "is_causal: expected a causal model"),
         ({"sliding_window": 1}, "sliding_window: expected 2 or more"),
+        ({"block_indices": torch.zeros(1)}, "block_indices: expected None: no op reads"),
         ({"position_bias": torch.zeros(1)}, "position_bias: expected None, or a registered op"),
     ],
 )
