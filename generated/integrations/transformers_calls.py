@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import torch as ops
 from .._runtime.archs import MAX_HEAD_DIM, MIN_HEAD_DIM
 from .._runtime.core.checks import fail
-from .entries import Attention
+from .entries import Attention, constant
 from .transformers_masks import TITLE, AttentionMask
 from .transformers_plans import CHOSEN_KEYS, MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
 from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
@@ -108,10 +108,10 @@ def wanted_of(
         after=after,
         chunk=chunk,
         images=mask is not None and mask.image is not None,
-        cap=float(cap) if cap else None,
+        cap=constant(cap) if cap else None,
         sink=given.get("s_aux") is not None,
         bias=given.get("position_bias") is not None,
-        dropout=bool(dropout),
+        dropout=constant(dropout) != 0,
     )
 
 
