@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codegen.compile.packages import manifest_of
 from codegen.hub.modules import accepted
 from codegen.plan.ops.torch_modules import MODULE_NAMES, class_names, unused
 from codegen.render.files import MANIFEST, TUNED, with_manifest
@@ -111,7 +112,7 @@ def _read(package: Path) -> dict[str, str]:
     """The files of a rendered package, its manifest and its tuned files."""
     if not (package / MANIFEST).is_file():
         raise CodegenError(f"{package}: expected a rendered package, which has a {MANIFEST}")
-    listed = json.loads((package / MANIFEST).read_text(encoding="utf-8"))["files"]
+    listed = manifest_of(package)["files"]
     paths = [package / path for path in (*listed, MANIFEST) if path.endswith((".py", ".json"))]
     paths += sorted((package / TUNED).rglob("*.json"))
     return {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}
