@@ -224,9 +224,8 @@ class _Served:
         number: int = layer.layer_idx
         group, at = cache.layer_index_to_group_indices[number]
         ring = cache.sliding_windows[number]
-        window = (
-            keywords.get("sliding_window") or getattr(layer, "sliding_window", None) or (ring if ring > 1 else None)
-        )
+        # Not the layer's attribute, which full layers of EXAONE 4 and Qwen2 MoE have, too.
+        window = keywords.get("sliding_window") or (ring if ring > 1 else None)
         if window == 1:
             fail(self.name, "sliding_window", "2 or more: to transformers' paged cache, 1 means no window", 1)
         own = self._own(module, keywords | {"sliding_window": window})

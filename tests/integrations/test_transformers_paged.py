@@ -56,6 +56,13 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(config)
 
 
+def exaone4() -> Any:
+    kinds = ["sliding_attention", "full_attention"]
+    return transformers.Exaone4ForCausalLM(
+        transformers.Exaone4Config(**SIZES, sliding_window=WINDOW, layer_types=kinds)
+    )
+
+
 def gpt_oss() -> Any:
     kinds = ["sliding_attention", "full_attention"]
     config = transformers.GptOssConfig(
@@ -196,6 +203,12 @@ def test_sliding_layers_softcaps_and_sinks(
     assert steps["packed"] > steps["first"] > 0
     assert steps["mixed"] > steps["next_in_ring"] > 0
     assert not steps["decode"]
+
+
+def test_full_layers_that_hold_the_size_of_the_window() -> None:
+    """In EXAONE 4 all layers have the attribute `sliding_window`; only sliding layers pass it on."""
+    want = alone(drawn(exaone4, "eager"))
+    assert served_tokens(drawn(exaone4, served.register())) == want
 
 
 def plain_alibi(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, scaling: float, **__: Any) -> Any:
