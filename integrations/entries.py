@@ -1,6 +1,7 @@
 """The entry of a spec that declares the variant of another library's call."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 _KEEP = "keep[b, h, q_idx, kv_idx]"
 
@@ -27,6 +28,12 @@ class Attention:
     bias: bool = False
     mask: bool = False
     dropout: bool = False
+
+
+def constant(number: Any) -> float:
+    """A number as a constant of a trace. With `dynamic=True` torch.compile takes a float of a config for a symbol."""
+    numerator, denominator = float(number).as_integer_ratio()
+    return numerator / denominator
 
 
 def entry(attention: Attention, *, constants: bool = False) -> str:

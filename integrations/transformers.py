@@ -15,6 +15,7 @@ variant of this package computes is an error that names the entry to add; nothin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -70,7 +71,7 @@ def register(
             and of a dict of the call's arguments, `query`, `key`, `value`, `attention_mask` and all keywords.
 
     Raises:
-        ArgumentError: tensors without an op, or a name that is taken by transformers.
+        ArgumentError: tensors without an op, one that the op does not have, or a name that is taken by transformers.
     """
     if op is None and tensors is not None:
         fail("register", "tensors", "None without op, whose arguments they are", sorted(tensors))
@@ -161,7 +162,7 @@ def _recorded(
     """Write down what would compute a call, or why nothing does. Returns zeros in the place of its output."""
     wanted = None
     try:
-        mask = checked(attention_mask, given)
+        mask = checked(attention_mask, key, given)
         wanted = wanted_of(module, query, value, mask, dropout, given)
         found = resolved(wanted)
         arguments_of(found, wanted, mask, query, key, dropout, given)
@@ -193,6 +194,12 @@ def _shown(found: Found) -> dict[str, Any]:
 def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple[Tensor, None]]:
     """The attention function that computes every layer by one op."""
     name = getattr(op, "__name__", type(op).__name__)
+    read = inspect.signature(op).parameters
+    reads_all = any(each.kind is each.VAR_KEYWORD for each in read.values())
+    for each in tensors:
+        if each not in read and not reads_all:
+            fail("register", "tensors", f"arguments of {name}", repr(each))
+    has_dropout = reads_all or "dropout_p" in read
 
     def attend(
         module: torch.nn.Module,
@@ -204,7 +211,7 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         scaling: float | None = None,
         **given: Any,
     ) -> tuple[Tensor, None]:
-        mask = checked(attention_mask, given)
+        mask = checked(attention_mask, key, given)
         if (dtype := common_dtype(query, key, value)) is not None:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         batch = {"query": query, "key": key, "value": value, "attention_mask": mask, "scaling": scaling, **given}
@@ -212,6 +219,8 @@ def _own(op: Callable[..., Any], tensors: dict[str, Any]) -> Callable[..., tuple
         if given.get("s_aux") is not None and "sink" not in arguments:
             fail(TITLE, "s_aux", f"no sinks: {name} was registered without them", "sinks of the model")
         if dropout and "dropout_p" not in arguments:
+            if not has_dropout:
+                fail(TITLE, "dropout", f"0, as {name} has none: register an op whose entry has dropout", dropout)
             arguments |= {"dropout_p": dropout, "seed": seed()}
         is_causal = mask is None or mask.after == 0
         wanted = Attention(after=0 if is_causal else None)

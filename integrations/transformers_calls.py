@@ -14,9 +14,9 @@ from torch import Tensor
 from .. import torch as ops
 from .._runtime.archs import MAX_HEAD_DIM, MIN_HEAD_DIM
 from .._runtime.core.checks import fail
-from .entries import Attention
+from .entries import Attention, constant
 from .transformers_masks import TITLE, AttentionMask
-from .transformers_plans import MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
+from .transformers_plans import CHOSEN_KEYS, MOST_KEPT, VECTORS, KeptPlan, Plan, sides_of
 from .transformers_sharing import autocast_dtype, cache_of, identity, schedule
 from .transformers_tokens import check_same_length, chunk_positions, packed_row, segment_ids, sequences
 from .variants import BEYOND, Found, find
@@ -37,7 +37,7 @@ def planned(
         ArgumentError: an argument that cannot be served, such as a mask of four axes; it says what to do.
         NotRenderedError: the package has no variant for the call; the message has the entry to add.
     """
-    mask = checked(mask, given)
+    mask = checked(mask, key, given)
     cache = cache_of(mask, given.get("cu_seq_lens_q"))
     if cache is None:
         return _plan(module, query, key, value, mask, dropout, given)
@@ -51,10 +51,15 @@ def planned(
     return plan
 
 
-def checked(mask: Any, given: Mapping[str, Any]) -> AttentionMask | None:
-    """The mask, after checks that it is an `AttentionMask` or None and that the call asks for no weights."""
+def checked(mask: Any, key: Tensor, given: Mapping[str, Any]) -> AttentionMask | None:
+    """The mask, after checks that it is an `AttentionMask` of this call or None, and that the call asks for no weights
+    and for no keys that the model has chosen."""
     if given.get("output_attentions"):
         fail(TITLE, "output_attentions", "False: the weights are never in memory. Use 'eager' to see them", True)
+    for name in CHOSEN_KEYS:
+        if given.get(name) is not None:
+            expected = "None: a query sees all keys of its mask, not those that an indexer chooses. Use 'eager' there"
+            fail(TITLE, name, expected, "indices of keys")
     if mask is not None and not isinstance(mask, AttentionMask):
         got = f"{str(mask.dtype).removeprefix('torch.')} {list(mask.shape)}" if isinstance(mask, Tensor) else mask
         fail(
@@ -64,6 +69,10 @@ def checked(mask: Any, given: Mapping[str, Any]) -> AttentionMask | None:
             "and another mask is a variant of its own, register(name, op=..., tensors=...)",
             got,
         )
+    # A mask without bounds is no mask for transformers, which then compares no lengths.
+    if mask is not None and mask.is_bounded and key.shape[2] > mask.kv_length:
+        expected = f"a mask of all {key.shape[2]} keys of the call: use 'eager' for a model that appends keys to it"
+        fail(TITLE, "attention_mask", expected, f"one of {mask.kv_length} keys")
     return mask
 
 
@@ -98,10 +107,10 @@ def wanted_of(
         after=after,
         chunk=chunk,
         images=mask is not None and mask.image is not None,
-        cap=float(cap) if cap else None,
+        cap=constant(cap) if cap else None,
         sink=given.get("s_aux") is not None,
         bias=given.get("position_bias") is not None,
-        dropout=bool(dropout),
+        dropout=constant(dropout) != 0,
     )
 
 

@@ -73,6 +73,12 @@ class AttentionMask(masking_utils.BlockMask):
         return tuple([x._version if isinstance(x, Tensor) and not x.is_inference() else None for x in self.tensors()])
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether the mask says more than which keys are padding."""
+        bounds = self.before, self.after, self.chunk, self.image, self.packed
+        return any(bound is not None for bound in bounds)
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         return self.batch, 1, self.q_length, self.kv_length
 
@@ -240,12 +246,14 @@ def _read_while_tracing(mask: AttentionMask, function: Any, config: Any, said: d
         mask.chunk = size
     elif size is not None:
         mask.before, mask.after = (size - 1, 0) if is_causal else (size, size)
-    if is_causal and not said.get("allow_is_causal_skip", True) and mask.padding is None and mask.q_length > 1:
+    if is_causal and not said.get("allow_is_causal_skip", True) and mask.q_length > 1:
         if function.__name__ == "or_mask":
             raise NotImplementedError(
                 f"{TITLE}: images that see themselves whole are not readable while torch.compile traces the model: "
                 "make the masks before, with transformers.masking_utils.create_masks_for_generate"
             )
+        if mask.padding is not None:
+            return  # transformers looks for packed sequences only without padding
         # The tokens of a sequence are adjacent, so a token that does not see the token before it begins a sequence.
         rows = torch.arange(mask.q_length, device=said.get("device"))
         batch = torch.arange(mask.batch, device=said.get("device"))[:, None]
@@ -281,4 +289,15 @@ def _has_interface(kind: type) -> bool:
     except KeyError:  # a part of a larger model, or a model of the user's own
         return True
     models = model if isinstance(model, tuple) else (model,)
-    return any(hasattr(sys.modules[each.__module__], "ALL_ATTENTION_FUNCTIONS") for each in models)
+    modules = {sys.modules[each.__module__] for each in models if each.__module__ in sys.modules}
+    # DPR is made of models of BERT, which get its config.
+    parts = [each for module in modules for each in vars(module).values() if _is_model(each)]
+    return any(
+        hasattr(each, "ALL_ATTENTION_FUNCTIONS") for each in modules | {sys.modules[x.__module__] for x in parts}
+    )
+
+
+def _is_model(x: Any) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(x, type) and issubclass(x, PreTrainedModel) and x is not PreTrainedModel

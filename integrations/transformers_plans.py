@@ -15,6 +15,9 @@ from .transformers_tokens import packed_row
 VECTORS = ("cu_seq_lens_q", "cu_seq_lens_k", "position_ids")
 """Keywords of a call that say which tokens are of one sequence."""
 
+CHOSEN_KEYS = ("indices", "block_indices")
+"""Keywords of a call that choose the keys of each query, as the indexers of sparse attention do. No op reads them."""
+
 MOST_KEPT = 8
 """How many plans a mask keeps. Its layers need one plan, or two if caches or head dims differ between layers."""
 
@@ -154,6 +157,8 @@ class KeptPlan:
             and get("softcap") == self.cap
             and dropout == self.dropout
             and not get("output_attentions")
+            and get("indices") is None
+            and get("block_indices") is None
             and query.shape == self.q_shape
             and key.shape == self.k_shape
             and (query.dtype, key.dtype, value.dtype) == self.dtypes

@@ -20,6 +20,7 @@ from codegen.compare.launches import Level
 from codegen.compare.proof import Packages, Result, compare_calls
 from codegen.compare.rekey import rekey
 from codegen.compare.sources import Sources, read_sources, unchanged_kernels, unchanged_variants
+from codegen.compile.packages import manifest_of
 from codegen.lint.jobs import Selection, default_dtypes
 from codegen.render.files import MANIFEST
 from codegen.spec.model import Spec
@@ -47,6 +48,7 @@ def options_of(args: argparse.Namespace) -> Options:
     for folder in (args.old, args.new):
         if not (folder / MANIFEST).is_file():
             raise CodegenError(f"{folder}: no generated package there; `{PROGRAM} render --out DIR` makes one")
+        manifest_of(folder)
     return Options(
         old=args.old.resolve(),
         new=args.new.resolve(),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from codegen import PROGRAM
 from codegen.util.errors import CodegenError
@@ -27,7 +29,26 @@ def find_package(out: Path) -> Package:
         raise CodegenError(
             f"{out}: no generated package there; run `{PROGRAM} render`, or name one by --out or --package"
         )
+    manifest_of(folder)
     return Package(root=str(folder.parent), name=imported(folder))
+
+
+def manifest_of(package: Path) -> dict[str, Any]:
+    """The manifest of a generated package: its `variants` and its `files`.
+
+    Raises:
+        CodegenError: the file is none, for example because it has the marks of a conflict between branches.
+    """
+    path = package / "MANIFEST.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    match found:
+        case {"variants": dict(), "files": dict(files)} if "__init__.py" in files:
+            return dict(found)
+    remedy = f"restore it from version control, or delete the package and run `{PROGRAM} render`"
+    raise CodegenError(f"{path}: not the manifest of a generated package: {remedy}")
 
 
 def installed(name: str, default: Path | None = None) -> Path:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codegen.compile.packages import find_package
-from codegen.plan.ops.torch_modules import class_name
+from codegen.hub.tree import Layer, layers_of
 from codegen.testing.calls import Inputs, Shape, draw_inputs, evaluate, load_manifest, load_op
 from codegen.util.errors import CodegenError
 
@@ -35,15 +35,16 @@ def check_kernel(package: Path, out: Path) -> str:
     kernel = kernels.get_local_kernel(out)
     name = find_package(package).name
     entries = load_manifest(name)
-    for variant, entry in entries.items():
+    for each in layers_of(entries):
+        variant, entry = each.op, entries[each.op]
         inputs = draw_inputs(entry, SHAPE, dtype=torch.float32, device="cpu")
         op = load_op(variant, name)
         want, got = evaluate(op, inputs), evaluate(getattr(kernel, variant), inputs)
         # A layer with dropout takes its seed from torch's generator, like an op that is called without a seed.
         unseeded = replace(inputs, scalars={x: value for x, value in inputs.scalars.items() if x != "seed"})
-        layer = kernels.LocalLayerRepository(repo_path=out, layer_name=class_name(variant))
+        layer = kernels.LocalLayerRepository(repo_path=out, layer_name=each.name)
         want["o of its layer"] = _drawn(unseeded.call, op)
-        got["o of its layer"] = _drawn(_by_layer, kernels, layer, unseeded)
+        got["o of its layer"] = _drawn(_by_layer, kernels, layer, each, unseeded)
         for result, wanted in want.items():
             if not torch.equal(got[result], wanted):
                 raise CodegenError(f"{out}: {variant}: {result} differs from that of {package}")
@@ -55,7 +56,7 @@ def _drawn(call: Callable[..., Tensor], *args: Any) -> Tensor:
     return call(*args)
 
 
-def _by_layer(kernels: Any, repository: Any, inputs: Inputs) -> Tensor:
+def _by_layer(kernels: Any, repository: Any, plan: Layer, inputs: Inputs) -> Tensor:
     """The result of a module whose forward `kernelize` replaced by the layer's."""
     layer = repository.load()
 
@@ -66,8 +67,9 @@ def _by_layer(kernels: Any, repository: Any, inputs: Inputs) -> Tensor:
     adopted = type("Adopted", (torch.nn.Module,), {"forward": forward})
     model = kernels.use_kernel_forward_from_hub("Adopted")(adopted)()
     given = {**inputs.tensors, **inputs.scalars}
-    for name in vars(layer).get("__annotations__", {}):
-        setattr(model, name, given.pop(name))
+    for name in plan.held:
+        setattr(model, name, given.pop(plan.arguments.get(name, name)))
+    given = {name: given.pop(argument) for name, argument in plan.inputs.items()} | given
     mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
     with kernels.use_kernel_mapping({"Adopted": {"cpu": repository}}):
         kernels.kernelize(model, mode=mode, device="cpu", use_fallback=False)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codegen.compile.packages import manifest_of
 from codegen.hub.modules import accepted
-from codegen.plan.ops.torch_modules import class_name
+from codegen.plan.ops.torch_modules import MODULE_NAMES, class_names, unused
 from codegen.render.files import MANIFEST, TUNED, with_manifest
 from codegen.render.formatting import format_files
 from codegen.render.package import LICENCE, make_environment, templates_path
@@ -66,14 +67,18 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """A layer of one variant without state. `inputs`: further arguments of a call; `held`: name -> type of the
-    attributes that it reads from the module whose forward it replaces."""
+    """A layer of one variant without state.
+
+    `inputs`: further arguments of a call, each with the op's name of it. `held`: name -> type of the attributes that it
+    reads from the module whose forward it replaces; `arguments`: the op's name of each, but for the dropout.
+    """
 
     name: str
     op: str
     doc: str
-    inputs: tuple[str, ...]
+    inputs: Mapping[str, str]
     held: Mapping[str, str]
+    arguments: Mapping[str, str]
     has_dropout: bool
 
 
@@ -98,7 +103,7 @@ def tree(package: Path, kernel: Kernel) -> dict[str, str]:
         folder = f"build/torch-{backend}"
         files |= {f"{folder}/{path}": text for path, text in sources.items()}
         files[f"{folder}/metadata.json"] = json.dumps(metadata, indent=2) + "\n"
-    names = [layer.op for layer in _layers(manifest["variants"])]
+    names = [layer.op for layer in layers_of(manifest["variants"])]
     files["build/CARD.md"] = _fill("card.md", kernel=kernel, licence=_licence(), variants=names)
     return with_manifest(files, {})
 
@@ -107,7 +112,7 @@ def _read(package: Path) -> dict[str, str]:
     """The files of a rendered package, its manifest and its tuned files."""
     if not (package / MANIFEST).is_file():
         raise CodegenError(f"{package}: expected a rendered package, which has a {MANIFEST}")
-    listed = json.loads((package / MANIFEST).read_text(encoding="utf-8"))["files"]
+    listed = manifest_of(package)["files"]
     paths = [package / path for path in (*listed, MANIFEST) if path.endswith((".py", ".json"))]
     paths += sorted((package / TUNED).rglob("*.json"))
     return {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in paths}
@@ -123,7 +128,7 @@ def _interface(variants: Mapping[str, Any], sources: Mapping[str, str], kernel: 
         raise CodegenError(
             f"variants.{taken[0]}: a kernel of the hub has another thing of that name: rename the variant"
         )
-    layers = _layers(variants)
+    layers = layers_of(variants)
     texts = {
         "__init__.py": _fill("init.py", layers=layers, modules=own, functions=flash, package=PACKAGE),
         "layers.py": _fill("layers.py", layers=layers, package=PACKAGE),
@@ -132,19 +137,29 @@ def _interface(variants: Mapping[str, Any], sources: Mapping[str, str], kernel: 
     return format_files(texts)
 
 
-def _layers(variants: Mapping[str, Any]) -> list[Layer]:
-    return [_layer(name, entry) for name, entry in sorted(variants.items())]
+def layers_of(variants: Mapping[str, Any]) -> list[Layer]:
+    """The layers of a package's variants, by the names of their ops in order."""
+    names = class_names(sorted(variants))
+    return [_layer(name, names[name], entry) for name, entry in sorted(variants.items())]
 
 
-def _layer(name: str, entry: Mapping[str, Any]) -> Layer:
+def _layer(op: str, name: str, entry: Mapping[str, Any]) -> Layer:
     per_call = [x for x, tensor in entry["tensors"].items() if _PER_CALL & set(tensor["dims"])]
-    held = {x: "Tensor" for x in entry["tensors"] if x not in per_call}
-    held |= {"sink": "Tensor"} if entry["sink"] else {}
-    held |= entry["scalars"]
-    held |= {"dropout_p": "float"} if entry["dropout"] else {}
+    own = {x: "Tensor" for x in entry["tensors"] if x not in per_call}
+    own |= {"sink": "Tensor"} if entry["sink"] else {}
+    own |= entry["scalars"]
+    # A module has attributes of its own, such as `training`, and a method's body reads `self` and its op.
+    attributes = {x: unused(x, MODULE_NAMES) for x in own}
+    held = {attributes[x]: kind for x, kind in own.items()} | ({"dropout_p": "float"} if entry["dropout"] else {})
     inputs = (*per_call, *(["g"] if entry["decay"] else []))
     return Layer(
-        name=class_name(name), op=name, doc=entry["doc"], inputs=inputs, held=held, has_dropout=entry["dropout"]
+        name=name,
+        op=op,
+        doc=entry["doc"],
+        inputs={unused(x, {"self", op}): x for x in inputs},
+        held=held,
+        arguments={attribute: x for x, attribute in attributes.items()},
+        has_dropout=entry["dropout"],
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from operator import index
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from .. import torch as ops
 from .._runtime.core.checks import check_flag, check_float, fail
-from .entries import Attention
+from .entries import Attention, constant
 from .variants import Found, find
 
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 _PACKAGE = __name__.rpartition(".integrations.")[0]
 
 
@@ -80,6 +82,8 @@ def chosen(
         NotRenderedError: the package has no variant for the call; the message has the entry to add.
     """
     before, after = _bounds(title, check_flag(title, "causal", causal), window_size)
+    if torch.compiler.is_compiling():
+        softcap, dropout_p = (_traced(x) for x in (softcap, dropout_p))
     axes = None
     if alibi_slopes is not None:
         axes = _axes_of_slopes(title, alibi_slopes, heads, batch)
@@ -92,6 +96,11 @@ def chosen(
         arguments["dropout_p"] = dropout_p
     by_position = before is not None or after is not None or axes is not None
     return Chosen(variant=found.name, arguments=arguments, by_position=by_position)
+
+
+def _traced(number: Any) -> Any:
+    """An argument of a trace: a number as a constant, anything else as it is, which later checks refuse."""
+    return constant(number) if isinstance(number, _NUMBERS) and not isinstance(number, bool) else number
 
 
 def _cap(title: str, softcap: Any) -> float | None:
@@ -109,7 +118,8 @@ def _bounds(title: str, causal: bool, window_size: Any) -> tuple[int | None, int
     for size in window_size:
         if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
             fail(title, "window_size", "two ints (left, right), -1 for no bound", repr(window_size))
-    before, after = (None if size < 0 else int(size) for size in window_size)
+    # A trace with dynamic shapes takes ints for symbols; `index` makes them constants again.
+    before, after = (None if size < 0 else index(size) for size in window_size)
     return before, 0 if causal else after
 
 
@@ -118,7 +128,9 @@ def _axes_of_slopes(title: str, slopes: Any, heads: int, batch: int | None) -> s
     if not isinstance(slopes, Tensor):
         fail(title, "alibi_slopes", expected, type(slopes).__name__)
     shape = tuple(slopes.shape)
-    if not slopes.dtype.is_floating_point or shape not in ((heads,), (batch, heads)):
+    # Sizes are compared one by one, because `in` finds no symbolic size.
+    fits = shape[-1:] == (heads,) and (len(shape) == 1 or (len(shape) == 2 and shape[0] == batch))
+    if not slopes.dtype.is_floating_point or not fits:
         fail(title, "alibi_slopes", expected, f"{slopes.dtype} {list(shape)}")
     return "h" if slopes.dim() == 1 else "b, h"
 

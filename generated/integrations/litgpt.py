@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import torch as ops
 from .._runtime.core.checks import fail
-from .entries import Attention
+from .entries import Attention, constant
 from .variants import BEYOND, find
 
 __all__ = ["CodegenAttention", "use"]
@@ -80,7 +80,7 @@ class CodegenAttention(torch.nn.Module):
             k, v = k[:, ::repeated], v[:, ::repeated]
         tensors: dict[str, Tensor] = {}
         by_mask = mask is not None and self._input_pos is None
-        name, scalars, keep = _variant(self._window, cap, by_mask)
+        name, scalars, keep = _variant(self._window, None if cap is None else constant(cap), by_mask)
         if self._input_pos is not None:
             tensors = self._positions(self._input_pos, q, k)
         elif mask is not None:

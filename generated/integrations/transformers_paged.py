@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from .._runtime.core.checks import check_int, fail
 from .._runtime.core.row_classes import check_splits
 from .entries import Attention
+from .transformers_plans import CHOSEN_KEYS
 from .transformers_steps import GIVEN, Own, Tokens, parameters, step_of
 from .variants import find
 
@@ -223,9 +224,8 @@ class _Served:
         number: int = layer.layer_idx
         group, at = cache.layer_index_to_group_indices[number]
         ring = cache.sliding_windows[number]
-        window = (
-            keywords.get("sliding_window") or getattr(layer, "sliding_window", None) or (ring if ring > 1 else None)
-        )
+        # Not the layer's attribute, which full layers of EXAONE 4 and Qwen2 MoE have, too.
+        window = keywords.get("sliding_window") or (ring if ring > 1 else None)
         if window == 1:
             fail(self.name, "sliding_window", "2 or more: to transformers' paged cache, 1 means no window", 1)
         own = self._own(module, keywords | {"sliding_window": window})
@@ -268,6 +268,9 @@ class _Served:
             fail(self.name, "dropout", "0 in serving: call model.eval()", dropout)
         if keywords.get("output_attentions"):
             fail(self.name, "output_attentions", "False: no kernel holds the weights", True)
+        for name in CHOSEN_KEYS:
+            if keywords.get(name) is not None:
+                fail(self.name, name, "None: no op reads the keys that an indexer chooses", "indices of keys")
         if keywords.get("is_causal") is False:
             fail(self.name, "is_causal", "a causal model, which generates token by token", False)
         if value.shape != key.shape:

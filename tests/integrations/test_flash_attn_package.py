@@ -170,11 +170,30 @@ def test_dropout_that_is_not_rendered_names_the_entry() -> None:
         fa.flash_attn_func(*qkv(), dropout_p=0.1)
 
 
-def test_compiles_to_one_graph() -> None:
-    inputs = qkv()
-    compiled = torch.compile(fa.flash_attn_func, backend="eager", fullgraph=True)
-    got = compiled(*inputs, causal=True, window_size=(5, 0))
-    torch.testing.assert_close(got, fa.flash_attn_func(*inputs, causal=True, window_size=(5, 0)), atol=0, rtol=0)
+COMPILED: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "a window": {"causal": True, "window_size": (5, 0)},
+    "a cap": {"causal": True, "window_size": (5, 0), "softcap": 20.0},
+    "slopes": {"causal": True, "alibi_slopes": torch.linspace(0.1, 0.4, 4)},
+    "dropout": {"causal": True, "dropout_p": 0.25},
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_to_one_graph(name: str, dynamic: bool | None) -> None:
+    """With dynamic shapes the numbers of a call are symbols. A compiled call draws the seed that the op would draw."""
+    torch.compiler.reset()
+    call = COMPILED[name]
+    compiled = torch.compile(fa.flash_attn_func, backend="eager", fullgraph=True, dynamic=dynamic)
+    for attempt in range(2):
+        results = []
+        for function in (compiled, fa.flash_attn_func):
+            torch.manual_seed(attempt)
+            q, k, v = (x.detach().requires_grad_() for x in qkv())
+            o = function(q, k, v, **call)
+            results.append((o, *torch.autograd.grad(o.sum(), (q, k, v))))
+        torch.testing.assert_close(*results, atol=0, rtol=0)
 
 
 def test_packed_calls_pass_on_the_longest_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

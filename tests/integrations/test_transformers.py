@@ -9,6 +9,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="the hooks into transformers need it")
 
+from generated import torch as ops  # noqa: E402
 from generated._runtime.core.checks import ArgumentError  # noqa: E402
 from generated._runtime.core.settings import INTERPRET  # noqa: E402
 from generated.integrations import transformers as hf  # noqa: E402
@@ -210,11 +211,25 @@ def test_an_op_under_a_name_of_its_own() -> None:
     [
         ("sdpa", {}, "register: name: expected a name that transformers does not use itself, got 'sdpa'"),
         ("own", {"tensors": {"doc": 1}}, "register: tensors: expected None without op"),
+        (
+            "own",
+            {"op": ops.alibi, "tensors": {"slop": 1}},
+            "register: tensors: expected arguments of alibi, got 'slop'",
+        ),
     ],
 )
 def test_bad_registrations_are_one_error(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         hf.register(name, **given)
+
+
+def test_dropout_of_a_model_whose_op_has_none_is_one_error() -> None:
+    net = decoder("Llama", attention_dropout=0.1).train()
+    hf.register("no_dropout", op=ops.causal)
+    net.set_attn_implementation("no_dropout")
+    with pytest.raises(ArgumentError, match=r"dropout: expected 0, as causal has none: .*, got 0\.1"):
+        net(tokens())
+    net.eval()(tokens())
 
 
 def test_drafted_tokens_on_a_sliding_cache_do_not_change_what_is_generated() -> None:

@@ -14,6 +14,7 @@ from generated.integrations import transformers as hf  # noqa: E402
 from tests.support.tiny_models import DECODERS, decoder, model  # noqa: E402
 from tests.support.tiny_others import OTHERS, T5, TEXT  # noqa: E402
 from tests.support.tiny_runs import (  # noqa: E402
+    LENGTH,
     assert_close,
     assert_same,
     boundaries,
@@ -139,6 +140,24 @@ def test_compiled_models_are_one_graph(name: str, call: str) -> None:
         if call == "packed" and name in FOLLOWS_ROWS:
             net.set_attn_implementation("eager")
         assert_close(got, net(**inputs, use_cache=False).logits, "logits")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(("name", "given"), [("Gemma2", {}), ("Llama", {"attention_dropout": 0.2})])
+def test_compiled_models_have_caps_and_dropout(name: str, given: dict[str, Any], dynamic: bool | None) -> None:
+    """With dynamic shapes the floats of a config are symbols of the trace. Seeds are drawn by the compiled model."""
+    net = decoder(name, **given).train()
+    net.set_attn_implementation("codegen")
+    torch.compiler.reset()
+    compiled = torch.compile(net, fullgraph=True, backend="eager", dynamic=dynamic)
+    for length in (LENGTH, LENGTH + 3):
+        results = []
+        for run in (compiled, net):
+            torch.manual_seed(0)
+            logits = run(tokens(2, length), use_cache=False).logits
+            results.append((logits.detach(), gradients(net, weighted(logits))))
+        assert_same(*results)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -56,6 +56,13 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(config)
 
 
+def exaone4() -> Any:
+    kinds = ["sliding_attention", "full_attention"]
+    return transformers.Exaone4ForCausalLM(
+        transformers.Exaone4Config(**SIZES, sliding_window=WINDOW, layer_types=kinds)
+    )
+
+
 def gpt_oss() -> Any:
     kinds = ["sliding_attention", "full_attention"]
     config = transformers.GptOssConfig(
@@ -198,6 +205,12 @@ def test_sliding_layers_softcaps_and_sinks(
     assert not steps["decode"]
 
 
+def test_full_layers_that_hold_the_size_of_the_window() -> None:
+    """In EXAONE 4 all layers have the attribute `sliding_window`; only sliding layers pass it on."""
+    want = alone(drawn(exaone4, "eager"))
+    assert served_tokens(drawn(exaone4, served.register())) == want
+
+
 def plain_alibi(module: Any, query: Tensor, key: Tensor, value: Tensor, _: Any, scaling: float, **__: Any) -> Any:
     """Attention with linear biases by its formula, on q `[B, Hq, S, D]`."""
     groups = query.shape[1] // key.shape[1]
@@ -333,6 +346,7 @@ def test_a_second_pass_with_the_same_tensors_makes_its_own_plan() -> None:
         ({"output_attentions": True}, "output_attentions: expected False"),
         ({"is_causal": False}, "is_causal: expected a causal model"),
         ({"sliding_window": 1}, "sliding_window: expected 2 or more"),
+        ({"block_indices": torch.zeros(1)}, "block_indices: expected None: no op reads"),
         ({"position_bias": torch.zeros(1)}, "position_bias: expected None, or a registered op"),
     ],
 )

@@ -66,6 +66,11 @@ def test_a_model_with_attention_of_its_own_is_one_error(name: str) -> None:
         net(tokens())
 
 
+def test_a_model_made_of_models_with_the_interface_is_served() -> None:
+    net = model("DPRQuestionEncoder", "DPRConfig", **BERT)
+    assert hf.explain(net).is_served, hf.explain(net)
+
+
 READS_THE_MASK = {
     "DeepseekV32": {**SIZE, **DECODERS["DeepseekV3"]},
     "Git": {**SIZE, "vision_config": VISION},
@@ -144,3 +149,49 @@ def test_an_overlay_that_is_not_known_is_named() -> None:
     config._attn_implementation = "codegen"
     with pytest.raises(NotImplementedError, match=r"the mask function .*even_keys is none of transformers' own"):
         create_causal_mask(config, torch.zeros(1, 8, 8), None, None, and_mask_function=even_keys)
+
+
+@pytest.mark.parametrize("with_padding", [False, True])
+def test_images_in_a_trace_are_one_error(with_padding: bool) -> None:
+    """With the mask of padding that processors give, too. Decoding, in which no token is of an image, is traced."""
+    from transformers.masking_utils import create_causal_mask
+
+    config = transformers.Gemma3TextConfig()
+    config._attn_implementation = "codegen"
+    groups = torch.full((1, 8), -1)
+    groups[:, 2:6] = 0
+
+    def masked(embeds: torch.Tensor, padding: Any) -> Any:
+        mask = create_causal_mask(config, embeds, padding, None, block_sequence_ids=groups)
+        return embeds if mask.after == 0 else None
+
+    traced = torch.compile(masked, backend="eager", fullgraph=True)
+    real = torch.ones(1, 8, dtype=torch.int64) if with_padding else None
+    with pytest.raises(Exception, match="images that see themselves whole are not readable"):
+        traced(torch.zeros(1, 8, 8), real)
+    traced(torch.zeros(1, 1, 8), real)
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices"])
+def test_keys_that_an_indexer_chooses_are_one_error(name: str) -> None:
+    """Also behind a layer without an indexer, whose plan is kept."""
+    chosen: Any = {name: torch.zeros(1, 6, 2)}
+    mask, q = _mask(6), torch.zeros(1, 2, 6, 16)
+    hf.attention(torch.nn.Module(), q, q, q, mask)
+    with pytest.raises(ArgumentError, match=rf"{name}: expected None: .* an indexer chooses\. Use 'eager' there"):
+        hf.attention(torch.nn.Module(), q, q, q, mask, **chosen)
+
+
+def test_keys_that_a_mask_does_not_have_are_one_error() -> None:
+    """DeepSeek V4 appends compressed keys to those of a layer, and extends a mask that is a tensor."""
+    q, k = torch.zeros(1, 2, 6, 16), torch.zeros(1, 2, 8, 16)
+    with pytest.raises(ArgumentError, match=r"expected a mask of all 8 keys of the call: .* got one of 6 keys"):
+        hf.attention(torch.nn.Module(), q, k, k, _mask(6))
+
+
+def _mask(length: int) -> Any:
+    from transformers.masking_utils import create_causal_mask
+
+    config = transformers.LlamaConfig()
+    config._attn_implementation = "codegen"
+    return create_causal_mask(config, torch.zeros(1, length, 8), None, None)

@@ -108,3 +108,26 @@ def test_a_model_with_attention_of_its_own_is_one_error_and_leaves_nothing(
     error = capsys.readouterr().err
     assert error.startswith(f"error: --from-config {config}: spec: model: expected one whose attention can be served")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model_type": "llama", "hidden_size": "x"}', "Field 'hidden_size' expected int, got str"),
+        ('{"model_type": "llama", "hidden_size": 30, "num_attention_heads": 7}', "is not a multiple of the number of"),
+        ('{"model_type": "reformer", "architectures": ["ReformerModelWithLMHead"]}', "`is_decoder=True`"),
+    ],
+)
+@pytest.mark.parametrize("command", [["render", "--from-config"], ["warm", "--gpu", "sm_90", "--model"]])
+def test_a_config_that_transformers_refuses_is_one_error(
+    text: str, message: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In whichever way: transformers asserts, and raises errors that are no ValueError."""
+    config = tmp_path / "config.json"
+    config.write_text(text, encoding="utf-8")
+    out = ["--out", str(tmp_path / "x")] if command[0] == "render" else []
+    assert main([*command, str(config), *out]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {command[-1]} {config}: ")
+    assert message in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]

@@ -166,6 +166,35 @@ for name in layers.__all__:
     warm_python(code, imported="torch")
 
 
+def test_layers_of_variants_whose_names_a_module_has_already(tmp_path: Path) -> None:
+    """Two variants would have one class, a module has a `training` of its own, and a method a `self`."""
+    spec, package, out = tmp_path / "names.yaml", tmp_path / "names", tmp_path / "kernel"
+    spec.write_text(
+        """variants:
+  full_1: {}
+  full1: {mask: causal}
+  shifted:
+    score: score * training[h] + self[b]
+    tensors: {training: {dims: [h]}, self: {dims: [b]}}
+""",
+        encoding="utf-8",
+    )
+    assert main(["render", "--variants", str(spec), "--out", str(package)]) == 0
+    assert main(["hub", str(package), "--out", str(out)]) == 0
+    code = f"""{LOAD}
+kernel = load({str(out / "build/torch-cpu")!r})
+from generated import torch as ops
+layers = kernel.layers
+assert torch.equal(layers.Full1()(q, k, v), ops.causal(q, k, v))
+assert torch.equal(layers.Full1_()(q, k, v), ops.full(q, k, v))
+layer, shifts = layers.Shifted(), torch.randn(2)
+layer.training_ = torch.rand(4)
+want = kernel.shifted(q, k, v, training=layer.training_, self=shifts)
+assert torch.equal(layer(q, k, v, shifts), want) and not torch.equal(want, ops.full(q, k, v))
+"""
+    warm_python(code, imported="torch generated.torch")
+
+
 def test_two_builds_in_one_process_and_the_folder_of_its_name(folder: Path) -> None:
     builds = folder / "build"
     code = f"""{LOAD}

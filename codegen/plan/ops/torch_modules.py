@@ -179,22 +179,27 @@ class ModulePlan:
 
 def module_plans(variants: Iterable[Variant]) -> list[ModulePlan]:
     """The classes of all variants, each with a name of its own."""
-    found: list[ModulePlan] = []
+    every = list(variants)
+    names = class_names(variant.name for variant in every)
+    return [_module_plan(variant, names[variant.name]) for variant in every]
+
+
+def class_names(variants: Iterable[str]) -> dict[str, str]:
+    """The name of each variant's class, each name once.
+
+    A keyword, a name that the op's module has already, or one that another variant has, gets an underscore behind it:
+
+    >>> class_names(["full1", "full_1", "none"])
+    {'full1': 'Full1', 'full_1': 'Full1_', 'none': 'None_'}
+    """
+    found: dict[str, str] = {}
     for variant in variants:
-        found.append(
-            _module_plan(
-                variant,
-                _unused(class_name(variant.name), {*kwlist, *BESIDE, variant.name, *(plan.name for plan in found)}),
-            )
-        )
+        found[variant] = unused(class_name(variant), {*kwlist, *BESIDE, variant, *found.values()})
     return found
 
 
 def class_name(variant: str) -> str:
-    """The name of a variant's class.
-
-    A keyword, a name that the op's module has already, or one that another variant has, gets an underscore behind it:
-    `none` is `None_`.
+    """The name of a variant's class, unless it is taken.
 
     >>> class_name("gpt_oss"), class_name("alibi")
     ('GptOss', 'Alibi')
@@ -209,13 +214,13 @@ def _module_plan(variant: Variant, name: str) -> ModulePlan:
     ordered = sorted(names, key=lambda name: name not in _HEADS)
     arguments: dict[str, str] = {}
     for name_ in ordered:
-        arguments[name_] = _unused(_HEADS.get(name_, (name_,))[0], {*_CONSTRUCTOR, *arguments.values()})
+        arguments[name_] = unused(_HEADS.get(name_, (name_,))[0], {*_CONSTRUCTOR, *arguments.values()})
     sizes = [Size(argument=arguments[n], doc=_size_doc(n, variant), is_scalar=n in variant.scalars) for n in ordered]
     scalars: list[Scalar] = []
     for scalar in variant.scalars.values():
         taken = {*_CONSTRUCTOR, *arguments.values(), *(s.argument for s in scalars)}
         own = arguments.get(scalar.name)
-        scalars.append(_scalar(scalar, own or _unused(scalar.name, taken), is_size=own is not None))
+        scalars.append(_scalar(scalar, own or unused(scalar.name, taken), is_size=own is not None))
     parameters = [_parameter(tensor, arguments) for tensor in held]
     if variant.sink:
         shape, doc = f"({arguments['h']},)", f"`[{arguments['h']}]`, zeros at first: a logit in the denominator only."
@@ -293,7 +298,7 @@ def _parameter(tensor: TensorSpec, arguments: dict[str, str]) -> Parameter:
         initial = torch_printer(lambda *_: True, float_cast=lambda text: f"{text}.float()").text(over_axes)
         at_first = f"at first the entry's example, `{FormulaPrinter().text(tensor.example)}`"
     return Parameter(
-        attribute=_unused(tensor.name, MODULE_NAMES),
+        attribute=unused(tensor.name, MODULE_NAMES),
         name=tensor.name,
         shape=f"({', '.join(sources)}{',' * (len(sizes) == 1)})",
         initial=initial,
@@ -302,7 +307,7 @@ def _parameter(tensor: TensorSpec, arguments: dict[str, str]) -> Parameter:
     )
 
 
-def _unused(name: str, taken: Collection[str]) -> str:
+def unused(name: str, taken: Collection[str]) -> str:
     """The name, or one like it that is free."""
     while name in taken:
         name += "_"

@@ -17,6 +17,7 @@ from ..core.checks import (
     check_shapes,
     check_sizes,
     fail,
+    host_number,
     sizes_text,
 )
 from .dispatch import values_are_checked
@@ -146,6 +147,11 @@ def check_offset_word(op: str, q_offset: str) -> None:
 
 def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
     """The seed of a call, checked; if none is given, one from torch's default CPU generator."""
+    if isinstance(seed, Tensor) and torch.compiler.is_compiling():
+        # A trace has no value to check: the compiled call checks it.
+        number = host_number(op, "seed", seed)
+        torch._check(number >= 0)
+        return int(number)
     if seed is not None:
         return check_seed(op, seed)
     if dropout_p == 0:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from codegen.cli.main import main
 from codegen.inspect.block_status import Status, block_diagonal, pairs
 from codegen.inspect.call import make_packed_calls
 from codegen.inspect.show import coarsened
@@ -169,6 +172,13 @@ work skipped      76.5%, blocks between sequences included; each sequence is ana
 
 def test_causal(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "causal", "--q-len", "512") == CAUSAL
+
+
+def test_a_text_stream_without_an_encoding() -> None:
+    """Such as the stream that `contextlib.redirect_stdout` puts in the place of the terminal."""
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        assert main(["show", "causal", "--q-len", "512"]) == 0
+    assert stream.getvalue() == CAUSAL
 
 
 def test_a_window_at_the_end_on_an_ascii_terminal(
