@@ -55,7 +55,8 @@ class Kernel:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in (PACKAGE, "layers"):
             raise CodegenError(
-                f"--name: expected lower-case letters, digits and dashes, no '{PACKAGE}' or 'layers', got {self.name!r}"
+                "--name: expected lower-case letters, digits and dashes, two or more, a letter first and no dash last, "
+                f"and neither '{PACKAGE}' nor 'layers', got {self.name!r}"
             )
         if not _OWNER.fullmatch(self.owner):
             raise CodegenError(f"--owner: expected letters, digits, '-', '_' and '.', got {self.owner!r}")

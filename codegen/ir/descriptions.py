@@ -18,8 +18,8 @@ NAMES = {
     "kv_len": "Keys of the call, of the packed sequence, or of the batch row if the call gives `kv_lengths`. A segment "
     "has no length of its own.",
     "score": "The scaled dot product `scale * q @ k^T`, natural log. Scores read it, masks do not.",
-    INFINITY: "Infinity. `where(condition, score, -inf)` leaves a pair out as a mask does. A score may be no other "
-    "infinity.",
+    INFINITY: "Infinity. `where(condition, score, -inf)` leaves a pair out as a mask does; the condition cannot read "
+    "`score`. A score may be no other infinity.",
     "True": "The boolean.",
     "False": "The boolean.",
 }

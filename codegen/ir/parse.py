@@ -12,7 +12,7 @@ import ast
 import math
 from dataclasses import replace
 
-from codegen.ir import expr
+from codegen.ir import expr, remedies
 from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec, Type, Var
 from codegen.ir.language import FUNCTIONS, INFINITY, MOST_MEMBERS, Macro, Scope
 from codegen.ir.operators import OperatorReader
@@ -144,7 +144,7 @@ class Reader(OperatorReader):
                 return self.read_call(node, name, args)
             case ast.Subscript(value=ast.Name(id=name), slice=index):
                 return self.read_load(node, name, index)
-        raise self.fail(node, f"{source(node)!r} is not part of the expression language")
+        raise self.fail(node, f"{source(node)!r} is not part of the expression language{remedies.for_syntax(node)}")
 
     def read_name(self, node: ast.expr, name: str) -> Expr:
         """The expression that a name stands for. The order of the tests decides which name shadows which."""
@@ -160,7 +160,8 @@ class Reader(OperatorReader):
             return expr.const(math.inf)
         if name == SCORE:
             if not self.allow_score:
-                raise self.fail(node, "a mask cannot read 'score': it decides before any score is known")
+                message = f"a mask cannot read 'score': it decides before any score is known{remedies.MASK_ON_SCORE}"
+                raise self.fail(node, message)
             return expr.float_var(SCORE)
         if name in self.scope.scalars:
             kind = Type.INT if self.scope.scalars[name] is ScalarType.INT else Type.FLOAT
@@ -180,7 +181,8 @@ class Reader(OperatorReader):
         scope = self.scope
         known = [*INDEX_NAMES, *LENGTH_NAMES, INFINITY, *([SCORE] if self.allow_score else [])]
         hint = did_you_mean(name, [*known, *scope.scalars, *scope.tensors, *scope.macros, *scope.bound])
-        return self.fail(node, f"unknown name '{name}'{hint or '; declare it under tensors: or scalars:'}", name)
+        hint = remedies.for_name(name) or hint or "; declare it under tensors: or scalars:"
+        return self.fail(node, f"unknown name '{name}'{hint}", name)
 
     def not_an_axis(self, node: ast.expr) -> ExprError:
         if self.scope.bound:
@@ -208,7 +210,7 @@ class Reader(OperatorReader):
             if name in self.scope.tensors:
                 dims = self.scope.tensors[name].dims
                 raise self.fail(node, f"tensor '{name}' is indexed, not called: {indexing_example(name, dims)}")
-            hint = did_you_mean(name, [*FUNCTIONS, "where", *self.scope.macros])
+            hint = remedies.for_function(name) or did_you_mean(name, [*FUNCTIONS, "where", *self.scope.macros])
             remedy = hint or f"; the functions are {' '.join(sorted([*FUNCTIONS, 'where']))}"
             raise self.fail(node, f"'{name}' is no function of the expression language{remedy}", name)
         fewest, most, build = FUNCTIONS[name]
@@ -221,7 +223,7 @@ class Reader(OperatorReader):
         if self.scope.axes is not None:
             raise self.not_an_axis(node)
         if name not in self.scope.tensors:
-            hint = did_you_mean(name, self.scope.tensors) or "; declare it under tensors:"
+            hint = remedies.for_indexed(name) or did_you_mean(name, self.scope.tensors) or "; declare it under tensors:"
             raise self.fail(node, f"'{name}' is no tensor of this variant{hint}", name, indexed=True)
         items = index.elts if isinstance(index, ast.Tuple) else [index]
         dims = self.scope.tensors[name].dims

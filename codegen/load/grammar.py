@@ -189,6 +189,18 @@ SINK = Flag(description="Adds an argument `sink [Hq]`: a logit per head in the d
 DECAY = Flag(description="Adds an argument `g [B, S, Hq]`: a log-decay, summed along the sequence.")
 DROPOUT = Flag(description="Adds arguments `dropout_p` and `seed`: dropout on the probabilities.")
 PRUNE = Flag(description="Adds an argument `prune`: the share of each row's weight that a call may leave out.")
+_OTHER_KEYS = {
+    **dict.fromkeys(("scale", "softmax_scale"), "; a call gives scale="),
+    **dict.fromkeys(("rope", "rotary", "qk_norm"), "; rotate or normalise q and k before the call"),
+    **dict.fromkeys(("window", "window_size", "sliding_window"), "; write mask: causal and window(128)"),
+    "causal": "; write mask: causal",
+    "softcap": "; write score: softcap(50.0)",
+    "bias": "; declare it under tensors: and add it: score + bias[h, q_idx, kv_idx]",
+    "softmax_plus_one": "; write sink: true, and give zeros as sink= in the call",
+    "dropout_p": "; write dropout: true, and give dropout_p= in the call",
+}
+"""Key that a variant lacks -> where its content belongs."""
+
 VARIANT = Record(
     description="One attention variant; an empty one is plain attention.",
     fields={
@@ -204,6 +216,7 @@ VARIANT = Record(
         "archs": ARCH_TABLE,
     },
     may_be_empty=True,
+    remedies=_OTHER_KEYS,
 )
 VARIANTS = Table(
     description="The variants, each one op.", value=Reference(path="variant"), noun="variant", may_be_empty=False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from codegen.arch.tile_rules import TILE_FIELDS, tile_problems
@@ -190,7 +190,7 @@ class Record(Shape):
     """A mapping with fixed keys.
 
     `noun` is the word for a key in error messages. `missing` is the message for absent required keys, which it may name
-    as `{names}`.
+    as `{names}`. `remedies` says for unknown keys what to write, as the tail of a message.
     """
 
     fields: Mapping[str, Shape]
@@ -198,11 +198,12 @@ class Record(Shape):
     required: Sequence[str] = ()
     missing: str = ""
     may_be_empty: bool = False
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
     def items(self, doc: Document, item: Item) -> dict[str, Item]:
         """The entries by key. Absent keys are not reported beside an unknown key, which may be a misspelling of one."""
         before = len(doc.problems)
-        found = doc.mapping(item, tuple(self.fields), self.noun)
+        found = doc.mapping(item, tuple(self.fields), self.noun, self.remedies)
         absent = [name for name in self.required if name not in found]
         if absent and len(doc.problems) == before:
             doc.note(item, self.missing.format(names=" ".join(absent)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,8 +194,17 @@ class Document:
         self._lines.setdefault(where, line)
         return Item(where=where, line=_line(key), node=key), Item(where=where, line=line, node=value)
 
-    def mapping(self, item: Item, keys: Collection[str] | None = None, noun: str = "key") -> dict[str, Item]:
-        """A mapping with text keys, only those of `keys` if given. A key met twice counts once."""
+    def mapping(
+        self,
+        item: Item,
+        keys: Collection[str] | None = None,
+        noun: str = "key",
+        remedies: Mapping[str, str] | None = None,
+    ) -> dict[str, Item]:
+        """A mapping with text keys, only those of `keys` if given. A key met twice counts once.
+
+        `remedies` says for keys of other libraries what to write in their place, as the tail of a message.
+        """
         found: dict[str, Item] = {}
         first: dict[str, int] = {}
         for key, value in self.entries(item):
@@ -205,7 +214,7 @@ class Document:
             if name in found:
                 self.note(key, f"duplicate {noun} '{name}', first given in line {first[name]}")
             elif keys is not None and name not in keys:
-                hint = did_you_mean(name, keys) or f"; expected one of {' '.join(keys)}"
+                hint = (remedies or {}).get(name) or did_you_mean(name, keys) or f"; expected one of {' '.join(keys)}"
                 if any(bracket in name for bracket in "()[]"):
                     hint = "; quote an expression that holds any of , : [ ] { }"
                 self.note(key, f"unknown {noun} {name!r}{hint}")

@@ -78,7 +78,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
     hopper_fwd = hopper_kernels.forward(variant, analysis, sign)
     if mode is Mode.SEGMENTED and computes_runs_alone(written):
         hopper_fwd = replace(hopper_fwd, leaves_runs=True)
-        if _differentiates_runs(written, terms, hopper_delta):
+        if plan(written, Mode.PACKED).differentiates_runs:
             hopper_bwd = replace(hopper_bwd, leaves_runs=True)
             dq = replace(dq, leaves_runs=True, args=[*dq.args, pointers("run_rows")])
     hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)

@@ -60,6 +60,8 @@ class ExpressionReader(Functions):
     def __init__(self, guesses: dict[str, Kind]) -> None:
         super().__init__(guesses)
         self.pairs: list[Pair] = []
+        self.joins: list[tuple[Joined, int]] = []
+        """Arguments of `create_block_mask` that join masks, with their lines."""
         self.depth = 0
         self.strict = False
         self.defaults_read: set[str] = set()
@@ -138,14 +140,16 @@ class ExpressionReader(Functions):
         # A name that the snippet does not define is a tensor or scalar of the caller.
         return Captured(name)
 
-    def _attribute(self, node: ast.Attribute, owner: Value, name: str) -> Value:
+    def _attribute(self, node: ast.Attribute, owner: Value, name: str, *, is_called: bool = False) -> Value:
         if isinstance(owner, Library):
             if name in CONSTANTS and owner.last in ("torch", "math", "numpy", "np"):
                 return Constant(CONSTANTS[name])
             return Joined(True, (), "noop") if name == "noop_mask" else Library(f"{owner.path}.{name}")
         if name in ("dtype", "device"):
             return Library(name)
-        if name in KNOWN or name in REDUCTIONS or name == "size":
+        is_method = name in KNOWN or name in REDUCTIONS or name == "size"
+        # `self.size` is an attribute of the file's module, `x.size(0)` is not.
+        if is_method and (is_called or not isinstance(owner, Captured)):
             return Method(owner, name)
         if name in ("shape", "ndim"):
             raise TranslationError(node, NO_SIZES)
@@ -186,7 +190,11 @@ class ExpressionReader(Functions):
     def _call(
         self, node: ast.Call, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword], scope: Scope
     ) -> Value:
-        called = self.read(function, scope)
+        if isinstance(function, ast.Attribute):
+            owner = self.read(function.value, scope)
+            called = self._attribute(function, owner, function.attr, is_called=True)
+        else:
+            called = self.read(function, scope)
         if any(isinstance(arg, ast.Starred) for arg in args) or any(keyword.arg is None for keyword in keywords):
             raise TranslationError(node, "arguments are written one by one, not with * or **")
         values, options = self._arguments(called, args, keywords, scope)
@@ -232,7 +240,10 @@ class ExpressionReader(Functions):
                 raise TranslationError(node, f"every argument of {name} must be a mask_mod of this file")
             return Joined(name == "and_masks", parts, f"{'and' if name == 'and_masks' else 'or'}_{node.lineno}")
         if name == "create_block_mask":
-            return BlockMask(args[0] if args else options.get("mask_mod", Constant(None)))
+            mask = args[0] if args else options.get("mask_mod", Constant(None))
+            if isinstance(mask, Joined) and mask.parts:
+                self.joins.append((mask, node.lineno))
+            return BlockMask(mask)
         if name == "flex_attention":
             mask = options.get("block_mask", args[4] if len(args) > 4 else Constant(None))
             score = options.get("score_mod", args[3] if len(args) > 3 else Constant(None))

@@ -19,6 +19,7 @@ from codegen.port.values import (
     Closure,
     Constant,
     Failed,
+    Found,
     Function,
     Kind,
     Library,
@@ -65,15 +66,6 @@ class Issue:
     reason: str
 
 
-@dataclass(frozen=True)
-class Found:
-    """A mask_mod or score_mod of the file."""
-
-    name: str
-    mod: Mod
-    line: int
-
-
 class FileReader(ExpressionReader):
     """Interprets a file abstractly. `found` are its mods, `instantiated` the factories that the file itself calls."""
 
@@ -118,6 +110,9 @@ class FileReader(ExpressionReader):
             for place, found in enumerate(self.found[before:], start=before):
                 if _ANY_MOD.fullmatch(found.name) and found.name != closure.label:
                     self.found[place] = replace(found, name=f"{closure.label}_{found.name}")
+        for joined, line in self.joins:
+            if self.name_of(joined) is None:  # the file gives it no name
+                self._register("_".join(part.label for part in joined.parts), joined, line)
         self._tell_apart()
 
     def _tell_apart(self) -> None:

@@ -228,6 +228,15 @@ def is_score(mod: Mod) -> bool:
     return isinstance(mod, Closure) and parts_of_call(mod) == 5
 
 
+@dataclass(frozen=True)
+class Found:
+    """A mask_mod or score_mod of the file."""
+
+    name: str
+    mod: Mod
+    line: int
+
+
 def named(value: Value, name: str) -> Value:
     """The value after an assignment to `name`: a function or mod gets it as its label."""
     if isinstance(value, Closure | Joined):

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 the 
 FURTHER = """
   undecided: {mask: (q_idx - kv_idx) % 2 != 2 or q_idx >= kv_idx}
   decaying: {decay: true}
+  dropping_all: {dropout: true}
   dropping: {score: 0.5 * score, decay: true, sink: true, dropout: true}
   numbered: {mask: "w[h] >= 0.3", tensors: {w: {dims: [h]}}}
   limited: {mask: "kv_idx // 8 == lim[3] and q_idx >= kv_idx", tensors: {lim: {dims: [q_idx], dtype: int32}}}

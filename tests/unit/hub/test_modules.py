@@ -55,7 +55,9 @@ def test_a_decorator_for_type_checkers_is_guarded() -> None:
 
 @pytest.mark.parametrize("name", ["Attention", "ops", "layers", "a", "-a", "a_b", "a-"])
 def test_names_that_the_hub_does_not_take(name: str) -> None:
-    with pytest.raises(CodegenError, match=f"--name: expected lower-case letters, digits and dashes, .*got '{name}'"):
+    with pytest.raises(
+        CodegenError, match=f"--name: expected lower-case letters, digits and dashes, two or more, .*got '{name}'"
+    ):
         Kernel(name=name, owner="me", version=0)
 
 

@@ -227,3 +227,38 @@ def _port(folder: Path, source: str) -> Report:
     path = folder / "mods.py"
     path.write_text(textwrap.dedent(source))
     return port(path)
+
+
+def test_attribute_with_the_name_of_a_tensor_method_is_a_scalar(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        class Attention(torch.nn.Module):
+            def mask_mod(self, b, h, q_idx, kv_idx):
+                return (q_idx - kv_idx < self.size) & (kv_idx.clamp(max=self.max) >= 0)
+        """,
+    )
+    assert report.failures == ()
+    assert "mask: q_idx - kv_idx < size and min(kv_idx, max_arg) >= 0" in report.text
+
+
+def test_masks_joined_in_a_call_are_ported_as_one(tmp_path: Path) -> None:
+    report = _port(
+        tmp_path,
+        """
+        def near(b, h, q, kv):
+            return q - kv < 5
+        def prefix(b, h, q, kv):
+            return kv < 3
+        def twice(score, b, h, q, kv):
+            return score * 2
+        def plain(q, k, v):
+            return flex_attention(q, k, v, block_mask=create_block_mask(or_masks(near, prefix), 1, 1, 4, 4))
+        def doubled(q, k, v):
+            mask = create_block_mask(and_masks(near, prefix), 1, 1, 4, 4)
+            return flex_attention(q, k, v, score_mod=twice, block_mask=mask)
+        """,
+    )
+    assert report.failures == ()
+    assert "mask: q_idx - kv_idx < 5 or kv_idx < 3" in report.text
+    assert "mask: q_idx - kv_idx < 5 and kv_idx < 3\n    score: score * 2" in report.text
