@@ -55,7 +55,7 @@ _ALL = (
     Chip(name="sm_89", gpus=("l4", "l40s", "rtx_4090"), shared_memory=101_376),
     Chip(
         name="sm_90",
-        gpus=("h100", "h100_pcie", "h200", "gh200"),
+        gpus=("h100", "h100_pcie", "h100_nvl", "h200", "gh200", "h800", "h20"),
         shared_memory=232_448,
         has_wgmma=True,
     ),
