@@ -9,7 +9,7 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -150,6 +150,17 @@ def test_quick_run_measures_two_processes_on_the_cpu(tmp_path: Path, capsys: pyt
     assert "chosen by auto" in "\n".join(OTHER_TABLES["parallel"](rows))
 
 
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """Hides the objects of earlier tests from the garbage collector. A measurement calls it, often for a second each in
+    a process that has run thousands of tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_objects")
 def test_replay_marks_what_is_modelled(tmp_path: Path) -> None:
     spec = {**SPEC, "machine": {"link": 1e9}}
     run = Run(spec, 0, tmp_path / "lines")
@@ -173,6 +184,7 @@ def test_replay_marks_what_is_modelled(tmp_path: Path) -> None:
     assert "modelled, links 1 GB/s" in text
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_replay_has_the_tensors_of_one_rank_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a rank begins, the collectives of earlier ranks are freed, and so are their buffers and all tensors."""
     of_before: list[weakref.ref[Any]] = []
