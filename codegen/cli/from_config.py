@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
 
 from codegen import PACKAGE
-from codegen.compile.packages import find_package, installed
+from codegen.compile.packages import find_package, installed, read_model
 from codegen.load.spec_file import load_text
 from codegen.util.choices import check_config
 from codegen.util.errors import CodegenError
@@ -28,12 +27,7 @@ def write_spec(args: argparse.Namespace) -> Path:
         raise CodegenError(f"--from-config: expected the spec {spec} in a folder that is there")
     check_config("--from-config", config)
     package = find_package(installed(PACKAGE, default=Path(PACKAGE))).name
-    try:
-        text = importlib.import_module(f"{package}.integrations.transformers_spec").spec_of(config)
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:  # transformers checks configs by assertions and by errors of its own, too
-        raise CodegenError(f"--from-config {config}: {str(error) or type(error).__name__}") from None
+    text = read_model(package, "spec_of", config, "--from-config")
     load_text(text, spec.name)
     spec.write_text(text, encoding="utf-8")
     return spec

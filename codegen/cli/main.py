@@ -139,10 +139,11 @@ def show(args: argparse.Namespace) -> int:
         return EXIT_OK
     check_one_gpu(args)
     calls = described_calls(variant, args)
+    encoding = sys.stdout.encoding or "utf-8"  # a stream in memory has none
     if args.pages is not None:
         from codegen.inspect.show_pages import report
 
-        print(report(spec, variant, calls[0], args.pages, encoding=sys.stdout.encoding or "utf-8"))
+        print(report(spec, variant, calls[0], args.pages, encoding=encoding))
         return EXIT_OK
     block = shown.default_block(calls, packed=bool(args.segments))
     block_m, block_n = args.block or (block, block)
@@ -150,7 +151,7 @@ def show(args: argparse.Namespace) -> int:
     picture = shown.picture(variant, grids, args.segments or ())
     if args.png is not None:
         plot.save(picture, args.png)
-    print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=sys.stdout.encoding or "utf-8"))
+    print(shown.report(picture, columns=shutil.get_terminal_size().columns, encoding=encoding))
     return EXIT_OK
 
 

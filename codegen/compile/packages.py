@@ -51,6 +51,21 @@ def manifest_of(package: Path) -> dict[str, Any]:
     raise CodegenError(f"{path}: not the manifest of a generated package: {remedy}")
 
 
+def read_model(package: str, function: str, config: Path, option: str) -> Any:
+    """What a function of the package's module `integrations.transformers_spec` says of the model with a config.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+        CodegenError: transformers or the package refuses the config; the message begins with `option`.
+    """
+    try:
+        return getattr(importlib.import_module(f"{package}.integrations.transformers_spec"), function)(config)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # transformers checks configs by assertions and by errors of its own, too
+        raise CodegenError(f"{option} {config}: {str(error) or type(error).__name__}") from None
+
+
 def installed(name: str, default: Path | None = None) -> Path:
     """The folder of the generated package that Python imports as `name`; where there is none, `default`."""
     try:

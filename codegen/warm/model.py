@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
+from codegen.compile.packages import read_model
 from codegen.util.choices import check_config
 from codegen.util.errors import CodegenError
 from codegen.warm.calls import Layer
@@ -16,12 +16,7 @@ def layers_of(config: Path, package: str) -> tuple[Layer, ...]:
     Raises `CodegenError` if the package has no variant for one of them.
     """
     check_config("--model", config)
-    try:
-        runs = importlib.import_module(f"{package}.integrations.transformers_spec").explained(config)
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:  # transformers checks configs by assertions and by errors of its own, too
-        raise CodegenError(f"--model {config}: {str(error) or type(error).__name__}") from None
+    runs = read_model(package, "explained", config, "--model")
     found: dict[Layer, None] = {}
     for run in runs:
         if not run.is_served:

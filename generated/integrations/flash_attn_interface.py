@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._runtime.core.checks import SEED_END, check_flag, fail
+from .._runtime.core.checks import check_flag, fail
 from .._runtime.core.options import known_lengths
+from .._runtime.torch.inputs import drawn_seed
 from .flash_calls import Chosen, chosen
 
 __all__ = [
@@ -232,7 +233,7 @@ def _called(found: Chosen, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]
     given: dict[str, Any] = {**found.arguments, **call, "q_offset": found.q_offset}
     if "dropout_p" in given and torch.compiler.is_compiling():
         # Drawn by the compiled call, each time anew; outside of a trace the op itself draws the same number.
-        given["seed"] = torch.randint(SEED_END - 1, (), device="cpu")
+        given["seed"] = drawn_seed()
     if not return_attn_probs:
         o: Tensor = found.op(q, k, v, **given)
         return o

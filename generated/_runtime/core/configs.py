@@ -170,7 +170,8 @@ def ladder(
 
 
 def _inside_runs(op: str, pass_name: str, choice: Choice, unit: int, columns: int) -> Choice:
-    """The choice with its tile cut to `unit`, see `fits_runs`, and with stages for which the shared memory suffices."""
+    """The choice with its tile cut to `unit`, see `fits_runs`. A default tile also gets the sides and stages that suit
+    short runs, or, if it is large, the stages that fit the shared memory."""
     if choice.source == "config":
         return choice
     tile = fits_runs(pass_name, choice.tile, unit)
@@ -237,11 +238,10 @@ def decision(
         return HOPPER_DKDV if in_order and pass_name == "bwd" and kernels == HOPPER else kernels
 
     ruled = possible(as_a_rule(pass_name, op, problem.mode, head_dims, problem.seq, sizes))
-    measured_on, verdict = gpu, None
-    for measured in measurements(gpu, HOPPER_FAMILY.arch, op):
-        measured_on, verdict = measured.folder, nearest(measured.verdicts, pass_name, problem)
-        if verdict is not None:
-            break
+    of_gpus = (
+        (each.folder, nearest(each.verdicts, pass_name, problem)) for each in measurements(gpu, HOPPER_FAMILY.arch, op)
+    )
+    measured_on, verdict = next((found for found in of_gpus if found[1] is not None), ("", None))
     times = {} if verdict is None else {name: ms for name, ms in verdict.ms.items() if possible(name) == name}
     if verdict is None or not times:
         return Decision(ruled, None, overrules=False)

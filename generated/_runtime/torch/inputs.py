@@ -158,7 +158,12 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
         return 0  # Nothing is drawn: the state of the generator stays.
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         fail(op, "seed", "an int under torch.compile and torch.jit.trace, which would repeat one drawn seed", None)
-    return int(torch.randint(SEED_END - 1, (), device="cpu").item())
+    return int(drawn_seed().item())
+
+
+def drawn_seed() -> Tensor:
+    """A seed `[]` from torch's default CPU generator, which `torch.manual_seed` repeats."""
+    return torch.randint(SEED_END - 1, (), device="cpu")
 
 
 def positive_scale(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
