@@ -51,7 +51,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self._land_oldest)
-        self._slots: list[Slot] = []
+        self.slots: list[Slot] = []
         self._named: dict[int, Barrier] = {}
         self._launch = Partition(f"launch of program {self.number}", self.warps)
 
@@ -81,7 +81,7 @@ class Program:
             check(dtype == real.int64 and shape[1:] == [1], f"barriers as {shape} of {dtype}")
             return Barriers([Barrier(f"barrier {i} of {name}") for i in range(shape[0])])
         slots = [Slot(f"tile {i} of {name}") for i in range(shape[0])]
-        self._slots += slots
+        self.slots += slots
         # Elements that are read before they are written are NaN, or the smallest int.
         data = torch.empty(shape, dtype=DTYPES[dtype])
         data.fill_(float("nan") if data.is_floating_point() else torch.iinfo(data.dtype).min)
@@ -188,7 +188,7 @@ class Program:
             check(known, f"{slot.name} is overwritten without a wait for the reads of partition {reader.name}")
 
     def fence_async_shared(self) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             if self.partition in slot.stores:
                 slot.stores[self.partition].is_fenced = True
 

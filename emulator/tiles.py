@@ -77,6 +77,7 @@ class Tile:
         blocks = [block for tile in tiles for block in tile.split(piece_columns, 1)]
         self._places = [piece[(None,) * (len(self.shape) - 3)] for block in blocks for piece in block.split(piece_rows)]
         slots = [Slot(f"tile {i} of {self._slots[0].name}") for i in range(count)]
+        self.program.slots += slots
         self._slots = [slots[i * count // len(self._slots)] for i in range(len(self._slots))]
         return Tile(self.program, tiles, layout, slots)
 

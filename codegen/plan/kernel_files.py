@@ -15,6 +15,9 @@ FORWARD = "hopper_fwd"
 FORWARD_FP8 = "hopper_fwd_fp8"
 """File stem of Hopper's forward of float8_e4m3fn."""
 
+LATENT = "hopper_latent"
+"""File stem of Hopper's forward of latent attention, on paged caches."""
+
 BACKWARD, WIDE_BACKWARD, DELTA = "hopper_bwd", "hopper_bwd_wide", "hopper_delta"
 """File stem of Hopper's backward.
 

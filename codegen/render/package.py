@@ -31,6 +31,7 @@ from codegen.plan.ops.source import OpSource
 from codegen.plan.ops.torch_modules import ModulePlan, module_plans
 from codegen.plan.paged.hopper import paged_hopper_plan
 from codegen.plan.paged.kernels import PagedPlan, is_legal, paged_plan
+from codegen.plan.paged.latent import latent_plan
 from codegen.plan.traits import VariantTraits, variant_traits
 from codegen.plan.variant import VariantPlan, plan
 from codegen.plan.work import work_source
@@ -210,18 +211,25 @@ def _paged_files(env: jinja2.Environment, name: str, planned: PagedPlan, op: OpS
     """The kernels on paged caches and their launches."""
     context = _context(planned) | {"runtime": _runtime_of(Mode.PACKED), "paged": planned, "op": op}
     hopper = paged_hopper_plan(planned.written)
-    modules = {".": sorted(["launch", kernel_files.PORTABLE, *([] if hopper is None else [kernel_files.FORWARD])])}
+    latent = latent_plan(planned)
+    of_hopper = {kernel_files.FORWARD: hopper, kernel_files.LATENT: latent}
+    stems = ["launch", kernel_files.PORTABLE, *(stem for stem, plan in of_hopper.items() if plan is not None)]
+    modules = {".": sorted(stems)}
     folder = f"{name}/{kernel_files.PAGED}"
     files = {
         f"{folder}/__init__.py": _fill(
             env, "host/variant_init.py.jinja", modules=modules, title=", paged caches", **context
         ),
         f"{folder}/{kernel_files.PORTABLE}.py": _fill(env, "paged/portable.py.jinja", **context),
-        f"{folder}/launch.py": _fill(env, "host/paged_launch.py.jinja", hopper=hopper, **context),
+        f"{folder}/launch.py": _fill(env, "host/paged_launch.py.jinja", hopper=hopper, latent=latent, **context),
     }
     if hopper is not None:
         given = context | {"kernel": hopper.kernel, "forward": hopper, "title": ", paged caches"}
         files[f"{folder}/{kernel_files.FORWARD}.py"] = _fill(env, "hopper/fwd.py.jinja", **given)
+    if latent is not None:
+        files[f"{folder}/{kernel_files.LATENT}.py"] = _fill(
+            env, "paged/hopper_latent.py.jinja", latent=latent, **context
+        )
     return files
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 213ddb47d8a93b50
+# hash: f55996efd42fd648
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -459,7 +459,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "cbdc8bb396d68177",
-            "plan": "55edd5cbc704fce3",
+            "plan": "56cefb85d1d4ae59",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -497,7 +497,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "0698224ae4304c2b",
-            "plan": "dc963ae515035ed6",
+            "plan": "8755cf35ae0d428c",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -564,7 +564,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "0265d1321ef31f74",
-            "plan": "65369e8d741eeb21",
+            "plan": "7cf8b12b8e3ff586",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -598,7 +598,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "6297d0a82b7613a6",
-            "plan": "fa6609a7549de47a",
+            "plan": "8de88a6ff459a95a",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -632,7 +632,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "619d927dc75bf1c4",
-            "plan": "8b07499e663589f9",
+            "plan": "c4f766f4cb3d0a3c",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -666,7 +666,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "c07cda45a1d35212",
-            "plan": "34aad35a4a890324",
+            "plan": "4527f9cd26ab5b07",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -700,7 +700,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "fdb85b001fd4207c",
-            "plan": "d8cf81a038ea2784",
+            "plan": "eff46a7afbfd0482",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -734,7 +734,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "3683e823ab2d456b",
-            "plan": "d09dd51e4508bff0",
+            "plan": "3a7afe234fb206b5",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -772,7 +772,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "2544a7f2cdb182b6",
-            "plan": "a469ab4e3ce31947",
+            "plan": "70e8f516f3e9a5c6",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -810,7 +810,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "ad344e723f918413",
-            "plan": "8eb3a671773c783a",
+            "plan": "d886aea97878caa5",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -845,7 +845,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "af2f71d68fac4cfc",
-            "plan": "dacdc977d1a8fdb9",
+            "plan": "59e991a710711bfd",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -880,7 +880,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "26997412d8af1f15",
-            "plan": "a74ce7e78ef2a956",
+            "plan": "7ca9adad8c63c46b",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -914,7 +914,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "1c38404d3562adff",
-            "plan": "3c393e8c62608840",
+            "plan": "f294fe4a129bf012",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -948,7 +948,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "ff344223653332eb",
-            "plan": "810f290408d08e26",
+            "plan": "17d7bfe94bf86180",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -983,7 +983,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "242c435f3f0c561e",
-            "plan": "7af1c38db8b50629",
+            "plan": "0553e3e2fcd91fb6",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1017,7 +1017,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "2126080442065316",
-            "plan": "4812f5e23c5d2891",
+            "plan": "c669c529cfeee1c5",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1055,7 +1055,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "bf4c8fa1000ed2f7",
-            "plan": "9da3df3a297c6a7c",
+            "plan": "ef7c1eb65f0fbf9d",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1093,7 +1093,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "0b641140e03b4155",
-            "plan": "c6b80efc13dcae3e",
+            "plan": "4c405578004b2556",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1128,7 +1128,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "c212d265b29ca52e",
-            "plan": "4791afa27f05c34b",
+            "plan": "f0b3e12fb3730d82",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1162,7 +1162,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "31022494571d5542",
-            "plan": "eb969e04c8e171a2",
+            "plan": "2efd4031f92edbff",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1196,7 +1196,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "5846a4525a54628b",
-            "plan": "2eabdcb0535a22b1",
+            "plan": "2c56e088866ab3b6",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1230,7 +1230,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "2a64e36522b47d38",
-            "plan": "b7a593d71ae206ce",
+            "plan": "567facb0e5c7f700",
             "merge": "130df753c5fd23f3",
         },
     },

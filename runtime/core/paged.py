@@ -281,6 +281,10 @@ MERGE_WARPS = 2
 computed."""
 
 
+MERGED_COLUMNS = 1024
+"""Most columns of parts, of all parts that are joined at a time, whose sums fit the registers of these warps."""
+
+
 def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, tensors: tuple[Tensor, ...]) -> None:
     """Join the parts of each tile. `tensors`: the partial sums, the records of tiles and their numbers, o, lse."""
     o, lse = tensors[-2:]
@@ -296,7 +300,7 @@ def merge(backend: Backend, merge_splits: Any, call: CacheCall, rows: RowClass, 
         HEAD_DIM_V=o.shape[-1],
         COLUMNS=columns,
         # It follows from chip and heads alone, because the order of sums depends on it.
-        BLOCK_P=min(next_power_of_2(cdiv(rows.most_splits, FOLDED)), FOLDED),
+        BLOCK_P=min(next_power_of_2(cdiv(rows.most_splits, FOLDED)), FOLDED, max(MERGED_COLUMNS // columns, 1)),
         OVERLAPS=overlaps,
         num_warps=MERGE_WARPS,
         **options,

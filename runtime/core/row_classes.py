@@ -159,6 +159,11 @@ def _most_rows(sizes: PagedSizes) -> int:
     return 16 if sizes.is_wide and sizes.itemsize == 4 else CLASSES[-1]
 
 
+def _is_large(sizes: PagedSizes, block_m: int) -> bool:
+    """Whether a tile has more than 16 wide rows: their sums fill the registers of a program."""
+    return sizes.is_wide and block_m > 16
+
+
 def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
     """The tile of sequences with at most `last_rows` rows."""
     tile, most = sizes.tiles.prompts, _most_rows(sizes)
@@ -166,9 +171,11 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
         # One tile holds all rows of such a sequence, so that its keys are read once.
         tile = sizes.tiles.decode
         block_m = max(tile.block_m, last_rows)
-        # The sums of more than 16 wide rows need the registers of eight warps.
-        is_large = sizes.is_wide and block_m > 16
-        tile = tile._replace(block_m=block_m, num_warps=max(tile.num_warps, 8) if is_large else tile.num_warps)
+        if _is_large(sizes, block_m):
+            # The tile of prompts, if it has as many rows, was chosen for them. Their sums need eight warps.
+            tile = sizes.tiles.prompts if sizes.tiles.prompts.block_m == block_m else tile
+            tile = tile._replace(num_warps=max(tile.num_warps, 8))
+        tile = tile._replace(block_m=block_m)
     elif most < FEW_ROWS < tile.block_m:
         # The tile gets fewer rows below, and so it needs fewer warps.
         tile = tile._replace(num_warps=min(tile.num_warps, 4))
@@ -177,11 +184,14 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
 
 def _row_class(sizes: PagedSizes, splits: Splits, first_rows: int, last_rows: int, tile: PagedTile) -> RowClass:
     block_m, block_n = tile.block_m, tile.block_n
-    least = tile.keys_per_split
-    if last_rows > FEW_ROWS:
+    least, splits_per_processor = tile.keys_per_split, SPLITS_PER_PROCESSOR
+    if last_rows > FEW_ROWS or _is_large(sizes, block_m):
         # The partial sums of a tile's rows, which are merged later, are as large as many keys.
         least = max(least, PROMPT_KEYS * block_m)
-    most = cdiv(SPLITS_PER_PROCESSOR * sizes.processors, sizes.num_kv_heads)
+    if _is_large(sizes, block_m):
+        # A program fills a multiprocessor.
+        splits_per_processor = 1
+    most = cdiv(splits_per_processor * sizes.processors, sizes.num_kv_heads)
     # Splits are folded in groups of FOLDED.
     most = most // FOLDED * FOLDED or most
     if isinstance(splits, int):

@@ -1,6 +1,7 @@
 """The JAX implementation of the protocol `Backend` of `runtime/core/launches.py`."""
 
 from .kernels import call_tiles as call_tiles
+from .kernels import copies_by_tma as copies_by_tma
 from .kernels import has_tanh_instruction as has_tanh_instruction
 from .kernels import is_loaded as is_loaded
 from .kernels import is_nvidia as is_nvidia

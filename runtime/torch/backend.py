@@ -3,6 +3,7 @@
 import torch
 
 from .devices import call_tiles as call_tiles
+from .devices import copies_by_tma as copies_by_tma
 from .devices import has_tanh_instruction as has_tanh_instruction
 from .devices import is_nvidia as is_nvidia
 from .devices import multiprocessors as multiprocessors

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..archs import DEFAULT_MULTIPROCESSORS
+from ..archs import DEFAULT_MULTIPROCESSORS, HOPPER_FAMILY
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions, checked_options
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
@@ -74,6 +74,11 @@ def overlaps(x: Tensor) -> bool:
     """Whether a kernel can start before the previous one ends, and then wait for it: on NVIDIA chips from Hopper on."""
     arch = arch_of(x)
     return arch.startswith("sm_") and int(arch[3:]) >= 90
+
+
+def copies_by_tma(x: Tensor) -> bool:
+    """Whether kernels of Hopper's family can copy a tensor: on sm_90, from memory at a multiple of 16 bytes."""
+    return arch_of(x) == HOPPER_FAMILY.arch and x.data_ptr() % 16 == 0
 
 
 def call_options(

@@ -139,3 +139,51 @@ def plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> l
         "BLOCK_M",
         "BLOCK_N",
     ]
+
+
+def copied_strides(x: str, of: str) -> ArgGroup:
+    """The strides of heads, in units of 16 bytes, and of rows of a tensor that TMA copies, as the call's method `of`
+    gives them."""
+    names = (f"stride_{x}h", f"stride_{x}s")
+    return ArgGroup(
+        names=names, host=host(f"*{{}}({{}}.{of}({{}}), {{}})", "copied_strides", "call", x, x), row_strides=names[1:]
+    )
+
+
+def rows_apart(name: str, x: str, of: str) -> ArgGroup:
+    """The distance between batch rows, or between pages, in rows."""
+    return ArgGroup(names=(name,), host=host(f"{{}}({{}}.{of}({{}}))", "rows_apart", "call", x), varies=True)
+
+
+def latent_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) -> list[ArgGroup]:
+    """The arguments of Hopper's forward of one split whose values are the first columns of keys, in order."""
+    return [
+        pointers("q", "k"),
+        _of_call("page_table", "page_starts"),
+        pointers("records", "counts"),
+        *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if offset else []),
+        *_scalars(variant, roots),
+        pointers("o", "lse", "partial_o", "partial_sums"),
+        _strides("q", "bhs", "query_strides"),
+        copied_strides("k", "cache_strides"),
+        _strides("o", "bhs", "query_strides"),
+        _strides("lse", "bh", "lse_strides"),
+        rows_apart("k_page_rows", "k", "cache_strides"),
+        _number("table_stride", "call"),
+        _number("num_kv_heads", "call"),
+        _number("partial_rows", "rows"),
+        ArgGroup(names=("softmax_scale",), host=host("{}.scale", "call")),
+    ]
+
+
+def latent_constants(variant: Variant, *, offset: bool) -> list[str]:
+    """The compile-time constants of that forward, in order."""
+    return [
+        *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if offset else []),
+        *(["SCALARS_LOADED"] if variant.scalars else []),
+        "FLAT_TABLE",
+        "PAGE_SIZE",
+        "GROUP",
+        "HEAD_DIM",
+        "HEAD_DIM_V",
+    ]

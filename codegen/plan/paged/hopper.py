@@ -23,6 +23,7 @@ from codegen.plan.kernels.kernel import ArgGroup, KernelPlan, pointers
 from codegen.plan.kernels.legend import paged_legend
 from codegen.plan.kernels.signature import Signatures
 from codegen.plan.kernels.token_layout import PackedLayout, TokenLayout
+from codegen.plan.paged.arguments import copied_strides, rows_apart
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 
@@ -125,13 +126,13 @@ def _arguments(variant: Variant, sign: Signatures) -> list[ArgGroup]:
         *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if sign.offset else []),
         *sign.own_scalars(roots),
         pointers("o", "lse"),
-        _copied("q", "query_strides"),
-        _copied("k", "cache_strides"),
-        _copied("v", "cache_strides"),
+        copied_strides("q", "query_strides"),
+        copied_strides("k", "cache_strides"),
+        copied_strides("v", "cache_strides"),
         ArgGroup(names=("stride_ob", "stride_oh", "stride_os"), host=_strides("o"), row_strides=("stride_os",)),
         ArgGroup(names=("stride_lseb", "stride_lseh"), host=host("*{}.lse_strides({})", "call", "lse")),
         *sign.own_strides(roots),
-        *(_rows_apart(name, x, of) for name, x, of in _ROWS_APART),
+        *(rows_apart(name, x, of) for name, x, of in _ROWS_APART),
         _number("table_stride", "call.table_stride"),
         _number("num_heads", "call.q.shape[1]"),
         _number("group_size", "call.group"),
@@ -148,19 +149,6 @@ _ROWS_APART = (
 
 def _strides(x: str) -> HostCode:
     return host("*{}.query_strides({})", "call", x)
-
-
-def _copied(x: str, of: str) -> ArgGroup:
-    """The strides of heads, in units of 16 bytes, and of rows."""
-    names = (f"stride_{x}h", f"stride_{x}s")
-    return ArgGroup(
-        names=names, host=host(f"*{{}}({{}}.{of}({{}}), {{}})", "copied_strides", "call", x, x), row_strides=names[1:]
-    )
-
-
-def _rows_apart(name: str, x: str, of: str) -> ArgGroup:
-    """The distance between batch rows, or between pages, in rows."""
-    return ArgGroup(names=(name,), host=host(f"{{}}({{}}.{of}({{}}))", "rows_apart", "call", x), varies=True)
 
 
 def _number(name: str, source: str) -> ArgGroup:

@@ -75,8 +75,9 @@ class PagedRing:
     page_rows: gl.tensor
 
     @gluon.jit
-    def send(self, desc, rows, start_n, page, turn, PAGE_SIZE: gl.constexpr):
-        """Copy the block of keys that begins at `start_n`, on `page`, once its stage is empty."""
+    def send(self, desc, rows, start_n, page, turn, PAGE_SIZE: gl.constexpr, FIRST_COL: gl.constexpr = 0):
+        """Copy the block of keys that begins at `start_n`, on `page`, from column FIRST_COL on, once its stage is
+        empty."""
         ring = self.ring
         stage, lap = turn % ring.stages, turn // ring.stages
         BLOCK_N: gl.constexpr = ring.tiles.shape[-2]
@@ -96,7 +97,7 @@ class PagedRing:
             end, head, row = rows.coords(page, self.page_rows, key, slot, PAGE_SIZE, ROWS)
             for c in gl.static_range(COLUMN_BLOCKS):
                 piece = self.pieces.index(first_piece + (c * COUNT + i))
-                async_load(desc, (MOST_ROWS, end, head, row, c * PIECE_COLS), full, piece)
+                async_load(desc, (MOST_ROWS, end, head, row, FIRST_COL + c * PIECE_COLS), full, piece)
             page = next_page
 
 

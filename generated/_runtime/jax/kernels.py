@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from ..archs import DEFAULT_MULTIPROCESSORS
+from ..archs import DEFAULT_MULTIPROCESSORS, HOPPER_FAMILY
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
@@ -129,6 +129,11 @@ def is_nvidia(x: Tensor) -> bool:
 def has_tanh_instruction(x: Tensor) -> bool:
     """Whether tanh is one instruction, exact enough for 16-bit inputs: on NVIDIA chips."""
     return x.element_size() <= 2 and is_nvidia(x)
+
+
+def copies_by_tma(x: Tensor) -> bool:
+    """Whether kernels of Hopper's family can copy an array: on sm_90. Arrays begin where TMA can read them."""
+    return arch_of(x) == HOPPER_FAMILY.arch
 
 
 def overlaps(_x: Tensor) -> bool:

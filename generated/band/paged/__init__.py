@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/variant_init.py.jinja
-# hash: e36917f368f1f09e
+# hash: cd2cda3d60ccb14d
 """`band`, paged caches: Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691).
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_fwd", "hopper_latent", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_fwd, launch, portable
+    from . import hopper_fwd, hopper_latent, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".hopper_latent", ".launch", ".portable")

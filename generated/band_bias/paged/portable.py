@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: paged/portable.py.jinja
-# hash: 6e9037868fb8008a
+# hash: 731964cc2a6528f6
 """`band_bias` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -457,15 +457,23 @@ def band_bias_paged_plan(
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
     b = tl.program_id(0).to(tl.int64)
-    # `share`: the keys of each program if all keys of the batch were divided evenly over `most_splits` programs.
-    all_keys = num_seqs * most_keys
-    if kv_lengths_ptr is not None:
-        all_keys = 0
-        for first in range(0, num_seqs, 256):
-            seqs = first + tl.arange(0, 256)
-            all_keys += tl.sum(tl.load(kv_lengths_ptr + seqs, mask=seqs < num_seqs, other=0), 0)
-    share = tl.cdiv(all_keys, most_splits)
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
+    # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
+    all_keys = tl.full([], 0, tl.int64)
+    for first in range(0, num_seqs, 256):
+        seqs = first + tl.arange(0, 256)
+        is_seq = seqs < num_seqs
+        keys = tl.where(is_seq, most_keys, 0).to(tl.int64)
+        if kv_lengths_ptr is not None:
+            keys = tl.load(kv_lengths_ptr + seqs, mask=is_seq, other=0).to(tl.int64)
+        if not ONE_TILE:
+            q_len = q_rows
+            if PACKED:
+                q_len = tl.load(cu_seqlens_q_ptr + seqs + 1, mask=is_seq, other=0)
+                q_len -= tl.load(cu_seqlens_q_ptr + seqs, mask=is_seq, other=0)
+            keys *= tl.cdiv(q_len * GROUP, BLOCK_M)
+        all_keys += tl.sum(keys, 0)
+    share = tl.minimum(tl.cdiv(all_keys, most_splits), 2**30).to(tl.int32)
     if ONE_TILE:
         # Each program counts the parts of all sequences: no counter has to be cleared before.
         entry, entries, split_tile, split_tiles = 0, 0, 0, 0

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/variant_init.py.jinja
-# hash: d6d29a2660224212
+# hash: 5fa8ca5ece5010ee
 """`causal`, paged caches: A query attends to itself and to what came before (Vaswani et al., 2017, section 3.2.3).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_fwd", "hopper_latent", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_fwd, launch, portable
+    from . import hopper_fwd, hopper_latent, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".hopper_latent", ".launch", ".portable")

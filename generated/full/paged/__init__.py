@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/variant_init.py.jinja
-# hash: 01d1a8cb94db30f6
+# hash: beff1d86c7421d95
 """`full`, paged caches: Every query attends to every key (Vaswani et al., 2017, arXiv:1706.03762).
 
 The modules of launches and of kernels are imported when they are first read.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_fwd", "hopper_latent", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_fwd, launch, portable
+    from . import hopper_fwd, hopper_latent, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".hopper_latent", ".launch", ".portable")

@@ -2,11 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/paged_launch.py.jinja
-# hash: db760b9f9f553f28
+# hash: 9f1a5d69d72078b4
 """Launches of the kernels of `full` on paged caches."""
 
+from ..._runtime.core.families import HOPPER_WARPS
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
+from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
 from ..._runtime.core.tiles import HOPPER
 from ..._runtime.device.paged import merge_splits
@@ -94,46 +96,79 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
             )
             continue
         partial_o, partial_sums = call.partials(backend, rows)
-        backend.launch(
-            full_paged_fwd,
-            (call.programs(backend, rows.num_entries * call.num_kv_heads),),
-            (
-                q,
-                k,
-                v,
-                call.k_scale,
-                call.value_scale,
-                call.page_table,
-                call.page_starts,
-                records,
-                counts,
-                o,
-                lse,
-                partial_o,
-                partial_sums,
-                *call.query_strides(q),
-                *call.cache_strides(k),
-                *call.cache_strides(v),
-                *call.query_strides(o),
-                *call.lse_strides(lse),
-                call.table_stride,
-                call.num_kv_heads,
-                rows.partial_rows,
-                call.scale,
-            ),
-            K_SCALE=call.scale_kind(call.k_scale),
-            V_SCALE=call.scale_kind(call.value_scale),
-            PAIRS=pairs,
-            SHARED_KV=shares_values,
-            FLAT_TABLE=call.page_starts is not None,
-            PAGE_SIZE=call.page_size,
-            GROUP=call.group,
-            FOLDS=rows.folds,
-            OVERLAPS=rows.splits and backend.overlaps(q),
-            FULL_BLOCKS=rows.has_prompts,
-            **call.constants(rows, shares_values=shares_values),
-            **call.limits(backend, rows),
-        )
+        if runs_latent(backend, call, rows, shares_values=shares_values):
+            backend.launch_hopper(
+                kernels.hopper_latent.full_paged_hopper_latent,
+                (min(rows.num_entries * call.num_kv_heads, backend.multiprocessors(q)),),
+                (
+                    q,
+                    k,
+                    call.page_table,
+                    call.page_starts,
+                    records,
+                    counts,
+                    o,
+                    lse,
+                    partial_o,
+                    partial_sums,
+                    *call.query_strides(q),
+                    *copied_strides(call.cache_strides(k), k),
+                    *call.query_strides(o),
+                    *call.lse_strides(lse),
+                    rows_apart(call.cache_strides(k)),
+                    call.table_stride,
+                    call.num_kv_heads,
+                    rows.partial_rows,
+                    call.scale,
+                ),
+                FLAT_TABLE=call.page_starts is not None,
+                PAGE_SIZE=call.page_size,
+                GROUP=call.group,
+                HEAD_DIM=q.shape[-1],
+                HEAD_DIM_V=v.shape[-1],
+                num_warps=HOPPER_WARPS,
+            )
+        else:
+            backend.launch(
+                full_paged_fwd,
+                (call.programs(backend, rows.num_entries * call.num_kv_heads),),
+                (
+                    q,
+                    k,
+                    v,
+                    call.k_scale,
+                    call.value_scale,
+                    call.page_table,
+                    call.page_starts,
+                    records,
+                    counts,
+                    o,
+                    lse,
+                    partial_o,
+                    partial_sums,
+                    *call.query_strides(q),
+                    *call.cache_strides(k),
+                    *call.cache_strides(v),
+                    *call.query_strides(o),
+                    *call.lse_strides(lse),
+                    call.table_stride,
+                    call.num_kv_heads,
+                    rows.partial_rows,
+                    call.scale,
+                ),
+                K_SCALE=call.scale_kind(call.k_scale),
+                V_SCALE=call.scale_kind(call.value_scale),
+                PAIRS=pairs,
+                SHARED_KV=shares_values,
+                FLAT_TABLE=call.page_starts is not None,
+                PAGE_SIZE=call.page_size,
+                GROUP=call.group,
+                FOLDS=rows.folds,
+                OVERLAPS=rows.splits and backend.overlaps(q),
+                FULL_BLOCKS=rows.has_prompts,
+                **call.constants(rows, shares_values=shares_values),
+                **call.limits(backend, rows),
+            )
         if rows.splits:
             merge(backend, merge_splits, call, rows, (partial_o, partial_sums, tiles, counts, o, lse))
     return o, lse

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: paged/portable.py.jinja
-# hash: ef29d8f85a0fba01
+# hash: 6de6aa4cf6c83c53
 """`full` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     q             [B, Hq, Sq, D], or [total_q, Hq, D] of packed sequences
@@ -383,15 +383,23 @@ def full_paged_plan(
     BLOCK_N: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
-    # `share`: the keys of each program if all keys of the batch were divided evenly over `most_splits` programs.
-    all_keys = num_seqs * most_keys
-    if kv_lengths_ptr is not None:
-        all_keys = 0
-        for first in range(0, num_seqs, 256):
-            seqs = first + tl.arange(0, 256)
-            all_keys += tl.sum(tl.load(kv_lengths_ptr + seqs, mask=seqs < num_seqs, other=0), 0)
-    share = tl.cdiv(all_keys, most_splits)
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
+    # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
+    all_keys = tl.full([], 0, tl.int64)
+    for first in range(0, num_seqs, 256):
+        seqs = first + tl.arange(0, 256)
+        is_seq = seqs < num_seqs
+        keys = tl.where(is_seq, most_keys, 0).to(tl.int64)
+        if kv_lengths_ptr is not None:
+            keys = tl.load(kv_lengths_ptr + seqs, mask=is_seq, other=0).to(tl.int64)
+        if not ONE_TILE:
+            q_len = q_rows
+            if PACKED:
+                q_len = tl.load(cu_seqlens_q_ptr + seqs + 1, mask=is_seq, other=0)
+                q_len -= tl.load(cu_seqlens_q_ptr + seqs, mask=is_seq, other=0)
+            keys *= tl.cdiv(q_len * GROUP, BLOCK_M)
+        all_keys += tl.sum(keys, 0)
+    share = tl.minimum(tl.cdiv(all_keys, most_splits), 2**30).to(tl.int32)
     if ONE_TILE:
         # Each program counts the parts of all sequences: no counter has to be cleared before.
         entry, entries, split_tile, split_tiles = 0, 0, 0, 0

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/variant_init.py.jinja
-# hash: c6e02bfd188f07d0
+# hash: f3b5f633ba8fcc66
 """`prefix_lm`, paged caches: Causal, but for a prefix of `length` keys that every query attends to (Raffel et al.,
 2020, arXiv:1910.10683).
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_fwd", "hopper_latent", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_fwd, launch, portable
+    from . import hopper_fwd, hopper_latent, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".hopper_latent", ".launch", ".portable")

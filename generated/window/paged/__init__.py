@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/variant_init.py.jinja
-# hash: 305f38d7103e5653
+# hash: 5fb1f605ffe36159
 """`window`, paged caches: Causal with a window of `size` keys, the query's own included (Mistral 7B,
 arXiv:2310.06825).
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_fwd", "launch", "portable"]
+__all__ = ["hopper_fwd", "hopper_latent", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_fwd, launch, portable
+    from . import hopper_fwd, hopper_latent, launch, portable
 else:
-    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".launch", ".portable")
+    __getattr__, __dir__ = lazy_modules(__name__, ".hopper_fwd", ".hopper_latent", ".launch", ".portable")

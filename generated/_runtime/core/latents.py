@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention on paged caches: which calls run the kernel of Hopper's family for it. No framework is imported."""
+
+from ..archs import NARROW_HEAD_DIM
+from .launches import Backend
+from .paged import CacheCall
+from .prompts import LEAST_PAGE, PAGE_FACTOR, is_copied
+from .row_classes import RowClass
+from .tiles import PORTABLE
+
+ROWS = 64
+"""Rows of the kernel's tile."""
+
+KEYS = 64
+"""Keys of a block, and most columns of a key that belong to no value: weights take their place in shared memory."""
+
+VALUE_COLUMNS = (256, 512)
+"""Columns of values that the kernel computes, half of them in each warpgroup."""
+
+
+def runs_latent(backend: Backend, call: CacheCall, rows: RowClass, *, shares_values: bool) -> bool:
+    """Whether a class of rows runs the kernel: if its values are the first columns of keys, which TMA can copy.
+
+    The order of its sums differs from that of the portable kernel. So this reads nothing that depends on the batch.
+    """
+    q, k, tile = call.q, call.k, rows.tile
+    head_dim, head_dim_v = q.shape[-1], call.v.shape[-1]
+    columns = head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= KEYS
+    plain = q.dtype == k.dtype and k.element_size() == 2 and call.k_scale is None and call.value_scale is None
+    pages = call.page_table is not None and call.page_size >= LEAST_PAGE and call.page_size % PAGE_FACTOR == 0
+    if not (shares_values and columns and plain and pages) or call.family == PORTABLE:
+        return False
+    fits = (tile.block_m, tile.block_n) == (ROWS, KEYS) and not rows.folds
+    return fits and backend.copies_by_tma(k) and is_copied(call.cache_strides(k), k.shape[0], k.element_size())
