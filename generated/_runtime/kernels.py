@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: f55996efd42fd648
+# hash: ef596b4928fe20eb
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -459,7 +459,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "cbdc8bb396d68177",
-            "plan": "56cefb85d1d4ae59",
+            "plan": "9526f039741c8f48",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -497,7 +497,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "0698224ae4304c2b",
-            "plan": "8755cf35ae0d428c",
+            "plan": "5fe8d7a16d7a2f74",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -564,7 +564,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "0265d1321ef31f74",
-            "plan": "7cf8b12b8e3ff586",
+            "plan": "edf4100275b96093",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -598,7 +598,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "6297d0a82b7613a6",
-            "plan": "8de88a6ff459a95a",
+            "plan": "12a25e94b9e65dcd",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -632,7 +632,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "619d927dc75bf1c4",
-            "plan": "c4f766f4cb3d0a3c",
+            "plan": "c73c6c4b0f794a48",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -666,7 +666,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "c07cda45a1d35212",
-            "plan": "4527f9cd26ab5b07",
+            "plan": "16d1ce1be4957019",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -700,7 +700,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "fdb85b001fd4207c",
-            "plan": "eff46a7afbfd0482",
+            "plan": "b07df6dff1fb14e7",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -734,7 +734,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "3683e823ab2d456b",
-            "plan": "3a7afe234fb206b5",
+            "plan": "e867fe65c1800ab2",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -772,7 +772,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "2544a7f2cdb182b6",
-            "plan": "70e8f516f3e9a5c6",
+            "plan": "1530666bc1daf983",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -810,7 +810,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "ad344e723f918413",
-            "plan": "d886aea97878caa5",
+            "plan": "ca7a7b9b7a7cd2c7",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -845,7 +845,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "af2f71d68fac4cfc",
-            "plan": "59e991a710711bfd",
+            "plan": "9e728a2e9cb7ed98",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -880,7 +880,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "26997412d8af1f15",
-            "plan": "7ca9adad8c63c46b",
+            "plan": "7819daab8d750228",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -914,7 +914,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "1c38404d3562adff",
-            "plan": "f294fe4a129bf012",
+            "plan": "33466b22541e18cd",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -948,7 +948,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "ff344223653332eb",
-            "plan": "17d7bfe94bf86180",
+            "plan": "f3eea1fa17ece8b5",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -983,7 +983,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "242c435f3f0c561e",
-            "plan": "0553e3e2fcd91fb6",
+            "plan": "02062b0507ef2d86",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1017,7 +1017,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "2126080442065316",
-            "plan": "c669c529cfeee1c5",
+            "plan": "88290ee29da0f9b7",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1055,7 +1055,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "bf4c8fa1000ed2f7",
-            "plan": "ef7c1eb65f0fbf9d",
+            "plan": "61cb1b5200b8d85a",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1093,7 +1093,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "0b641140e03b4155",
-            "plan": "4c405578004b2556",
+            "plan": "15ead198868a5afc",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1128,7 +1128,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "c212d265b29ca52e",
-            "plan": "f0b3e12fb3730d82",
+            "plan": "78decfcdb9b1ccbc",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1162,7 +1162,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "31022494571d5542",
-            "plan": "2efd4031f92edbff",
+            "plan": "c8ee26d6c50fc8e9",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1196,7 +1196,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "5846a4525a54628b",
-            "plan": "2c56e088866ab3b6",
+            "plan": "9e89f425770b9bcb",
             "merge": "130df753c5fd23f3",
         },
     },
@@ -1230,7 +1230,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
         },
         "paged": {
             "fwd": "2a64e36522b47d38",
-            "plan": "567facb0e5c7f700",
+            "plan": "fc166eab0936c3cf",
             "merge": "130df753c5fd23f3",
         },
     },

@@ -23,14 +23,14 @@ LENGTHS = (35, 0, 1, 16)
 class Cache:
     """Keys `[pages, page size, 1, D]` of some sequences, with NaN in all places that no query may read."""
 
-    def __init__(self, dim: int, page_size: int, lengths: Sequence[int] = LENGTHS) -> None:
-        pool = paging.Pool(512 // page_size, page_size)
+    def __init__(self, dim: int, page_size: int, lengths: Sequence[int] = LENGTHS, slots: int = 512) -> None:
+        pool = paging.Pool(slots // page_size, page_size)
         pool.extend("nobody", 3)
-        self.keys = torch.full((512 // page_size, page_size, 1, dim), float("nan"), device=DEVICE).to(DTYPE)
+        self.keys = torch.full((slots // page_size, page_size, 1, dim), float("nan"), device=DEVICE).to(DTYPE)
         self.rows = [torch.randn(length, 1, dim, device=DEVICE).to(DTYPE) for length in lengths]
         for b, row in enumerate(self.rows):
-            slots = torch.tensor(pool.extend(b, len(row)), device=DEVICE, dtype=torch.int64)
-            paging.append(row, row, self.keys, self.keys, slots)
+            places = torch.tensor(pool.extend(b, len(row)), device=DEVICE, dtype=torch.int64)
+            paging.append(row, row, self.keys, self.keys, places)
         sequences = range(len(lengths))
         self.pages: dict[str, Any] = {
             "page_table": torch.tensor(pool.page_table(sequences), device=DEVICE),
@@ -54,14 +54,19 @@ class Cache:
 def shared(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each forward that is launched, whether one load of keys serves both products."""
     found: list[bool] = []
-    launch = backend.launch
+    launch, launch_hopper = backend.launch, backend.launch_hopper
 
     def noted(*args: Any, **constants: Any) -> None:
         if "SHARED_KV" in constants:
             found.append(constants["SHARED_KV"])
         launch(*args, **constants)
 
+    def noted_latent(*args: Any, **constants: Any) -> None:
+        found.append(True)
+        launch_hopper(*args, **constants)
+
     monkeypatch.setattr(backend, "launch", noted)
+    monkeypatch.setattr(backend, "launch_hopper", noted_latent)
     return found
 
 
@@ -87,6 +92,23 @@ def test_values_in_keys(
     o: Any = causal(q, cache.keys, cache.keys[..., :dim_v], **cache.pages)
     torch.testing.assert_close(o.double(), cache.expected(q, dim_v), atol=TOLERANCE, rtol=TOLERANCE)
     assert set(shared) == {is_shared}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "queries", "page_size"), [(128, 1, 64), (64, 2, 16), (32, 3, 256), (128, 70, 64)])
+def test_long_sequences(heads: int, queries: int, page_size: int) -> None:
+    """Each sequence alone, and on the first try, has the same bits as in the batch."""
+    cache = Cache(576, page_size, (5000, 70, 0, 1300), slots=8192)
+    q = torch.randn(4, heads, queries, 576, device=DEVICE).to(DTYPE)
+    values = cache.keys[..., :512]
+    o: Any = causal(q, cache.keys, values, **cache.pages)
+    torch.testing.assert_close(o.double(), cache.expected(q, 512), atol=TOLERANCE, rtol=TOLERANCE)
+    for b in range(4):
+        own = {name: x[b : b + 1] for name, x in cache.pages.items()}
+        alone: Any = causal(q[b : b + 1], cache.keys, values, **own)
+        assert torch.equal(alone[0], o[b])
+    balanced: Any = causal(q, cache.keys, values, splits="balanced", **cache.pages)
+    torch.testing.assert_close(balanced, o, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("dim_v", [512, 8])

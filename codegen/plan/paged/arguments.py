@@ -132,6 +132,7 @@ def plan_constants(variant: Variant, roots: Sequence[Expr], *, shift: bool) -> l
         *(["SCALARS_LOADED"] if any(name in read for name in variant.scalars) else []),
         "PACKED",
         "BALANCED",
+        "PLANNERS",
         "FIRST_ROWS",
         "LAST_ROWS",
         "GROUP",

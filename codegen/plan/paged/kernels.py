@@ -124,7 +124,7 @@ class PagedPlan:
     @property
     def split_constants(self) -> list[str]:
         """The constants of the plan that the splits of a tile depend on. Scalars given by pointer are loaded before."""
-        return [name for name in self.plan.constants if name != "SCALARS_LOADED"]
+        return [name for name in self.plan.constants if name not in ("SCALARS_LOADED", "PLANNERS")]
 
     @property
     def gap_statements(self) -> list[Statement]:

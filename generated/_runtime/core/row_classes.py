@@ -31,6 +31,9 @@ FOLDED = 8
 
 NO_LIMIT = 2**20
 
+MOST_PLANNERS = 32
+"""Most programs that plan the tiles of a sequence."""
+
 BALANCED = "balanced"
 Splits = int | str | None
 
@@ -40,6 +43,7 @@ class RowClass(NamedTuple):
 
     `most_splits` and `least_keys` are the rule for splits. `num_tiles` and `num_entries` bound the number of tiles and
     of splits, `partial_rows` the rows of a tile. `is_wide`: the head dims are larger than any outside paged calls.
+    `planners` programs plan the tiles of each sequence.
     """
 
     first_rows: int
@@ -51,6 +55,7 @@ class RowClass(NamedTuple):
     num_entries: int
     partial_rows: int
     is_wide: bool
+    planners: int = 1
 
     @property
     def record_size(self) -> int:
@@ -218,4 +223,5 @@ def _row_class(sizes: PagedSizes, splits: Splits, first_rows: int, last_rows: in
         num_entries=num_entries,
         partial_rows=min(block_m, rows),
         is_wide=sizes.is_wide,
+        planners=min(of_one, MOST_PLANNERS),
     )

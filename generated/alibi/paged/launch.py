@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 9eb920e82adf95d1
+# hash: cf27d0400f3994e3
 """Launches of the kernels of `alibi` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -26,7 +26,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             continue
         backend.launch(
             alibi_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -44,6 +44,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: 9d9a535fd1978801
+# hash: f71684b689965dd1
 """Launches of the kernels of `band` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -29,7 +29,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             continue
         backend.launch(
             band_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -50,6 +50,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             SCALARS_LOADED=backend.is_loaded(before, after),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 4942f4656da9d701
+# hash: e341c75f94b4616b
 """Launches of the kernels of `band_bias` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -20,7 +20,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             band_bias_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -41,6 +41,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             SCALARS_LOADED=backend.is_loaded(before, after),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/paged_launch.py.jinja
-# hash: 9025356e8bda43d1
+# hash: 03d67656616ec7ee
 """Launches of the kernels of `band_images` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -20,7 +20,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             band_images_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -35,6 +35,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             ),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

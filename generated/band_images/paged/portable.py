@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: paged/portable.py.jinja
-# hash: b723e194851eab90
+# hash: 6b580f2de37ab060
 """`band_images` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after or image[b, q_idx] == image[b, kv_idx] and
@@ -342,6 +342,7 @@ def band_images_paged_plan(
     least_keys,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
+    PLANNERS: tl.constexpr,
     FIRST_ROWS: tl.constexpr,
     LAST_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -349,7 +350,8 @@ def band_images_paged_plan(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    b = tl.program_id(0).to(tl.int64)
+    # Several programs plan the tiles of a sequence, if it may have several.
+    b, planner = (tl.program_id(0) // PLANNERS).to(tl.int64), tl.program_id(0) % PLANNERS
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
     # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
     all_keys = tl.full([], 0, tl.int64)
@@ -404,7 +406,7 @@ def band_images_paged_plan(
         q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
         num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
         entries = 0
-        for tile in range(num_tiles):
+        for tile in range(planner, num_tiles, PLANNERS):
             _, _, _, _, _, _, _, parts = band_images_paged_plan_tile(
                 b,
                 tile,
@@ -426,7 +428,7 @@ def band_images_paged_plan(
             )
             entries += parts
         entry = tl.atomic_add(counts_ptr, entries)
-    for tile in range(num_tiles):
+    for tile in range(planner, num_tiles, PLANNERS):
         q_start, q_len, kv_len, first_step, span, keys, taken, parts = band_images_paged_plan_tile(
             b,
             tile,

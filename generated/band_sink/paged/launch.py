@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: 7e718889985bcdd4
+# hash: ebd8a25886ea2bb1
 """Launches of the kernels of `band_sink` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -27,7 +27,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             continue
         backend.launch(
             band_sink_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -48,6 +48,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             SCALARS_LOADED=backend.is_loaded(before, after),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/paged_launch.py.jinja
-# hash: 3842eb0bf5979ff0
+# hash: cf687bc5e273b31e
 """Launches of the kernels of `band_softcap` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -27,7 +27,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             continue
         backend.launch(
             band_softcap_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -48,6 +48,7 @@ def plan(backend: Backend, call: CacheCall, before: int, after: int) -> list[Ten
             SCALARS_LOADED=backend.is_loaded(before, after),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: paged/portable.py.jinja
-# hash: 9c8f33285d76a7c3
+# hash: f2f374c54660974d
 """`band_softcap` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -423,6 +423,7 @@ def band_softcap_paged_plan(
     SCALARS_LOADED: tl.constexpr,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
+    PLANNERS: tl.constexpr,
     FIRST_ROWS: tl.constexpr,
     LAST_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -432,7 +433,8 @@ def band_softcap_paged_plan(
 ):
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
-    b = tl.program_id(0).to(tl.int64)
+    # Several programs plan the tiles of a sequence, if it may have several.
+    b, planner = (tl.program_id(0) // PLANNERS).to(tl.int64), tl.program_id(0) % PLANNERS
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
     # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
     all_keys = tl.full([], 0, tl.int64)
@@ -492,7 +494,7 @@ def band_softcap_paged_plan(
         q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
         num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
         entries = 0
-        for tile in range(num_tiles):
+        for tile in range(planner, num_tiles, PLANNERS):
             _, _, _, _, _, _, _, parts = band_softcap_paged_plan_tile(
                 b,
                 tile,
@@ -519,7 +521,7 @@ def band_softcap_paged_plan(
             )
             entries += parts
         entry = tl.atomic_add(counts_ptr, entries)
-    for tile in range(num_tiles):
+    for tile in range(planner, num_tiles, PLANNERS):
         q_start, q_len, kv_len, first_step, span, keys, taken, parts = band_softcap_paged_plan_tile(
             b,
             tile,

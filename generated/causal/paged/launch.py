@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/paged_launch.py.jinja
-# hash: a51bb9e206b4b29b
+# hash: 5a8db2348d29e71a
 """Launches of the kernels of `causal` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -28,7 +28,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             continue
         backend.launch(
             causal_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -46,6 +46,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

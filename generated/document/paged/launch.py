@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/paged_launch.py.jinja
-# hash: a90424c21d83003f
+# hash: 01cb1960ec66bcaf
 """Launches of the kernels of `document` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -19,7 +19,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             document_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -34,6 +34,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             ),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: paged/portable.py.jinja
-# hash: de8028fa67b3b813
+# hash: 89a820e54c96e30e
 """`document` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -331,6 +331,7 @@ def document_paged_plan(
     least_keys,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
+    PLANNERS: tl.constexpr,
     FIRST_ROWS: tl.constexpr,
     LAST_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -338,7 +339,8 @@ def document_paged_plan(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    b = tl.program_id(0).to(tl.int64)
+    # Several programs plan the tiles of a sequence, if it may have several.
+    b, planner = (tl.program_id(0) // PLANNERS).to(tl.int64), tl.program_id(0) % PLANNERS
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
     # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
     all_keys = tl.full([], 0, tl.int64)
@@ -393,7 +395,7 @@ def document_paged_plan(
         q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
         num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
         entries = 0
-        for tile in range(num_tiles):
+        for tile in range(planner, num_tiles, PLANNERS):
             _, _, _, _, _, _, _, parts = document_paged_plan_tile(
                 b,
                 tile,
@@ -415,7 +417,7 @@ def document_paged_plan(
             )
             entries += parts
         entry = tl.atomic_add(counts_ptr, entries)
-    for tile in range(num_tiles):
+    for tile in range(planner, num_tiles, PLANNERS):
         q_start, q_len, kv_len, first_step, span, keys, taken, parts = document_paged_plan_tile(
             b,
             tile,

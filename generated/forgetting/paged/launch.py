@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/paged_launch.py.jinja
-# hash: 515294575766d88d
+# hash: a94dc99eb0d1b29d
 """Launches of the kernels of `forgetting` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -18,7 +18,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             forgetting_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -36,6 +36,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

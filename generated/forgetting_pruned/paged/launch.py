@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/paged_launch.py.jinja
-# hash: 313656cb20133040
+# hash: 9e15459a5ef26a94
 """Launches of the kernels of `forgetting_pruned` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -19,7 +19,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             forgetting_pruned_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -34,6 +34,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             ),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

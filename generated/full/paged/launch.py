@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/paged_launch.py.jinja
-# hash: 9f1a5d69d72078b4
+# hash: 0110bde41337badc
 """Launches of the kernels of `full` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -28,7 +28,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             continue
         backend.launch(
             full_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -43,6 +43,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             ),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/paged_launch.py.jinja
-# hash: d048219e573f93d3
+# hash: a3fd2e8a0d4746aa
 """Launches of the kernels of `gemma2_local` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -26,7 +26,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             continue
         backend.launch(
             gemma2_local_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -44,6 +44,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

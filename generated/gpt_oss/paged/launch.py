@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/paged_launch.py.jinja
-# hash: c508875bcc366e8b
+# hash: f01fdb3edb0e46a9
 """Launches of the kernels of `gpt_oss` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -26,7 +26,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             continue
         backend.launch(
             gpt_oss_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -44,6 +44,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/paged_launch.py.jinja
-# hash: d0beabf790b39250
+# hash: bd4656dd6a17f1fc
 """Launches of the kernels of `natten` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -18,7 +18,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             natten_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -33,6 +33,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             ),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

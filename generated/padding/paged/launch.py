@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/paged_launch.py.jinja
-# hash: e49d3ff707eb2f23
+# hash: 27a012b6108ce4c1
 """Launches of the kernels of `padding` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -26,7 +26,7 @@ def plan(backend: Backend, call: CacheCall, length: Tensor) -> list[Tensor]:
             continue
         backend.launch(
             padding_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 length,
                 call.cu_seqlens_q,
@@ -43,6 +43,7 @@ def plan(backend: Backend, call: CacheCall, length: Tensor) -> list[Tensor]:
             ),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

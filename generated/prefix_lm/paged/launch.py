@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: bda806f1673871b9
+# hash: 93c13baff8fcec1e
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -28,7 +28,7 @@ def plan(backend: Backend, call: CacheCall, length: int) -> list[Tensor]:
             continue
         backend.launch(
             prefix_lm_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -48,6 +48,7 @@ def plan(backend: Backend, call: CacheCall, length: int) -> list[Tensor]:
             SCALARS_LOADED=backend.is_loaded(length),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 57417a26d3a511cf
+# hash: c69bad074529a33f
 """Launches of the kernels of `relative_bias` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
@@ -27,7 +27,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             continue
         backend.launch(
             relative_bias_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -45,6 +45,7 @@ def plan(backend: Backend, call: CacheCall) -> list[Tensor]:
             Q_OFFSET_PER_BATCH=call.row_offsets is not None,
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/paged_launch.py.jinja
-# hash: 75c1e7365cece735
+# hash: 9fe0034955f21141
 """Launches of the kernels of `streaming_llm` on paged caches."""
 
 from ..._runtime.core.launches import Backend, Tensor
@@ -19,7 +19,7 @@ def plan(backend: Backend, call: CacheCall, size: int, sinks: int) -> list[Tenso
         records, tiles, counts = tables = call.tables(backend, rows)
         backend.launch(
             streaming_llm_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -40,6 +40,7 @@ def plan(backend: Backend, call: CacheCall, size: int, sinks: int) -> list[Tenso
             SCALARS_LOADED=backend.is_loaded(size, sinks),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: paged/portable.py.jinja
-# hash: cfe0824b62de1251
+# hash: 8de6af7c3e1f17eb
 """`streaming_llm` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and (q_idx - kv_idx < size or kv_idx < sinks)
@@ -358,6 +358,7 @@ def streaming_llm_paged_plan(
     SCALARS_LOADED: tl.constexpr,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
+    PLANNERS: tl.constexpr,
     FIRST_ROWS: tl.constexpr,
     LAST_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -367,7 +368,8 @@ def streaming_llm_paged_plan(
 ):
     size = tl.load(size) if SCALARS_LOADED else size
     sinks = tl.load(sinks) if SCALARS_LOADED else sinks
-    b = tl.program_id(0).to(tl.int64)
+    # Several programs plan the tiles of a sequence, if it may have several.
+    b, planner = (tl.program_id(0) // PLANNERS).to(tl.int64), tl.program_id(0) % PLANNERS
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
     # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
     all_keys = tl.full([], 0, tl.int64)
@@ -427,7 +429,7 @@ def streaming_llm_paged_plan(
         q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
         num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
         entries = 0
-        for tile in range(num_tiles):
+        for tile in range(planner, num_tiles, PLANNERS):
             _, _, _, _, _, _, _, parts = streaming_llm_paged_plan_tile(
                 b,
                 tile,
@@ -454,7 +456,7 @@ def streaming_llm_paged_plan(
             )
             entries += parts
         entry = tl.atomic_add(counts_ptr, entries)
-    for tile in range(num_tiles):
+    for tile in range(planner, num_tiles, PLANNERS):
         q_start, q_len, kv_len, first_step, span, keys, taken, parts = streaming_llm_paged_plan_tile(
             b,
             tile,

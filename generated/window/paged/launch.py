@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: b70d54b3a05d6637
+# hash: ac57f6a0d576bc55
 """Launches of the kernels of `window` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -28,7 +28,7 @@ def plan(backend: Backend, call: CacheCall, size: int) -> list[Tensor]:
             continue
         backend.launch(
             window_paged_plan,
-            (call.num_seqs,),
+            (call.num_seqs * rows.planners,),
             (
                 call.cu_seqlens_q,
                 call.kv_lengths,
@@ -48,6 +48,7 @@ def plan(backend: Backend, call: CacheCall, size: int) -> list[Tensor]:
             SCALARS_LOADED=backend.is_loaded(size),
             PACKED=call.packed,
             BALANCED=call.balanced,
+            PLANNERS=rows.planners,
             FIRST_ROWS=rows.first_rows,
             LAST_ROWS=rows.last_rows,
             GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/portable.py.jinja
-# hash: d9f0614308d5d3c7
+# hash: 307fca391392d8ed
 """`window` on paged caches: `o = softmax(score) v` of a split of the keys, and the plan of the splits.
 
     keep          q_idx >= kv_idx and q_idx - kv_idx < size
@@ -408,6 +408,7 @@ def window_paged_plan(
     SCALARS_LOADED: tl.constexpr,
     PACKED: tl.constexpr,
     BALANCED: tl.constexpr,
+    PLANNERS: tl.constexpr,
     FIRST_ROWS: tl.constexpr,
     LAST_ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -416,7 +417,8 @@ def window_paged_plan(
     BLOCK_N: tl.constexpr,
 ):
     size = tl.load(size) if SCALARS_LOADED else size
-    b = tl.program_id(0).to(tl.int64)
+    # Several programs plan the tiles of a sequence, if it may have several.
+    b, planner = (tl.program_id(0) // PLANNERS).to(tl.int64), tl.program_id(0) % PLANNERS
     ONE_TILE: tl.constexpr = LAST_ROWS <= BLOCK_M
     # `share`: the keys of each program if the keys of all tiles were divided evenly over `most_splits` programs.
     all_keys = tl.full([], 0, tl.int64)
@@ -475,7 +477,7 @@ def window_paged_plan(
         q_len = tl.load(cu_seqlens_q_ptr + b + 1) - tl.load(cu_seqlens_q_ptr + b) if PACKED else q_rows
         num_tiles = tl.cdiv(q_len * GROUP, BLOCK_M)
         entries = 0
-        for tile in range(num_tiles):
+        for tile in range(planner, num_tiles, PLANNERS):
             _, _, _, _, _, _, _, parts = window_paged_plan_tile(
                 b,
                 tile,
@@ -501,7 +503,7 @@ def window_paged_plan(
             )
             entries += parts
         entry = tl.atomic_add(counts_ptr, entries)
-    for tile in range(num_tiles):
+    for tile in range(planner, num_tiles, PLANNERS):
         q_start, q_len, kv_len, first_step, span, keys, taken, parts = window_paged_plan_tile(
             b,
             tile,

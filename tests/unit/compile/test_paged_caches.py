@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(INTERPRET, reason="under TRITON_INTERPRET=1 noth
 ARCH = "sm_90"
 
 
-def compiled(q: Any, k: Any, v: Any, **scales: Any) -> Compiled:
+def compiled(q: Any, k: Any, v: Any, kernel: str = "causal_paged_fwd", **scales: Any) -> Compiled:
     """The forward of a decoding step on pages of 64 keys."""
     from generated.torch import causal
 
@@ -26,9 +26,9 @@ def compiled(q: Any, k: Any, v: Any, **scales: Any) -> Compiled:
         lambda: causal(q, k, v, page_table=table, kv_lengths=lengths, **scales),
         "causal",
         ARCH,
-        only=lambda name: name == "causal_paged_fwd",
+        only=lambda name: name == kernel,
     )
-    return found["causal_paged_fwd"]
+    return found[kernel]
 
 
 def drawn(heads: int, kv_heads: int, dim: int, dtype: Any) -> tuple[Any, Any]:
@@ -48,12 +48,15 @@ def test_8_bit_caches(kind: str) -> None:
     assert "cvt.rn.f16x2.e4m3x2" in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize(("heads", "most_spills"), [(16, 16), (128, 512)])
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_latent_attention(heads: int, most_spills: int, is_shared: bool) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "heads", "is_shared", "most_spills"),
+    [("fwd", 16, True, 16), ("fwd", 16, False, 16), ("fwd", 128, False, 512), ("hopper_latent", 128, True, 512)],
+)
+def test_latent_attention(kernel: str, heads: int, is_shared: bool, most_spills: int) -> None:
     """64 rows spill outside of the loop over keys; 16 rows take four warps, so that two programs fit a processor."""
     q, k = drawn(heads, 1, 576, torch.bfloat16)
-    used = usage(compiled(q, k, k[..., :512] if is_shared else k.clone()[..., :512]), ARCH)
+    found = compiled(q, k, k[..., :512] if is_shared else k.clone()[..., :512], kernel=f"causal_paged_{kernel}")
+    used = usage(found, ARCH)
     assert used.shared <= CHIPS[ARCH].shared_memory
     assert used.spill_stores <= most_spills
 
