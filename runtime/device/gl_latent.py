@@ -109,13 +109,16 @@ def make_latent_ring(desc, page_rows, HEAD_DIM_V: gl.constexpr):
 def compute_scores(queries, ring, turn, SCORES: gl.constexpr):
     """`q k^T` of a block of keys, part by part as they arrive."""
     left, right, rest = ring.left.ring, ring.right.ring, ring.rest.ring
+    # It is 0, but the compiler does not know. Otherwise it would compute the addresses that the products take ahead of
+    # the loop, keep all 36 of them, and spill them.
+    only = turn >> 30
     qk = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
     tile = left.receive(turn).permute((1, 0))
-    qk = warpgroup_mma(queries[0].index(0), tile, qk, use_acc=False, is_async=True)
+    qk = warpgroup_mma(queries[0].index(only), tile, qk, use_acc=False, is_async=True)
     tile = rest.receive(turn).permute((1, 0))
-    qk = warpgroup_mma(queries[2].index(0), tile, qk, is_async=True)
+    qk = warpgroup_mma(queries[2].index(only), tile, qk, is_async=True)
     tile = right.receive(turn).permute((1, 0))
-    qk = warpgroup_mma(queries[1].index(0), tile, qk, is_async=True)
+    qk = warpgroup_mma(queries[1].index(only), tile, qk, is_async=True)
     return warpgroup_mma_wait(0, deps=(qk,))
 
 
