@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -33,4 +33,8 @@ def run_paged_call(variant: Variant, job: PagedJob, package: str) -> None:
     paging = importlib.import_module(f"{package}.paging")
     paging.append(new, new, call.k, call.v, torch.zeros(BATCH, dtype=torch.int32))
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
-    call.call(op, config={str(job.pass_): asdict(job.tile)}, family=job.family or None)
+    if job.value_dim is not None:
+        # A call that asks for a tile runs the portable kernel.
+        replace(call, v=call.k[..., : job.value_dim]).call(op)
+    else:
+        call.call(op, config={str(job.pass_): asdict(job.tile)}, family=job.family or None)

@@ -18,8 +18,10 @@ from codegen.arch.paged import PagedPass, PagedTileConfig
 from codegen.arch.tile_rules import BLOCK_SIZES, NARROW_HEAD_DIM
 from codegen.lint.jobs import FAST_ARCH, FAST_DIM, FAST_VARIANT, Job, Selection
 from codegen.lint.kernels import Usage
+from codegen.plan.kernel_files import LATENT
 from codegen.plan.paged.hopper import has_hopper_forward
 from codegen.plan.paged.kernels import is_legal
+from codegen.plan.paged.latent import has_latent_kernel
 from codegen.plan.traits import hopper_forward_tile
 from codegen.spec.model import Spec
 from codegen.util.cover import cover
@@ -34,12 +36,17 @@ HOPPER_PAGES = (WHOLE_PAGE, 64, 16)
 """Page sizes for which Hopper's family copies pieces of different sizes: a block, half a block, and the least piece."""
 
 
+LATENT_DIM, VALUE_DIM, LATENT_PAGES = 576, 512, (64, 16)
+"""Columns of keys and of values of latent attention, and page sizes that hold a block of keys or a piece of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PagedJob:
     """One call on paged caches: with few queries or prompts, with a tile, on pages of one size.
 
     `queries`: number of queries of each sequence; None for one query in decoding and many in prompts. `family`: the
-    kernel family that the call asks for; empty if it asks for none.
+    kernel family that the call asks for; empty if it asks for none. `value_dim`: the first columns of keys that are the
+    values, as in latent attention; None if values are stored apart.
     """
 
     variant: str
@@ -51,10 +58,13 @@ class PagedJob:
     page_size: int
     queries: int | None = None
     family: str = ""
+    value_dim: int | None = None
 
     @property
     def ending(self) -> str:
         """The ending of the kernel's name, which is the same for both passes."""
+        if self.value_dim is not None:
+            return f"_paged_{LATENT}"
         return f"_paged_{self.family}_fwd" if self.family else "_paged_fwd"
 
     @property
@@ -72,7 +82,7 @@ def paged_jobs(spec: Spec, selection: Selection, tuned: Path) -> list[PagedJob]:
         for page_size in page_sizes(tile)
     ]
     found += [replace(job, queries=FEW_QUERIES) for job in found if _has_few_queries(job)]
-    found += _hopper_jobs(spec, selection)
+    found += _hopper_jobs(spec, selection) + _latent_jobs(spec, selection)
     if selection.fast:
         found = _fast_part(found, selection)
     return found + [job for job in _tuned(tuned, selection) if job not in found] if selection.tuned else found
@@ -126,6 +136,27 @@ def _hopper_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
     ]
 
 
+def _latent_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
+    """Calls of latent attention, for the variants that have its kernel."""
+    if hopper.ARCH not in selection.archs or PagedPass.PAGED_FWD not in selection.paged or selection.head_dims:
+        return []
+    tiles = spec.archs[hopper.ARCH].paged_tiles(PagedPass.PAGED_FWD, 2)
+    return [
+        PagedJob(
+            variant=name,
+            arch=hopper.ARCH,
+            dtype=dtype,
+            head_dim=LATENT_DIM,
+            pass_=PagedPass.PAGED_FWD,
+            tile=tiles[max(tiles)],
+            page_size=page_size,
+            value_dim=VALUE_DIM,
+        )
+        for name, dtype, page_size in product(selection.variants, selection.dtypes, LATENT_PAGES)
+        if dtype != "float32" and has_latent_kernel(spec.variants[name])
+    ]
+
+
 def _fast_part(found: Sequence[PagedJob], selection: Selection) -> list[PagedJob]:
     """Every head_dim, pass and kind of page of one variant for each chip; every pass and kind of page of every variant
     for one chip.
@@ -145,6 +176,7 @@ def _fast_part(found: Sequence[PagedJob], selection: Selection) -> list[PagedJob
             kind = (chip.is_nvidia, chip.shared_memory, chip.has_wgmma, chip.tensor_columns)
             of |= {(kind, job.dtype, job.head_dim), (kind, job.dtype, job.pass_), (job.arch, whole)}
             of |= {(job.family, job.head_dim), (job.family, job.page_size)} if job.family else set()
+            of |= {(job.value_dim, job.page_size)} if job.value_dim is not None else set()
         if (job.arch, job.dtype, job.head_dim) == common:
             of |= {(job.variant, job.family)} if job.family else {(job.variant, job.pass_), (job.variant, whole)}
         return frozenset(of)
@@ -180,7 +212,7 @@ def pipeline_warnings(used: Usage, job: PagedJob, loops: int = 1) -> list[str]:
     in the loop's body. Shared memory holds one block fewer than there are stages, because the last block is used while
     the next one is copied. Kernels of Hopper's family are not checked: they copy explicitly.
     """
-    if job.family:
+    if job.family or job.value_dim is not None:
         return []
     block = 2 * job.tile.block_n * job.head_dim * job.itemsize
     stages = job.tile.num_stages

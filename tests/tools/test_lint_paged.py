@@ -14,7 +14,15 @@ from codegen.lint import report
 from codegen.lint.jobs import Selection
 from codegen.lint.kernels import Usage
 from codegen.lint.look import Finding, Task, look_at
-from codegen.lint.paged_jobs import FEW_QUERIES, HOPPER_PAGES, WHOLE_PAGE, PagedJob, paged_jobs, pipeline_warnings
+from codegen.lint.paged_jobs import (
+    FEW_QUERIES,
+    HOPPER_PAGES,
+    LATENT_PAGES,
+    WHOLE_PAGE,
+    PagedJob,
+    paged_jobs,
+    pipeline_warnings,
+)
 from codegen.load.spec_file import load
 from generated._runtime.core.settings import INTERPRET
 from tests.support.paths import DEFAULT_SPEC, ROOT
@@ -106,6 +114,14 @@ def test_prompts_in_hoppers_family_are_found() -> None:
     assert set(found) == {"append_tokens", "prompt_blocks", "causal_paged_hopper_fwd"}
     main = found["causal_paged_hopper_fwd"]
     assert (main.config, main.pass_name, main.errors, main.warnings) == (jobs[-1].tile, PagedPass.PAGED_FWD, (), ())
+
+
+def test_latent_attention_is_found() -> None:
+    selection = replace(EVERYTHING, archs=["sm_90"], variants=["causal", "alibi", "streaming_llm"], dtypes=["bfloat16"])
+    jobs = [job for job in paged_jobs(SPEC, selection, TUNED) if job.value_dim is not None]
+    assert [(job.variant, job.page_size) for job in jobs] == [("causal", page_size) for page_size in LATENT_PAGES]
+    main = look(jobs[-1])["causal_paged_hopper_latent"]
+    assert (main.errors, main.warnings) == ((), ())
 
 
 def test_a_few_queries_of_the_widest_heads_compile() -> None:

@@ -18,7 +18,7 @@ from codegen.plan.kernels.kernel import KernelPlan
 from codegen.plan.kernels.legend import paged_legend
 from codegen.plan.paged.arguments import latent_arguments, latent_constants
 from codegen.plan.paged.hopper import has_hopper_forward
-from codegen.plan.paged.kernels import PagedLowering, PagedPlan
+from codegen.plan.paged.kernels import PagedLowering, PagedPlan, paged_plan
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
 
@@ -80,17 +80,16 @@ class LatentPlan:
         return {"gl_math": found} if found else {}
 
 
-def has_latent_kernel(written: Variant, portable: PagedPlan) -> bool:
-    """Whether a variant has the kernel: its score is the scaled product, and its mask follows from positions alone,
-    with one range of keys for the rows of a tile."""
-    plain = written.score is None and not written.sink and not written.tensors
-    return plain and has_hopper_forward(written) and not portable.scans_mask and not portable.bounds.jumps
-
-
 def latent_plan(portable: PagedPlan) -> LatentPlan | None:
-    """Decide everything about the kernel; None if the variant has none."""
+    """Decide everything about the kernel.
+
+    None if the variant has none: its score must be the scaled product, and its mask must follow from positions alone,
+    with one range of keys for the rows of a tile, in closed form.
+    """
     written = portable.written
-    if not has_latent_kernel(written, portable):
+    if written.score is not None or written.sink or written.tensors or not has_hopper_forward(written):
+        return None
+    if portable.scans_mask or portable.bounds.jumps:
         return None
     variant = portable.variant
     roots = [] if variant.mask is None else [variant.mask]
@@ -110,3 +109,9 @@ def latent_plan(portable: PagedPlan) -> LatentPlan | None:
         legend=paged_legend(symbolised(written), variant.tensors, args),
         seen=without(seen_keys(blocks.analyse(variant.mask).keys.main, lowering), _ENDS),
     )
+
+
+def has_latent_kernel(written: Variant) -> bool:
+    """Whether a variant has the kernel."""
+    portable = paged_plan(written)
+    return portable is not None and latent_plan(portable) is not None
