@@ -64,7 +64,7 @@ class LatentPlan:
     @property
     def consumer_reads(self) -> frozenset[str]:
         """The ends of positions that the bounds of blocks without a mask read."""
-        return uses(self.own.full_statements, self.full_begin, self.full_end, self.own.inside) & _ENDS
+        return uses(self.own.full_statements, self.full_begin, self.full_end) & _ENDS
 
     @property
     def statements(self) -> list[Statement]:

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 8224b969cea7ad31
+# hash: 6f94ca009a814aee
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -23,11 +23,11 @@
     partial_o     [entries, Hkv, rows, Dv]  fp32, sums of values of each part
     partial_sums  [entries, Hkv, rows, 2]  fp32, maximum of logits and sum of their exponentials of each part
 
-A program computes the splits that `band_paged_plan` has planned, one after the other. A split has a tile of 64 rows:
-the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their pages (TMA),
-and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits are merged by
-`merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to 8 less, times
-log2(e), and `row_sums` has the sums of exponentials relative to it.
+A program computes the splits that `band_paged_plan` has planned, one after the other. A split has a tile of 64
+rows: the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their
+pages (TMA), and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits
+are merged by `merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to
+8 less, times log2(e), and `row_sums` has the sums of exponentials relative to it.
 """
 
 from triton.experimental import gluon

@@ -3,13 +3,13 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: f71684b689965dd1
+# hash: fc02bb13de447748
 """Launches of the kernels of `band` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
-from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
 from ..._runtime.core.tiles import HOPPER
 from ..._runtime.device.paged import merge_splits

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: paged/hopper_latent.py.jinja
-# hash: f2768e206130372e
+# hash: 15b40401798e2b54
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -21,11 +21,11 @@
     partial_o     [entries, Hkv, rows, Dv]  fp32, sums of values of each part
     partial_sums  [entries, Hkv, rows, 2]  fp32, maximum of logits and sum of their exponentials of each part
 
-A program computes the splits that `full_paged_plan` has planned, one after the other. A split has a tile of 64 rows:
-the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their pages (TMA),
-and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits are merged by
-`merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to 8 less, times
-log2(e), and `row_sums` has the sums of exponentials relative to it.
+A program computes the splits that `full_paged_plan` has planned, one after the other. A split has a tile of 64
+rows: the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their
+pages (TMA), and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits
+are merged by `merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to
+8 less, times log2(e), and `row_sums` has the sums of exponentials relative to it.
 """
 
 from triton.experimental import gluon
@@ -58,13 +58,11 @@ def produce_keys(
     arguments,
     FLAT_TABLE: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
-    GROUP: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
 ):
     """Copy the keys of each split, two blocks at a time: one for each warpgroup."""
     k_desc, ring, pointers, table_stride, num_kv_heads = arguments
     page_table_ptr, page_starts_ptr, records_ptr, counts_ptr = pointers
-
     turn = 0
     # Memory holds the number of splits: the host does not know it.
     num_items = gl.load(counts_ptr) * num_kv_heads
@@ -73,7 +71,6 @@ def produce_keys(
             records_ptr, item, num_kv_heads
         )
         pages = page_table_ptr + (gl.load(page_starts_ptr + b) if FLAT_TABLE else b * table_stride)
-
         first_seen = 0
         end_seen = kv_len
         # Nothing is read of keys that no row may see: their pages may be gone.
@@ -96,7 +93,6 @@ def consume(
     queries, ring, exchange, pointers, strides, num_kv_heads, partial_rows, scale = arguments
     q_ptr, records_ptr, counts_ptr, o_ptr, lse_ptr, partial_o_ptr, partial_sums_ptr = pointers
     stride_qb, stride_qh, stride_qs, stride_ob, stride_oh, stride_os, stride_lseb, stride_lseh = strides
-
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     HALF: gl.constexpr = HEAD_DIM_V // 2
     FIRST_COL: gl.constexpr = PART * HALF
@@ -123,7 +119,6 @@ def consume(
         if PART == 1:
             load_queries(queries[2].index(0), q_ptr, q_rows, is_row, HEAD_DIM_V, HEAD_DIM)
         exchange.share_queries()
-
         full_end = kv_len // BLOCK_N * BLOCK_N
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
@@ -243,7 +238,7 @@ def full_paged_hopper_latent(
         [
             (consume, (consumer, 0) + CONSTANTS),
             (consume, (consumer, 1) + CONSTANTS),
-            (produce_keys, (keys, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
+            (produce_keys, (keys, FLAT_TABLE, PAGE_SIZE, HEAD_DIM_V)),
         ],
         worker_num_warps=[4, 1],
         worker_num_regs=[240, 40],

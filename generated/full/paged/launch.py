@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/paged_launch.py.jinja
-# hash: 0110bde41337badc
+# hash: 95c81828988e1108
 """Launches of the kernels of `full` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
-from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
 from ..._runtime.core.tiles import HOPPER
 from ..._runtime.device.paged import merge_splits

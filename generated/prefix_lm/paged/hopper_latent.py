@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 4ebd3e948e5ccf6b
+# hash: a797301eabfb9454
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `prefix_lm` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -22,11 +22,11 @@
     partial_o     [entries, Hkv, rows, Dv]  fp32, sums of values of each part
     partial_sums  [entries, Hkv, rows, 2]  fp32, maximum of logits and sum of their exponentials of each part
 
-A program computes the splits that `prefix_lm_paged_plan` has planned, one after the other. A split has a tile of 64 rows:
-the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their pages (TMA),
-and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits are merged by
-`merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to 8 less, times
-log2(e), and `row_sums` has the sums of exponentials relative to it.
+A program computes the splits that `prefix_lm_paged_plan` has planned, one after the other. A split has a tile of
+64 rows: the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their
+pages (TMA), and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits
+are merged by `merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to
+8 less, times log2(e), and `row_sums` has the sums of exponentials relative to it.
 """
 
 from triton.experimental import gluon
@@ -131,7 +131,6 @@ def consume(
         exchange.share_queries()
         q_shift = kv_len - q_len if Q_AT_END else gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_first = start_row // GROUP + q_shift
-        q_last = (gl.minimum(start_row + ROWS, q_len * GROUP) - 1) // GROUP + q_shift
         q_idx = rows + q_shift
         full_end = gl.maximum(gl.minimum(q_first + 1, kv_len), gl.minimum(length, kv_len)) // BLOCK_N * BLOCK_N
         full_end = gl.maximum(full_end, 0)

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: 93c13baff8fcec1e
+# hash: ab0da13dc168f50c
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
-from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
 from ..._runtime.core.tiles import HOPPER
 from ..._runtime.device.paged import merge_splits

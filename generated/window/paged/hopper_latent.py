@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 95d4cc6e2eb9a857
+# hash: 36b6e5e1b71570ca
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `window` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -22,11 +22,11 @@
     partial_o     [entries, Hkv, rows, Dv]  fp32, sums of values of each part
     partial_sums  [entries, Hkv, rows, 2]  fp32, maximum of logits and sum of their exponentials of each part
 
-A program computes the splits that `window_paged_plan` has planned, one after the other. A split has a tile of 64 rows:
-the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their pages (TMA),
-and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits are merged by
-`merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to 8 less, times
-log2(e), and `row_sums` has the sums of exponentials relative to it.
+A program computes the splits that `window_paged_plan` has planned, one after the other. A split has a tile of 64
+rows: the query heads that share a key head, token by token. `produce_keys` copies blocks of 64 keys from their
+pages (TMA), and two warpgroups run `consume`: `_runtime/device/gl_latent.py` says how they share the work. Splits
+are merged by `merge_splits`, as those of the portable kernel are. `row_max` is the largest score so far, or up to
+8 less, times log2(e), and `row_sums` has the sums of exponentials relative to it.
 """
 
 from triton.experimental import gluon

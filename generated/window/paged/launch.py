@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: ac57f6a0d576bc55
+# hash: dfaa1c410212170b
 """Launches of the kernels of `window` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
-from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
 from ..._runtime.core.tiles import HOPPER
 from ..._runtime.device.paged import merge_splits
