@@ -138,6 +138,10 @@ _WORDS = """
     ONE_TILE PAIRS add_values dot_keys in_columns merges pairs q_unit split_columns split_tile split_tiles value_unit
     zero_sums
     v_scale v_unit with_scales
+    CacheCall FOLDS GROUP OVERLAPS PLANNERS is_seq o_rows part_rows partial_rows plan planner start_row table_stride
+    FIRST_COL HALF HOPPER_WARPS REST alpha_even begin_others begin_own compute_scores end_others end_own found
+    load_queries load_record make_latent_ring make_queries max_even numbers pair_n queries rescaling ring
+    row_alpha runs_latent store_half weights
     OPTIONS lse_start packed_forward results run_blocks runs
     BackwardRuns backward_runs gradients_of_runs num_run_blocks pad_rows query_gradients_of_runs run_rows store_dq
     columns output_dtype q_scale result_dtype scaled_run value_columns

@@ -38,9 +38,9 @@ def load_record(records_ptr, item, num_kv_heads):
     hkv = (item % num_kv_heads).to(gl.int64)
     b, q_start = gl.load(record).to(gl.int64), gl.load(record + 1).to(gl.int64)
     q_len, start_row = gl.load(record + 2), gl.load(record + 3)
-    first_key, last_key = gl.load(record + 4), gl.load(record + 5)
+    keys_begin, keys_end = gl.load(record + 4), gl.load(record + 5)
     part, kv_len = gl.load(record + 6).to(gl.int64), gl.load(record + 8)
-    return hkv, b, q_start, q_len, start_row, first_key, last_key, part, kv_len
+    return hkv, b, q_start, q_len, start_row, keys_begin, keys_end, part, kv_len
 
 
 # ------------------------------------------------------------------------------------------------------------- queries

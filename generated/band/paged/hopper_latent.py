@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 6f94ca009a814aee
+# hash: ee092b1406283380
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -73,7 +73,7 @@ def produce_keys(
     # Memory holds the number of splits: the host does not know it.
     num_items = gl.load(counts_ptr) * num_kv_heads
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        hkv, b, _q_start, q_len, start_row, first_key, last_key, _part, kv_len = load_record(
+        hkv, b, _q_start, q_len, start_row, keys_begin, keys_end, _part, kv_len = load_record(
             records_ptr, item, num_kv_heads
         )
         pages = page_table_ptr + (gl.load(page_starts_ptr + b) if FLAT_TABLE else b * table_stride)
@@ -84,8 +84,8 @@ def produce_keys(
         end_seen = gl.minimum(q_last + after + 1, kv_len)
         end_seen = gl.where(first_seen < end_seen, end_seen, 0)
         # Nothing is read of keys that no row may see: their pages may be gone.
-        rows = PageRows(pages, hkv.to(gl.int32), gl.maximum(first_key, first_seen), gl.minimum(last_key, end_seen))
-        for start_n in range(first_key, last_key, 2 * KEYS):
+        rows = PageRows(pages, hkv.to(gl.int32), gl.maximum(keys_begin, first_seen), gl.minimum(keys_end, end_seen))
+        for start_n in range(keys_begin, keys_end, 2 * KEYS):
             ring.send(k_desc, rows, start_n, 2 * turn, HEAD_DIM_V, PAGE_SIZE)
             ring.send(k_desc, rows, start_n + KEYS, 2 * turn + 1, HEAD_DIM_V, PAGE_SIZE)
             turn += 1
@@ -120,7 +120,7 @@ def consume(
     turn, q_turn = 0, 0
     num_items = gl.load(counts_ptr) * num_kv_heads
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        hkv, b, q_start, q_len, start_row, first_key, last_key, part, kv_len = load_record(
+        hkv, b, q_start, q_len, start_row, keys_begin, keys_end, part, kv_len = load_record(
             records_ptr, item, num_kv_heads
         )
         tile_rows = start_row + gl.arange(0, ROWS, layout=ROW)
@@ -147,13 +147,13 @@ def consume(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
         acc = gl.zeros([ROWS, HALF], gl.float32, SUMS)  # [ROWS, HALF]
         mbarrier.wait(exchange.has_queries.index(0), q_turn & 1)
-        for pair_n in range(first_key, last_key, 2 * KEYS):
+        for pair_n in range(keys_begin, keys_end, 2 * KEYS):
             start_n = pair_n + PART * KEYS
             qk = compute_scores(queries, ring, 2 * turn + PART, SCORES)  # [ROWS, KEYS]
-            if (start_n < full_begin) | (start_n + KEYS > gl.minimum(full_end, last_key)):
+            if (start_n < full_begin) | (start_n + KEYS > gl.minimum(full_end, keys_end)):
                 kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
                 keep = ((q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)) & (
-                    kv_idx < last_key
+                    kv_idx < keys_end
                 )[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
             found = gl.max(qk, 1) * qk_scale

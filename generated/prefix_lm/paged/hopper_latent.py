@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: paged/hopper_latent.py.jinja
-# hash: a797301eabfb9454
+# hash: 84bb98c136042f7c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `prefix_lm` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -72,7 +72,7 @@ def produce_keys(
     # Memory holds the number of splits: the host does not know it.
     num_items = gl.load(counts_ptr) * num_kv_heads
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        hkv, b, _q_start, q_len, start_row, first_key, last_key, _part, kv_len = load_record(
+        hkv, b, _q_start, q_len, start_row, keys_begin, keys_end, _part, kv_len = load_record(
             records_ptr, item, num_kv_heads
         )
         pages = page_table_ptr + (gl.load(page_starts_ptr + b) if FLAT_TABLE else b * table_stride)
@@ -81,8 +81,8 @@ def produce_keys(
         first_seen = 0
         end_seen = gl.maximum(gl.minimum(q_last + 1, kv_len), gl.minimum(length, kv_len))
         # Nothing is read of keys that no row may see: their pages may be gone.
-        rows = PageRows(pages, hkv.to(gl.int32), gl.maximum(first_key, first_seen), gl.minimum(last_key, end_seen))
-        for start_n in range(first_key, last_key, 2 * KEYS):
+        rows = PageRows(pages, hkv.to(gl.int32), gl.maximum(keys_begin, first_seen), gl.minimum(keys_end, end_seen))
+        for start_n in range(keys_begin, keys_end, 2 * KEYS):
             ring.send(k_desc, rows, start_n, 2 * turn, HEAD_DIM_V, PAGE_SIZE)
             ring.send(k_desc, rows, start_n + KEYS, 2 * turn + 1, HEAD_DIM_V, PAGE_SIZE)
             turn += 1
@@ -117,7 +117,7 @@ def consume(
     turn, q_turn = 0, 0
     num_items = gl.load(counts_ptr) * num_kv_heads
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        hkv, b, q_start, q_len, start_row, first_key, last_key, part, kv_len = load_record(
+        hkv, b, q_start, q_len, start_row, keys_begin, keys_end, part, kv_len = load_record(
             records_ptr, item, num_kv_heads
         )
         tile_rows = start_row + gl.arange(0, ROWS, layout=ROW)
@@ -139,12 +139,12 @@ def consume(
         row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
         acc = gl.zeros([ROWS, HALF], gl.float32, SUMS)  # [ROWS, HALF]
         mbarrier.wait(exchange.has_queries.index(0), q_turn & 1)
-        for pair_n in range(first_key, last_key, 2 * KEYS):
+        for pair_n in range(keys_begin, keys_end, 2 * KEYS):
             start_n = pair_n + PART * KEYS
             qk = compute_scores(queries, ring, 2 * turn + PART, SCORES)  # [ROWS, KEYS]
-            if (start_n < 0) | (start_n + KEYS > gl.minimum(full_end, last_key)):
+            if (start_n < 0) | (start_n + KEYS > gl.minimum(full_end, keys_end)):
                 kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
-                keep = ((q_idx[:, None] >= kv_idx[None, :]) | (kv_idx < length)[None, :]) & (kv_idx < last_key)[None, :]
+                keep = ((q_idx[:, None] >= kv_idx[None, :]) | (kv_idx < length)[None, :]) & (kv_idx < keys_end)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
             found = gl.max(qk, 1) * qk_scale
             if PART == 0:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import pytest
@@ -60,8 +61,15 @@ def local_names(tree: ast.Module, own: list[str]) -> Iterator[str]:
             yield from (name.id for name in stored if name.id not in own)
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("variant", VARIANTS)
+ON_PAGES = [
+    (variant, f"paged/{file}")
+    for variant in VARIANTS
+    for file in ("portable.py", "hopper_fwd.py", "hopper_latent.py", "launch.py")
+    if (GENERATED / variant / "paged" / file).is_file()
+]
+
+
+@pytest.mark.parametrize(("variant", "file"), [*product(VARIANTS, FILES), *ON_PAGES])
 def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
     entry = VARIANTS[variant]
     own = [*entry["tensors"], *entry["scalars"], "g", "sink"]
@@ -73,7 +81,7 @@ def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
     assert not free, (
         f"an argument could have these names in generated code; add them to codegen/spec/reserved.py: {free}"
     )
-    assert len(used) > 10
+    assert len(used) > 8
 
 
 def bound_names(tree: ast.Module) -> Iterator[str]:
