@@ -19,6 +19,7 @@ from codegen.plan.hopper.tanh import exponentials
 from codegen.plan.kernel_files import fuses_backward
 from codegen.plan.kernels.variant_reads import reads_pairs, tile_runs
 from codegen.plan.paged.hopper import has_hopper_forward
+from codegen.plan.paged.latent import has_latent_kernel
 from codegen.plan.variant import VariantPlan
 from codegen.spec.model import Variant
 from codegen.spec.symbols import symbolised
@@ -44,6 +45,7 @@ class VariantTraits:
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
+    hopper_reads_latents: bool
     takes_fp8: bool
 
 
@@ -67,6 +69,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         fused_modes=tuple(mode.value for mode, planned in plans.items() if fuses_backward(planned)),
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
         hopper_reads_pages=has_hopper_forward(variant),
+        hopper_reads_latents=has_latent_kernel(variant),
         takes_fp8=dense.hopper_fwd_fp8 is not None,
     )
 

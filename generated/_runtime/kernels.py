@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: ef596b4928fe20eb
+# hash: 7421051f57f312df
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -23,6 +23,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=True,
         takes_fp8=True,
     ),
     "causal": VariantTraits(
@@ -41,6 +42,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=True,
         takes_fp8=True,
     ),
     "causal_dropout": VariantTraits(
@@ -59,6 +61,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=False,
     ),
     "window": VariantTraits(
@@ -77,6 +80,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=True,
         takes_fp8=True,
     ),
     "prefix_lm": VariantTraits(
@@ -95,6 +99,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=True,
         takes_fp8=True,
     ),
     "document": VariantTraits(
@@ -113,6 +118,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "padding": VariantTraits(
@@ -131,6 +137,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "streaming_llm": VariantTraits(
@@ -149,6 +156,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "natten": VariantTraits(
@@ -167,6 +175,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "softcap": VariantTraits(
@@ -185,6 +194,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "gemma2_local": VariantTraits(
@@ -203,6 +213,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "alibi": VariantTraits(
@@ -221,6 +232,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "relative_bias": VariantTraits(
@@ -239,6 +251,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense",),
         atomic_modes=("packed", "segmented"),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "forgetting": VariantTraits(
@@ -257,6 +270,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "forgetting_pruned": VariantTraits(
@@ -275,6 +289,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "gpt_oss": VariantTraits(
@@ -293,6 +308,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "chunked": VariantTraits(
@@ -311,6 +327,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "band": VariantTraits(
@@ -329,6 +346,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=True,
         takes_fp8=True,
     ),
     "band_softcap": VariantTraits(
@@ -347,6 +365,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "band_sink": VariantTraits(
@@ -365,6 +384,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=True,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "band_bias": VariantTraits(
@@ -383,6 +403,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=(),
         atomic_modes=("packed",),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "band_mask": VariantTraits(
@@ -401,6 +422,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
     "band_images": VariantTraits(
@@ -419,6 +441,7 @@ TRAITS: dict[str, VariantTraits] = {
         fused_modes=("dense", "packed", "segmented"),
         atomic_modes=(),
         hopper_reads_pages=False,
+        hopper_reads_latents=False,
         takes_fp8=True,
     ),
 }

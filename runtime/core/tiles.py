@@ -159,6 +159,7 @@ class VariantTraits:
         fused_modes: modes of calls in which one kernel of Hopper's family can compute dq, dk and dv.
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
+        hopper_reads_latents: latent attention on paged caches has a kernel of Hopper's family.
         takes_fp8: calls of float8_e4m3fn have a kernel of Hopper's family.
     """
 
@@ -177,4 +178,5 @@ class VariantTraits:
     fused_modes: tuple[str, ...]
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
+    hopper_reads_latents: bool
     takes_fp8: bool

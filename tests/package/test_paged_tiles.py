@@ -97,6 +97,17 @@ def test_entries_of_other_columns_or_sizes_are_not_taken(measured: list[PagedEnt
         assert found.decode.keys_per_split == 128
 
 
+@pytest.mark.parametrize(("variant", "kv_dtype", "block_n"), [
+    ("causal", "bfloat16", 64), ("causal", "float8_e5m2", 32), ("alibi", "bfloat16", 32),
+])  # fmt: skip
+def test_prompts_of_latent_attention_have_the_tile_of_their_kernel(
+    measured: list[PagedEntry], variant: str, kv_dtype: str, block_n: int
+) -> None:
+    own = entry(128, 32, pass_name="paged_fwd")
+    measured.append(own._replace(problem=PagedProblem("bfloat16", kv_dtype, 576, 128)))
+    assert paged_tiles(variant, "sm_90", "", "bfloat16", kv_dtype, 576, 128).prompts.block_n == block_n
+
+
 def test_stale_entries_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuned, "KERNEL_HASHES", {"causal": {"paged": {"fwd": "new", "plan": "same"}}})
     old = entry(4, 32)._replace(kernels={"fwd": "old", "plan": "same"})

@@ -13,6 +13,8 @@ import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..archs import HOPPER_FAMILY, NARROW_HEAD_DIM
+from ..kernels import TRAITS
 from .checks import fail
 from .configs import arch_tiles, block_columns, padded, whole_columns
 from .families import INTERPRETER
@@ -90,12 +92,18 @@ def paged_ladder(
     op: str, arch: str, gpu: str, problem: PagedProblem, config: PagedConfig = ()
 ) -> dict[str, PagedChoice]:
     """The choice for each pass: the call's config, else the nearest entry measured on this GPU, else on others of its
-    architecture, else the default."""
+    architecture, else the default.
+
+    Prompts of latent attention have the default tile where Hopper's family has a kernel for them: its tile is fixed,
+    and a plan does not know yet which kernel its calls run.
+    """
     asked = dict(config)
+    halves = problem.head_dim > NARROW_HEAD_DIM and problem.dtype == problem.kv_dtype != "float32"
+    has_latents = halves and arch == HOPPER_FAMILY.arch and TRAITS[op].hopper_reads_latents
     choices: dict[str, PagedChoice] = {}
     for name in PAGED_PASSES:
         choice = PagedChoice(default_paged_tile(op, arch, name, problem), "default")
-        for measured in measurements(gpu, arch, op):
+        for measured in () if name == PROMPTS and has_latents else measurements(gpu, arch, op):
             entry = nearest_paged(measured.paged, name, problem)
             if entry is not None:
                 choice = PagedChoice(entry.tile, "tuned", entry, measured.folder)
