@@ -8,7 +8,7 @@ from ..archs import MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 from .checks import Size, at_least, check_deterministic, check_int, check_padding_id, fail
 from .launches import Tensor
 from .paged import FP8, NUM_TABLES, WHOLE_ROW, CacheCall
-from .paged_tiles import PagedConfig, PagedTiles
+from .paged_tiles import DECODE, PagedConfig, PagedTiles
 from .prompts import hopper_rows
 from .row_classes import BALANCED, PagedSizes, Splits, check_splits, row_classes
 from .schedules import PLANNED, Schedule
@@ -282,6 +282,7 @@ def with_classes(
         are_alike=are_full and call.num_seqs * call.most_queries == total,
         hopper_tile=hopper_tile,
         hopper_rows=hopper_rows(call.family, call.group, q.shape[1], processors),
+        asks_decode=any(name == DECODE for name, _ in call.config),
     )
     return call._replace(classes=tuple(row_classes(sizes, call.splits)))
 

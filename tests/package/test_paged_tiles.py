@@ -119,6 +119,16 @@ def test_stale_entries_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------- what a call asks
 
 
+@pytest.mark.parametrize(("keys_per_split", "block_n"), [(None, 64), (128, 32)])
+def test_a_tile_for_few_wide_rows_is_kept(keys_per_split: int | None, block_n: int) -> None:
+    """Without a config more than 16 wide rows have the tile of prompts, and splits of at least 1024 keys."""
+    asked = {"block_m": 16, "block_n": 32, "num_warps": 8, "num_stages": 2, "keys_per_split": keys_per_split}
+    found = tiles(group=32, head_dim=576, config=None if keys_per_split is None else {"decode": asked})
+    of_call = sizes(found, group=32, num_kv_heads=1, head_dim=576, asks_decode=keys_per_split is not None)
+    (rows,) = row_classes(of_call, None)
+    assert (rows.tile.block_m, rows.tile.block_n, rows.least_keys) == (64, block_n, keys_per_split or 1024)
+
+
 def test_a_config_comes_before_measurements(measured: list[PagedEntry]) -> None:
     measured.append(entry(4, 128))
     found = tiles(config={"decode": TILE})

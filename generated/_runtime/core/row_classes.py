@@ -84,7 +84,7 @@ class PagedSizes(NamedTuple):
 
     `most_keys`: keys that a sequence's pages can hold. `itemsize`, `kv_itemsize`: bytes of an element of q and of the
     caches. `are_alike`: each sequence has the most queries. `hopper_tile`: the tile of sequences of at least
-    `hopper_rows` rows, if they run Hopper's family.
+    `hopper_rows` rows, if they run Hopper's family. `asks_decode`: the call gives the tile of sequences with few rows.
     """
 
     packed: bool
@@ -102,6 +102,7 @@ class PagedSizes(NamedTuple):
     are_alike: bool = False
     hopper_tile: HopperTile | None = None
     hopper_rows: int = 0
+    asks_decode: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -179,7 +180,8 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
         block_m = max(tile.block_m, last_rows)
         if _is_large(sizes, block_m):
             # The tile of prompts, if it has as many rows, was chosen for them. Their sums need eight warps.
-            tile = sizes.tiles.prompts if sizes.tiles.prompts.block_m == block_m else tile
+            prompts = sizes.tiles.prompts
+            tile = prompts if prompts.block_m == block_m and not sizes.asks_decode else tile
             tile = tile._replace(num_warps=max(tile.num_warps, 8))
         tile = tile._replace(block_m=block_m)
     elif most < FEW_ROWS < tile.block_m:
@@ -191,7 +193,7 @@ def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
 def _row_class(sizes: PagedSizes, splits: Splits, first_rows: int, last_rows: int, tile: PagedTile) -> RowClass:
     block_m, block_n = tile.block_m, tile.block_n
     least, splits_per_processor = tile.keys_per_split, SPLITS_PER_PROCESSOR
-    if last_rows > FEW_ROWS or _is_large(sizes, block_m):
+    if last_rows > FEW_ROWS or (_is_large(sizes, block_m) and not sizes.asks_decode):
         # The partial sums of a tile's rows, which are merged later, are as large as many keys.
         least = max(least, PROMPT_KEYS * block_m)
     if _is_large(sizes, block_m):
