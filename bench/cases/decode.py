@@ -126,12 +126,10 @@ def _latent() -> list[DecodeCase]:
     columns. In the last case each sequence has a prompt behind a cached prefix."""
     latent = DecodeCase(name="", lengths=(), kv_heads=1, dim=576, value_dim=512)
 
-    def of_batch(heads: int, seq: int, cache: str, implementations: Sequence[str]) -> DecodeCase:
+    def of_batch(heads: int, seq: int, cache: str, implementations: tuple[str, ...]) -> DecodeCase:
         name = f"B64 S{seq} latent {heads} heads" + (" fp8" if cache == FP8 else "")
         lengths = (seq,) * 64
-        return replace(
-            latent, name=name, lengths=lengths, heads=heads, cache=cache, implementations=tuple(implementations)
-        )
+        return replace(latent, name=name, lengths=lengths, heads=heads, cache=cache, implementations=implementations)
 
     return [
         *(of_batch(heads, 8192, "bfloat16", ("codegen", "balanced")) for heads in (16, 128)),

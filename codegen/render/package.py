@@ -210,27 +210,20 @@ def _variant_files(
 def _paged_files(env: jinja2.Environment, name: str, planned: PagedPlan, op: OpSource) -> dict[str, str]:
     """The kernels on paged caches and their launches."""
     context = _context(planned) | {"runtime": _runtime_of(Mode.PACKED), "paged": planned, "op": op}
-    hopper = paged_hopper_plan(planned.written)
-    latent = latent_plan(planned)
-    of_hopper = {kernel_files.FORWARD: hopper, kernel_files.LATENT: latent}
-    stems = ["launch", kernel_files.PORTABLE, *(stem for stem, plan in of_hopper.items() if plan is not None)]
-    modules = {".": sorted(stems)}
-    folder = f"{name}/{kernel_files.PAGED}"
-    files = {
-        f"{folder}/__init__.py": _fill(
-            env, "host/variant_init.py.jinja", modules=modules, title=", paged caches", **context
-        ),
-        f"{folder}/{kernel_files.PORTABLE}.py": _fill(env, "paged/portable.py.jinja", **context),
-        f"{folder}/launch.py": _fill(env, "host/paged_launch.py.jinja", hopper=hopper, latent=latent, **context),
+    hopper, latent = paged_hopper_plan(planned.written), latent_plan(planned)
+    modules = {
+        kernel_files.PORTABLE: _fill(env, "paged/portable.py.jinja", **context),
+        "launch": _fill(env, "host/paged_launch.py.jinja", hopper=hopper, latent=latent, **context),
     }
+    title = ", paged caches"
     if hopper is not None:
-        given = context | {"kernel": hopper.kernel, "forward": hopper, "title": ", paged caches"}
-        files[f"{folder}/{kernel_files.FORWARD}.py"] = _fill(env, "hopper/fwd.py.jinja", **given)
+        given = context | {"kernel": hopper.kernel, "forward": hopper, "title": title}
+        modules[kernel_files.FORWARD] = _fill(env, "hopper/fwd.py.jinja", **given)
     if latent is not None:
-        files[f"{folder}/{kernel_files.LATENT}.py"] = _fill(
-            env, "paged/hopper_latent.py.jinja", latent=latent, **context
-        )
-    return files
+        modules[kernel_files.LATENT] = _fill(env, "paged/hopper_latent.py.jinja", latent=latent, **context)
+    names = {".": sorted(modules)}
+    modules["__init__"] = _fill(env, "host/variant_init.py.jinja", modules=names, title=title, **context)
+    return {f"{name}/{kernel_files.PAGED}/{stem}.py": text for stem, text in modules.items()}
 
 
 def _deltas(env: jinja2.Environment, plans: Mapping[Mode, VariantPlan]) -> dict[Mode, VariantPlan]:

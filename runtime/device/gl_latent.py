@@ -90,6 +90,11 @@ class LatentRing:
     rest: PagedRing
 
     @gluon.jit
+    def values(self, PART: gl.constexpr):
+        """The half of the values whose columns of o warpgroup PART computes."""
+        return self.left.ring if PART == 0 else self.right.ring
+
+    @gluon.jit
     def send(self, desc, rows, start_n, turn, HEAD_DIM_V: gl.constexpr, PAGE_SIZE: gl.constexpr):
         """Copy the block of keys that begins at `start_n`, each part as soon as its place is free."""
         page = rows.page(start_n, PAGE_SIZE)
@@ -180,7 +185,7 @@ def make_exchange():
 @gluon.jit
 def begin_others(acc, exchange, ring, turn, PART: gl.constexpr):
     """Issue `acc += p v` of the other warpgroup's block of this turn, for the columns of warpgroup PART."""
-    values = ring.left.ring if PART == 0 else ring.right.ring
+    values = ring.values(PART)
     mbarrier.wait(exchange.has_weights.index(1 - PART), turn & 1)
     # The weights are there, so the keys are: this wait says so to the hardware.
     tile = values.receive(2 * turn + 1 - PART)
@@ -190,7 +195,7 @@ def begin_others(acc, exchange, ring, turn, PART: gl.constexpr):
 @gluon.jit
 def end_others(acc, ring, turn, PART: gl.constexpr):
     """Wait for the product of `begin_others`, and release what it read."""
-    values = ring.left.ring if PART == 0 else ring.right.ring
+    values = ring.values(PART)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     values.release(2 * turn + 1 - PART)
     ring.rest.ring.release(2 * turn + 1 - PART)
@@ -200,14 +205,14 @@ def end_others(acc, ring, turn, PART: gl.constexpr):
 @gluon.jit
 def begin_own(acc, weights, ring, PART: gl.constexpr):
     """Issue `acc += p v` of the warpgroup's own block of this turn, for its columns."""
-    values = ring.left.ring if PART == 0 else ring.right.ring
+    values = ring.values(PART)
     return warpgroup_mma(weights, values.tile(PART), acc, is_async=True)
 
 
 @gluon.jit
 def end_own(acc, ring, turn, PART: gl.constexpr):
     """Wait for the product of `begin_own`, and release its values."""
-    values = ring.left.ring if PART == 0 else ring.right.ring
+    values = ring.values(PART)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     values.release(2 * turn + PART)
     return acc

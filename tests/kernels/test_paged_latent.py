@@ -97,7 +97,7 @@ def test_values_in_keys(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "queries", "page_size"), [(128, 1, 64), (64, 2, 16), (32, 3, 256), (128, 70, 64)])
 def test_long_sequences(heads: int, queries: int, page_size: int) -> None:
-    """Each sequence alone, and on the first try, has the same bits as in the batch."""
+    """Each sequence alone has the same bits as in the batch."""
     cache = Cache(576, page_size, (5000, 70, 0, 1300), slots=8192)
     q = torch.randn(4, heads, queries, 576, device=DEVICE).to(DTYPE)
     values = cache.keys[..., :512]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from codegen.analysis import schedule as blocks
 from codegen.plan.code.loop_bounds import seen_keys
-from codegen.plan.code.statements import Assign, Statement, uses, without
+from codegen.plan.code.statements import Assign, uses, without
 from codegen.plan.code.tree import Code
 from codegen.plan.hopper.roles import math_imports
 from codegen.plan.kernels.kernel import KernelPlan
@@ -28,8 +28,8 @@ _ENDS = frozenset({"q_first", "q_last"})
 
 @dataclass(frozen=True, kw_only=True)
 class LatentPlan:
-    """The kernel. `seen`: statements that find the keys that some row of a tile sees. `own`: those of the portable
-    kernel, whose mask and bounds it shares."""
+    """The kernel. `own`: the plan of the portable kernel, whose mask and bounds it shares. `seen`: statements that find
+    the keys that some row of a tile sees."""
 
     own: PagedPlan
     kernel: KernelPlan
@@ -54,6 +54,7 @@ class LatentPlan:
 
     @property
     def full_begin(self) -> Code | None:
+        """The begin of that run."""
         return None if self.own.full_bounds is None else self.own.full_bounds.full_begin
 
     @property
@@ -67,17 +68,15 @@ class LatentPlan:
         return uses(self.own.full_statements, self.full_begin, self.full_end) & _ENDS
 
     @property
-    def statements(self) -> list[Statement]:
-        """What the mask of a block is computed from."""
-        return list(self.own.block.statements)
-
-    @property
     def imports(self) -> dict[str, list[str]]:
         """Module of the device library -> names that the kernel's expressions take from it, if any."""
         own = self.own
-        parts = [*self.seen, *own.forward.prologue, *own.full_statements, *own.block.parts, own.inside]
-        found = math_imports(parts)
+        found = math_imports([*self.seen, *own.forward.prologue, *own.full_statements, *own.block.parts])
         return {"gl_math": found} if found else {}
+
+
+def _is_mask_by_positions(written: Variant) -> bool:
+    return written.score is None and not written.sink and not written.tensors and has_hopper_forward(written)
 
 
 def latent_plan(portable: PagedPlan) -> LatentPlan | None:
@@ -87,9 +86,7 @@ def latent_plan(portable: PagedPlan) -> LatentPlan | None:
     with one range of keys for the rows of a tile, in closed form.
     """
     written = portable.written
-    if written.score is not None or written.sink or written.tensors or not has_hopper_forward(written):
-        return None
-    if portable.scans_mask or portable.bounds.jumps:
+    if not _is_mask_by_positions(written) or portable.scans_mask or portable.bounds.jumps:
         return None
     variant = portable.variant
     roots = [] if variant.mask is None else [variant.mask]
@@ -113,5 +110,5 @@ def latent_plan(portable: PagedPlan) -> LatentPlan | None:
 
 def has_latent_kernel(written: Variant) -> bool:
     """Whether a variant has the kernel."""
-    portable = paged_plan(written)
+    portable = paged_plan(written) if _is_mask_by_positions(written) else None
     return portable is not None and latent_plan(portable) is not None

@@ -25,12 +25,12 @@ def runs_latent(backend: Backend, call: CacheCall, rows: RowClass, *, shares_val
     """
     q, k, tile = call.q, call.k, rows.tile
     head_dim, head_dim_v = q.shape[-1], call.v.shape[-1]
-    columns = head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= KEYS
-    plain = q.dtype == k.dtype and k.element_size() == 2 and call.k_scale is None and call.value_scale is None
-    pages = call.page_table is not None and call.page_size >= LEAST_PAGE and call.page_size % PAGE_FACTOR == 0
+    fits_columns = head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= KEYS
+    is_half = q.dtype == k.dtype and k.element_size() == 2 and call.k_scale is None and call.value_scale is None
+    has_pages = call.page_table is not None and call.page_size >= LEAST_PAGE and call.page_size % PAGE_FACTOR == 0
     # A tile that a call asks for is one of the portable kernel.
-    asked = call.family == PORTABLE or call.config
-    if asked or not (shares_values and columns and plain and pages):
+    asks_portable = call.family == PORTABLE or call.config
+    if asks_portable or not (shares_values and fits_columns and is_half and has_pages):
         return False
-    fits = (tile.block_m, tile.block_n) == (ROWS, KEYS) and not rows.folds
-    return fits and backend.copies_by_tma(k) and is_copied(call.cache_strides(k), k.shape[0], k.element_size())
+    fits_tile = (tile.block_m, tile.block_n) == (ROWS, KEYS) and not rows.folds
+    return fits_tile and backend.copies_by_tma(k) and is_copied(call.cache_strides(k), k.shape[0], k.element_size())

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: paged/hopper_latent.py.jinja
-# hash: ee092b1406283380
+# hash: 57db211a823b4a47
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -268,7 +268,7 @@ def band_paged_hopper_latent(
     CONSTANTS: gl.constexpr = (Q_AT_END, Q_OFFSET_PER_BATCH, GROUP, HEAD_DIM, HEAD_DIM_V)
     pages = (page_table_ptr, page_starts_ptr, records_ptr, counts_ptr)
     keys = (k_desc, ring, pages, table_stride, num_kv_heads, numbers)
-    # The registers of each thread. The first consumer gets what is left, which is as much as the other has.
+    # The registers of each thread. The first consumer gets what is left.
     gl.warp_specialize(
         [
             (consume, (consumer, 0) + CONSTANTS),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: paged/hopper_latent.py.jinja
-# hash: a39e29fa10458ffe
+# hash: 7c91ed1acc188310
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -251,7 +251,7 @@ def causal_paged_hopper_latent(
     CONSTANTS: gl.constexpr = (Q_AT_END, Q_OFFSET_PER_BATCH, GROUP, HEAD_DIM, HEAD_DIM_V)
     pages = (page_table_ptr, page_starts_ptr, records_ptr, counts_ptr)
     keys = (k_desc, ring, pages, table_stride, num_kv_heads, numbers)
-    # The registers of each thread. The first consumer gets what is left, which is as much as the other has.
+    # The registers of each thread. The first consumer gets what is left.
     gl.warp_specialize(
         [
             (consume, (consumer, 0) + CONSTANTS),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: paged/hopper_latent.py.jinja
-# hash: cba48f8ccf6cfbc8
+# hash: 456dc7fc6e6b9b62
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -233,7 +233,7 @@ def full_paged_hopper_latent(
     CONSTANTS: gl.constexpr = (GROUP, HEAD_DIM, HEAD_DIM_V)
     pages = (page_table_ptr, page_starts_ptr, records_ptr, counts_ptr)
     keys = (k_desc, ring, pages, table_stride, num_kv_heads)
-    # The registers of each thread. The first consumer gets what is left, which is as much as the other has.
+    # The registers of each thread. The first consumer gets what is left.
     gl.warp_specialize(
         [
             (consume, (consumer, 0) + CONSTANTS),
