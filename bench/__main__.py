@@ -142,10 +142,7 @@ def _speed(options: argparse.Namespace, results: Results, keep: Keep, clock: Clo
         # --only may select cases of the other suites.
         print("--only matches no case of the speed suites", file=sys.stderr)
         return not set(options.suite) <= set(SPEED)
-    results.settings |= {
-        "budget_ms": speed.budget_of(options),
-        "first_call": "after compiling beforehand into caches on disk" if options.jobs > 0 else "compiling included",
-    }
+    results.settings["budget_ms"] = speed.budget_of(options)
     speed.run(options, chosen, results, keep, clock)
     if "front" in options.suite:
         _keep_block_shares(results, chosen.cases, keep)

@@ -114,10 +114,11 @@ def computed_shares(results: Results) -> dict[str, dict[str, tuple[float, float]
 
 def costs_table(results: Results) -> str:
     """Memory, preparation and first calls: one line per case, one column per implementation."""
+    how = f", {results.settings['first_call']}" if "first_call" in results.settings else ""
     kinds: dict[str, tuple[str, int]] = {
         "peak_mib": ("peak memory of forward and backward beyond the inputs, MiB", 0),
         "setup_ms": ("making the schedule or block mask, ms, before the clock starts", 3),
-        "first_s": ("first output and gradients in this process, s: with caches on disk", 2),
+        "first_s": (f"first output and gradients in this process, s{how}", 2),
     }
     names = _used(cost.implementation for cost in results.costs)
     parts = []

@@ -99,8 +99,11 @@ def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Calla
     results.suites = chosen.suites
     results.skipped = [case.name for case in chosen.cases]
     keep()
+    results.settings["first_call"] = "compiling included"
     if options.jobs > 0:
-        compile_all(chosen.cases, options.jobs, clock.at(COMPILE_SHARE))
+        has_all = compile_all(chosen.cases, options.jobs, clock.at(COMPILE_SHARE))
+        late = "" if has_all else ", as far as there was time"
+        results.settings["first_call"] = f"after compiling beforehand into caches on disk{late}"
     for number, case in enumerate(chosen.cases, start=1):
         if clock.over:
             print(f"out of time: {len(results.skipped)} cases are skipped", flush=True)

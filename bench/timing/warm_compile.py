@@ -102,16 +102,19 @@ def _compilation(task: Task) -> tuple[str, str]:
     return case.name, name
 
 
-def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> None:
-    """Rehearse all cases; stop at the time `until` of `time.monotonic`."""
-    for title, chosen in zip(("compiling", "tuning peers"), tasks(cases), strict=True):
-        compile_in_parallel(rehearse, chosen, jobs, until, title)
+def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> bool:
+    """Rehearse all cases; stop at the time `until` of `time.monotonic`. True if there was time for all."""
+    parts = zip(("compiling", "tuning peers"), tasks(cases), strict=True)
+    return all(compile_in_parallel(rehearse, chosen, jobs, until, title) for title, chosen in parts)
 
 
 def compile_in_parallel(
     task: Callable[[Item], None], items: Sequence[Item], jobs: int, until: float | None, title: str
-) -> None:
-    """Run a task that fills the caches for each item, with progress on a terminal and a line at the end."""
+) -> bool:
+    """Run a task that fills the caches for each item, with progress on a terminal and a line at the end.
+
+    True if there was time for all items.
+    """
     start = time.perf_counter()
     with StatusLine(len(items)) as status:
         status.show(f"{title}, {jobs} processes")
@@ -122,3 +125,4 @@ def compile_in_parallel(
         late = "" if status.done == len(items) else "; out of time: the others compile when they are measured"
         seconds = time.perf_counter() - start
         print(f"{title}, {jobs} processes: {status.done}/{len(items)}, {seconds:.0f} s{late}", flush=True)
+    return status.done == len(items)

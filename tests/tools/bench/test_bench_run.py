@@ -106,6 +106,19 @@ def test_every_case_is_kept_before_the_next_begins(monkeypatch: pytest.MonkeyPat
     assert [each.name for each in path.parent.iterdir()] == ["r.json"]
 
 
+def test_stored_run_says_if_kernels_were_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "measure", lambda case, _: (rows_of(case), []))
+    for jobs, has_all, how in (
+        ("0", True, "compiling included"),
+        ("2", True, "after compiling beforehand into caches on disk"),
+        ("2", False, "after compiling beforehand into caches on disk, as far as there was time"),
+    ):
+        monkeypatch.setattr(speed, "compile_all", lambda *_, has_all=has_all: has_all)
+        results = Results()
+        speed.run(parser().parse_args(["--jobs", jobs]), planned("causal"), results, lambda: None, Clock())
+        assert results.settings["first_call"] == how
+
+
 def test_no_case_begins_when_time_is_over(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(speed, "measure", lambda case, _: (rows_of(case), []))
     results = Results()
@@ -214,7 +227,11 @@ def test_measurements_survive_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     results, kept = Results(), []
     with pytest.raises(GpuLostError):
         speed.run(parser().parse_args(["--jobs", "0"]), planned("causal"), results, lambda: kept.append(1), Clock())
-    assert (len(results.measurements), results.settings, len(kept)) == (1, {"lost": "gone"}, 2)
+    assert (len(results.measurements), results.settings, len(kept)) == (
+        1,
+        {"first_call": "compiling included", "lost": "gone"},
+        2,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- command
