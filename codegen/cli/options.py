@@ -136,7 +136,8 @@ def warm_options(parser: argparse.ArgumentParser) -> None:
     add("--modes", type=_words, default=[], metavar="LIST", help=what)
     add("--passes", type=_words, default=[], metavar="LIST", help="some of fwd,bwd (default: both)")
     add("--dtypes", type=_words, default=[], metavar="LIST", help="such as bf16,fp16 (default: bf16)")
-    add("--head-dims", type=_numbers, default=[], metavar="LIST", help="such as 64,128 (default: 128)")
+    what = "such as 64,128, or 192/128 where values have another head dim than keys (default: 128)"
+    add("--head-dims", type=_head_dims, default=[], metavar="LIST", help=what)
     what = "number of query heads and key heads (default: 32/8)"
     add("--heads", type=_heads, default=(32, 8), metavar="N/N", help=what)
     what = "sequence lengths; include one that is a multiple of the tiles and one that is not"
@@ -242,6 +243,14 @@ def _heads(text: str) -> tuple[int, int]:
     if len(counts) > 2 or not all(count.isdecimal() and int(count) > 0 for count in counts):
         raise argparse.ArgumentTypeError(f"expected query heads and key heads such as 32/8, got {text!r}")
     return int(counts[0]), int(counts[-1])
+
+
+def _head_dims(text: str) -> list[tuple[int, int]]:
+    """Head dims of keys and of values, which may be left out if they are the same."""
+    pairs = [word.split("/") for word in text.split(",")]
+    if not all(len(pair) <= 2 and all(dim.isdecimal() for dim in pair) for pair in pairs):
+        raise argparse.ArgumentTypeError(f"expected head dims such as 128 or 192/128, got {text!r}")
+    return [(int(pair[0]), int(pair[-1])) for pair in pairs]
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from codegen.analysis.call_modes import Mode
 from codegen.compile.packages import Package
@@ -49,13 +50,16 @@ class Target:
 class WarmCall:
     """One call of an op. `heads`: query heads and key heads; `page_size` is 0 except for calls on paged caches.
 
-    `trained`: gradients of the variant's own tensors are asked for, too.
+    `head_dim` is that of queries and keys, `head_dim_v` that of values. On paged caches values with fewer columns are
+    the first columns of the keys, as in latent attention. `trained`: gradients of the variant's own tensors are asked
+    for, too.
     """
 
     variant: str
     mode: str
     dtype: str
     head_dim: int
+    head_dim_v: int
     heads: tuple[int, int]
     seq: int
     layout: Layout
@@ -67,16 +71,19 @@ class WarmCall:
     def __str__(self) -> str:
         pages = f" pages of {self.page_size}" if self.page_size else ""
         heads = "/".join(map(str, self.heads))
-        return f"{self.variant} {self.mode}{pages} {self.dtype} H{heads} S{self.seq} D{self.head_dim} {self.layout}"
+        dims = f"D{self.head_dim}" if self.head_dim == self.head_dim_v else f"D{self.head_dim}/{self.head_dim_v}"
+        return f"{self.variant} {self.mode}{pages} {self.dtype} H{heads} S{self.seq} {dims} {self.layout}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One kind of attention in a model: the variant, the numbers of query heads and key heads, and head_dim."""
+    """One kind of attention in a model: the variant, the numbers of query heads and key heads, and the head dims of
+    keys and values."""
 
     variant: str
     heads: tuple[int, int]
     head_dim: int
+    head_dim_v: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +110,7 @@ class Request:
                 mode=mode,
                 dtype=dtype,
                 head_dim=layer.head_dim,
+                head_dim_v=layer.head_dim_v,
                 heads=layer.heads,
                 seq=seq,
                 layout=self.layout,
@@ -139,6 +147,8 @@ def _inputs(call: WarmCall, package: str) -> Inputs:
     shape = Shape(batch=call.batch, heads=heads, kv_heads=kv_heads, seq=call.seq, dim=call.head_dim)
     dtype = getattr(torch, call.dtype)
     inputs = draw_inputs(entry, shape, dtype=dtype, device="cpu", own_grads=call.trained, values=False)
+    values = torch.zeros(call.batch, kv_heads, call.seq, call.head_dim_v, dtype=dtype, requires_grad=True)
+    inputs = replace(inputs, v=values)
     if call.mode == Mode.PACKED:
         inputs = packed(entry, inputs)
     elif call.layout is Layout.BSHD:
@@ -177,8 +187,17 @@ def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
             page_size=call.page_size,
         )
         drawn = draw_paged_call(variant, shape, call.dtype, "cpu")
+        drawn = replace(drawn, v=_values_of(drawn.k, call))
         if call.layout is Layout.BSHD:
             drawn = replace(drawn, q=drawn.q.transpose(1, 2).contiguous().transpose(1, 2))
         new = torch.zeros(call.batch, kv_heads, call.head_dim, dtype=drawn.k.dtype)
-        paging.append(new, new, drawn.k, drawn.v, torch.zeros(call.batch, dtype=torch.int32))
+        slots = torch.zeros(call.batch, dtype=torch.int32)
+        paging.append(new, _values_of(new, call), drawn.k, drawn.v, slots)
         drawn.call(op)
+
+
+def _values_of(keys: Tensor, call: WarmCall) -> Tensor:
+    """The values beside `keys [..., D]`: a view of them if they have fewer columns, else a tensor of their own."""
+    if call.head_dim_v < call.head_dim:
+        return keys[..., : call.head_dim_v]
+    return torch.zeros(*keys.shape[:-1], call.head_dim_v, dtype=keys.dtype)

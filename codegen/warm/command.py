@@ -13,7 +13,7 @@ from pathlib import Path
 import torch  # noqa: F401 - compiling needs both; a missing one is reported before any work
 from triton import knobs
 
-from codegen.arch.tile_rules import MAX_HEAD_DIM, MIN_HEAD_DIM
+from codegen.arch.tile_rules import MAX_HEAD_DIM, MAX_PAGED_HEAD_DIM, MIN_HEAD_DIM
 from codegen.compile.offline import check_not_interpreted
 from codegen.compile.packages import Package, find_package
 from codegen.compile.pool import spread
@@ -73,10 +73,15 @@ def request_of(args: argparse.Namespace, package: Path) -> Request:
         layers = layers_of(args.model, name)
     else:
         variants = checked_names("variant", args.names, load_manifest(name))
-        dims = args.head_dims or [128]
-        layers = tuple(Layer(variant=each, heads=args.heads, head_dim=dim) for each in variants for dim in dims)
+        dims = args.head_dims or [(128, 128)]
+        layers = tuple(
+            Layer(variant=each, heads=args.heads, head_dim=dim, head_dim_v=dim_v)
+            for each in variants
+            for dim, dim_v in dims
+        )
+    most = MAX_PAGED_HEAD_DIM if modes == (PAGED,) else MAX_HEAD_DIM
     for layer in layers:
-        _check(layer)
+        _check(layer, most)
     return Request(
         layers=layers,
         modes=modes,
@@ -90,12 +95,14 @@ def request_of(args: argparse.Namespace, package: Path) -> Request:
     )
 
 
-def _check(layer: Layer) -> None:
+def _check(layer: Layer, most: int) -> None:
+    """Refuse numbers of heads that do not divide, and head dims above `most`."""
     heads, kv_heads = layer.heads
     if heads % kv_heads:
         raise CodegenError(f"--heads: expected query heads that are a multiple of key heads, got {heads}/{kv_heads}")
-    if not MIN_HEAD_DIM <= layer.head_dim <= MAX_HEAD_DIM:
-        raise CodegenError(f"--head-dims: expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {layer.head_dim}")
+    for dim in (layer.head_dim, layer.head_dim_v):
+        if not MIN_HEAD_DIM <= dim <= most:
+            raise CodegenError(f"--head-dims: expected {MIN_HEAD_DIM} to {most}, got {dim}")
 
 
 def run(request: Request, target: Target, package: Path, spec: Spec, jobs: int) -> Report:

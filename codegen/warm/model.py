@@ -23,8 +23,6 @@ def layers_of(config: Path, package: str) -> tuple[Layer, ...]:
             reasons = [run.refused, *(layer.refused for layer in run.layers)]
             raise CodegenError(f"--model {config}: {next(filter(None, reasons), 'no layer calls attention')}")
         for each in run.layers:
-            if each.head_dim != each.head_dim_v:
-                got = f"{each.head_dim} and {each.head_dim_v}"
-                raise CodegenError(f"--model {config}: expected one head_dim of keys and values, got {got}")
-            found[Layer(variant=each.variant, heads=each.heads, head_dim=each.head_dim)] = None
+            layer = Layer(variant=each.variant, heads=each.heads, head_dim=each.head_dim, head_dim_v=each.head_dim_v)
+            found[layer] = None
     return tuple(found)

@@ -36,7 +36,14 @@ SPEC = load(DEFAULT_SPEC)
 PACKAGE = Package(root=str(ROOT), name="generated")
 H100 = Target(arch="sm_90", gpu="h100")
 CALL = WarmCall(
-    variant="causal", mode="dense", dtype="bfloat16", head_dim=64, heads=(4, 2), seq=4096, layout=Layout.BHSD
+    variant="causal",
+    mode="dense",
+    dtype="bfloat16",
+    head_dim=64,
+    head_dim_v=64,
+    heads=(4, 2),
+    seq=4096,
+    layout=Layout.BHSD,
 )
 
 
@@ -181,6 +188,26 @@ def test_inference_and_paged_calls_have_kernels_of_their_own() -> None:
     assert names >= {"append_tokens", "causal_paged_fwd"}
 
 
+@pytest.mark.parametrize("mode", ["dense", "packed"])
+def test_values_may_have_another_head_dim(mode: str) -> None:
+    def call() -> None:
+        ahead = () if mode == "packed" else (1,)
+        axes = (4096, 4) if mode == "packed" else (4, 4096)
+        q, k, v = (torch.ones(*ahead, *axes, dim, dtype=torch.bfloat16) for dim in (192, 192, 128))
+        named = {"cu_seqlens_q": torch.tensor([0, 4096], dtype=torch.int32)} if mode == "packed" else {}
+        trained("causal", q, k, v, **named)
+
+    assert warmed(replace(CALL, mode=mode, head_dim=192, head_dim_v=128, heads=(4, 4))) == keys(call, "causal")
+
+
+def test_latent_attention_on_pages_runs_its_kernel() -> None:
+    latent = replace(CALL, mode="paged", page_size=64, backward=False, head_dim=576, head_dim_v=512, heads=(128, 1))
+    names = {name for name, _ in warmed(latent)}
+    assert names >= {"append_tokens", "causal_paged_hopper_latent"}
+    # Values of more columns than keys are a cache of their own.
+    assert "causal_paged_fwd" in {name for name, _ in warmed(replace(latent, head_dim=64, head_dim_v=128))}
+
+
 def test_each_of_two_specialisations_of_one_kernel_is_compiled_alone() -> None:
     call = replace(CALL, mode="paged", page_size=64, backward=False, seq=512)
     spec = SPEC.variants["causal"]
@@ -250,6 +277,9 @@ def test_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["causal", "--layout", "sbhd"], "--layout: expected one of bhsd, bshd, got 'sbhd'"),
         (["causal", "--heads", "5/2"], "--heads: expected query heads that are a multiple of key heads, got 5/2"),
         (["causal", "--head-dims", "1"], "--head-dims: expected 8 to"),
+        (["causal", "--head-dims", "192/1"], "--head-dims: expected 8 to 512, got 1"),
+        (["causal", "--head-dims", "576/512"], "--head-dims: expected 8 to 512, got 576"),
+        (["causal", "--head-dims", "577", "--modes", "paged"], "--head-dims: expected 8 to 576, got 577"),
         (
             ["--model", "nosuch"],
             "--model: expected a config.json, or a folder that holds one, got nosuch, which does not exist",
@@ -272,4 +302,16 @@ def test_model_names_its_variants_and_heads(tmp_path: Path) -> None:
     config |= {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert layers_of(tmp_path, "generated") == (Layer(variant="band_softcap", heads=(4, 2), head_dim=32),)
+    layer = Layer(variant="band_softcap", heads=(4, 2), head_dim=32, head_dim_v=32)
+    assert layers_of(tmp_path, "generated") == (layer,)
+
+
+def test_model_names_the_head_dim_of_its_values(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="a model's config is read by transformers")
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 128}
+    config |= {"intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    config |= {"q_lora_rank": 32, "kv_lora_rank": 32}
+    config |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert layers_of(tmp_path, "generated") == (Layer(variant="causal", heads=(4, 4), head_dim=48, head_dim_v=32),)
