@@ -204,7 +204,7 @@ def test_first_calls_in_torch_are_timed_in_phases(
 
     def run(command: list[str], *, env: dict[str, str], **_: Any) -> None:
         parse = codegen_parser().parse_args(command[command.index("warm") :])
-        assert (parse.names, parse.heads, parse.seqs, parse.head_dims) == (["causal"], (16, 16), [4096], [128])
+        assert (parse.names, parse.heads, parse.seqs, parse.head_dims) == (["causal"], (16, 16), [4096], [(128, 128)])
         caches.append(env["TRITON_CACHE_DIR"])
 
     monkeypatch.setattr(first_call, "in_process", in_process)
