@@ -50,9 +50,9 @@ class Target:
 class WarmCall:
     """One call of an op. `heads`: query heads and key heads; `page_size` is 0 except for calls on paged caches.
 
-    `head_dim` is that of queries and keys, `head_dim_v` that of values. On paged caches values with fewer columns are
-    the first columns of the keys, as in latent attention. `trained`: gradients of the variant's own tensors are asked
-    for, too.
+    `head_dim` is that of queries and keys, `head_dim_v` that of values. On paged caches with one key head, values with
+    fewer columns are the first columns of the keys, as in latent attention. `trained`: gradients of the variant's own
+    tensors are asked for, too.
     """
 
     variant: str
@@ -197,7 +197,7 @@ def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
 
 
 def _values_of(keys: Tensor, call: WarmCall) -> Tensor:
-    """The values beside `keys [..., D]`: a view of them if they have fewer columns, else a tensor of their own."""
-    if call.head_dim_v < call.head_dim:
+    """The values beside `keys [..., D]`: in latent attention a view of them, else a tensor of their own."""
+    if call.heads[1] == 1 and call.head_dim_v < call.head_dim:
         return keys[..., : call.head_dim_v]
     return torch.zeros(*keys.shape[:-1], call.head_dim_v, dtype=keys.dtype)

@@ -204,8 +204,16 @@ def test_latent_attention_on_pages_runs_its_kernel() -> None:
     latent = replace(CALL, mode="paged", page_size=64, backward=False, head_dim=576, head_dim_v=512, heads=(128, 1))
     names = {name for name, _ in warmed(latent)}
     assert names >= {"append_tokens", "causal_paged_hopper_latent"}
-    # Values of more columns than keys are a cache of their own.
-    assert "causal_paged_fwd" in {name for name, _ in warmed(replace(latent, head_dim=64, head_dim_v=128))}
+
+    def own_caches() -> None:
+        q, k, v = (
+            torch.ones(*sizes, dtype=torch.bfloat16) for sizes in ((1, 4, 1, 192), (64, 64, 4, 192), (64, 64, 4, 128))
+        )
+        pages = torch.arange(64, dtype=torch.int32)[None]
+        load_op("causal")(q, k, v, page_table=pages, kv_lengths=torch.tensor([4096], dtype=torch.int32))
+
+    # With several key heads values have a cache of their own.
+    assert keys(own_caches, "causal") < warmed(replace(latent, head_dim=192, head_dim_v=128, heads=(4, 4)))
 
 
 def test_each_of_two_specialisations_of_one_kernel_is_compiled_alone() -> None:
