@@ -239,18 +239,19 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _heads(text: str) -> tuple[int, int]:
-    counts = text.split("/")
-    if len(counts) > 2 or not all(count.isdecimal() and int(count) > 0 for count in counts):
-        raise argparse.ArgumentTypeError(f"expected query heads and key heads such as 32/8, got {text!r}")
-    return int(counts[0]), int(counts[-1])
+    return _pair(text, "query heads and key heads such as 32/8")
 
 
 def _head_dims(text: str) -> list[tuple[int, int]]:
-    """Head dims of keys and of values, which may be left out if they are the same."""
-    pairs = [word.split("/") for word in text.split(",")]
-    if not all(len(pair) <= 2 and all(dim.isdecimal() for dim in pair) for pair in pairs):
-        raise argparse.ArgumentTypeError(f"expected head dims such as 128 or 192/128, got {text!r}")
-    return [(int(pair[0]), int(pair[-1])) for pair in pairs]
+    return [_pair(word, "head dims such as 128, or of keys and values such as 192/128") for word in text.split(",")]
+
+
+def _pair(text: str, expected: str) -> tuple[int, int]:
+    """Two numbers above 0 with a slash between them, or one, which stands for both."""
+    numbers = text.split("/")
+    if len(numbers) > 2 or not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return int(numbers[0]), int(numbers[-1])
 
 
 def at_least(least: int) -> Callable[[str], int]:
