@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
@@ -11,7 +11,7 @@ from codegen.arch.paged import PagedPass
 from codegen.lint.calls import BATCH, HEADS, KV_HEADS, LENGTH
 from codegen.lint.paged_jobs import PagedJob
 from codegen.spec.model import Variant
-from codegen.testing.paged_calls import PagedShape, draw_paged_call
+from codegen.testing.paged_calls import PagedShape, draw_paged_call, new_tokens
 
 CAPACITY = 4096
 """Keys that the table has room for: enough for several splits of every default tile."""
@@ -27,14 +27,15 @@ def run_paged_call(variant: Variant, job: PagedJob, package: str) -> None:
         kv_heads=KV_HEADS,
         head_dim=job.head_dim,
         page_size=job.page_size,
+        dim_v=job.value_dim,
+        values_in_keys=job.value_dim is not None,
     )
     call = draw_paged_call(variant, shape, job.dtype, "cpu")
-    new = torch.zeros(BATCH, KV_HEADS, job.head_dim, dtype=call.k.dtype)
     paging = importlib.import_module(f"{package}.paging")
-    paging.append(new, new, call.k, call.v, torch.zeros(BATCH, dtype=torch.int32))
+    paging.append(*new_tokens(shape, job.dtype), call.k, call.v, torch.zeros(BATCH, dtype=torch.int32))
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
     if job.value_dim is not None:
         # A call that asks for a tile runs the portable kernel.
-        replace(call, v=call.k[..., : job.value_dim]).call(op)
+        call.call(op)
     else:
         call.call(op, config={str(job.pass_): asdict(job.tile)}, family=job.family or None)

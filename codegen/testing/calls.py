@@ -40,22 +40,30 @@ SEGMENTS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of one self-attention call."""
+    """The sizes of one self-attention call. `dim_v`: the head dim of values, if it is not `dim`."""
 
     batch: int
     heads: int
     kv_heads: int
     seq: int
     dim: int
+    dim_v: int | None = None
+
+    @property
+    def head_dim_v(self) -> int:
+        """The head dim of values."""
+        return self.dim if self.dim_v is None else self.dim_v
 
     def __str__(self) -> str:
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        return f"B{self.batch} H{heads} S{self.seq} D{self.dim}"
+        dims = f"{self.dim}" if self.head_dim_v == self.dim else f"{self.dim}/{self.head_dim_v}"
+        return f"B{self.batch} H{heads} S{self.seq} D{dims}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """One call in layout "bhsd": q, do `[B, Hq, S, D]`, k, v `[B, Hkv, S, D]`, dlse `[B, Hq, S]`, the variant's own.
+    """One call in layout "bhsd": q `[B, Hq, S, D]`, do `[B, Hq, S, Dv]`, k `[B, Hkv, S, D]`, v `[B, Hkv, S, Dv]`, dlse
+    `[B, Hq, S]`, the variant's own.
 
     do and dlse are used as the gradients of the loss with respect to o and lse.
     """
@@ -134,7 +142,7 @@ def draw_inputs(
 
     q = normal(shape.batch, shape.heads, shape.seq, shape.dim, dtype=dtype)
     k = normal(shape.batch, shape.kv_heads, shape.seq, shape.dim, dtype=dtype)
-    v = normal(shape.batch, shape.kv_heads, shape.seq, shape.dim, dtype=dtype)
+    v = normal(shape.batch, shape.kv_heads, shape.seq, shape.head_dim_v, dtype=dtype)
     numbers = {name: _suited(entry, name, shape.seq) for name in entry["scalars"]} | dict(scalars or {})
     tensors = {
         name: _draw_tensor(name, declared, _sizes(entry, declared, shape, numbers), normal)
@@ -156,7 +164,7 @@ def draw_inputs(
         q=q,
         k=k,
         v=v,
-        do=normal(*q.shape, dtype=dtype),
+        do=normal(shape.batch, shape.heads, shape.seq, shape.head_dim_v, dtype=dtype),
         dlse=normal(shape.batch, shape.heads, shape.seq),
         tensors=tensors,
         scalars=numbers,

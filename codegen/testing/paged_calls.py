@@ -22,7 +22,11 @@ Fill = Callable[[TensorSpec, Sequence[int]], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class PagedShape:
-    """The sizes of a call: `queries` of each sequence, `lengths` in keys."""
+    """The sizes of a call: `queries` of each sequence, `lengths` in keys.
+
+    `dim_v`: the head dim of values, if it is not `head_dim`. `values_in_keys`: values are the first columns of keys, as
+    in latent attention.
+    """
 
     lengths: Sequence[int]
     queries: int
@@ -30,6 +34,13 @@ class PagedShape:
     kv_heads: int
     head_dim: int
     page_size: int
+    dim_v: int | None = None
+    values_in_keys: bool = False
+
+    @property
+    def head_dim_v(self) -> int:
+        """The head dim of values."""
+        return self.head_dim if self.dim_v is None else self.dim_v
 
     @property
     def batch(self) -> int:
@@ -97,7 +108,7 @@ def draw_paged_call(variant: Variant, shape: PagedShape, dtype: str, device: str
             return torch.randint(0, most, tuple(sizes), generator=generator, device=device, dtype=kind)
         return (torch.rand(*sizes, generator=generator, device=device) * 0.1).to(kind)
 
-    cache = (shape.pages, shape.page_size, shape.kv_heads, shape.head_dim)
+    cache = (shape.pages, shape.page_size, shape.kv_heads)
     own = own_arguments(variant, shape, shape.pages, fill, device)
     table = random_table(shape, shape.pages, device, seed)
     if variant.decay:
@@ -105,14 +116,24 @@ def draw_paged_call(variant: Variant, shape: PagedShape, dtype: str, device: str
             shape.batch, shape.most_pages, shape.page_size, shape.heads, generator=generator, device=device
         )
         _fill_decay_caches(own, table, steps * -0.1)
+    q = normal(shape.batch, shape.heads, shape.queries, shape.head_dim)
+    k = normal(*cache, shape.head_dim)
     return PagedCall(
-        q=normal(shape.batch, shape.heads, shape.queries, shape.head_dim),
-        k=normal(*cache),
-        v=normal(*cache),
+        q=q,
+        k=k,
+        v=k[..., : shape.head_dim_v] if shape.values_in_keys else normal(*cache, shape.head_dim_v),
         own=own,
         table=table,
         lengths=torch.tensor(list(shape.lengths), dtype=torch.int32, device=device),
     )
+
+
+def new_tokens(shape: PagedShape, dtype: str) -> tuple[Tensor, Tensor]:
+    """A key and a value for each sequence, to append to the caches: zeros on the CPU."""
+    sizes, typed = (shape.batch, shape.kv_heads), getattr(torch, dtype)
+    k = torch.zeros(*sizes, shape.head_dim, dtype=typed)
+    v = k[..., : shape.head_dim_v] if shape.values_in_keys else torch.zeros(*sizes, shape.head_dim_v, dtype=typed)
+    return k, v
 
 
 def random_table(shape: PagedShape, pages: int, device: str, seed: int = 0) -> Tensor:

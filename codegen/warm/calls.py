@@ -10,13 +10,12 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from codegen.analysis.call_modes import Mode
 from codegen.compile.packages import Package
 from codegen.spec.model import Variant
 from codegen.testing.calls import Inputs, Shape, draw_inputs, load_manifest, load_op, packed
-from codegen.testing.paged_calls import PagedShape, draw_paged_call
+from codegen.testing.paged_calls import PagedShape, draw_paged_call, new_tokens
 
 PAGED = "paged"
 """The mode of calls on paged caches: prompts, decoding steps of one token, and appending to the caches."""
@@ -144,11 +143,10 @@ def _run(call: WarmCall, package: str) -> None:
 def _inputs(call: WarmCall, package: str) -> Inputs:
     entry = load_manifest(package)[call.variant]
     heads, kv_heads = call.heads
-    shape = Shape(batch=call.batch, heads=heads, kv_heads=kv_heads, seq=call.seq, dim=call.head_dim)
+    sizes = {"batch": call.batch, "heads": heads, "kv_heads": kv_heads, "seq": call.seq}
+    shape = Shape(**sizes, dim=call.head_dim, dim_v=call.head_dim_v)
     dtype = getattr(torch, call.dtype)
     inputs = draw_inputs(entry, shape, dtype=dtype, device="cpu", own_grads=call.trained, values=False)
-    values = torch.zeros(call.batch, kv_heads, call.seq, call.head_dim_v, dtype=dtype, requires_grad=True)
-    inputs = replace(inputs, v=values)
     if call.mode == Mode.PACKED:
         inputs = packed(entry, inputs)
     elif call.layout is Layout.BSHD:
@@ -185,19 +183,12 @@ def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
             kv_heads=kv_heads,
             head_dim=call.head_dim,
             page_size=call.page_size,
+            dim_v=call.head_dim_v,
+            values_in_keys=kv_heads == 1 and call.head_dim_v < call.head_dim,
         )
         drawn = draw_paged_call(variant, shape, call.dtype, "cpu")
-        drawn = replace(drawn, v=_values_of(drawn.k, call))
         if call.layout is Layout.BSHD:
             drawn = replace(drawn, q=drawn.q.transpose(1, 2).contiguous().transpose(1, 2))
-        new = torch.zeros(call.batch, kv_heads, call.head_dim, dtype=drawn.k.dtype)
         slots = torch.zeros(call.batch, dtype=torch.int32)
-        paging.append(new, _values_of(new, call), drawn.k, drawn.v, slots)
+        paging.append(*new_tokens(shape, call.dtype), drawn.k, drawn.v, slots)
         drawn.call(op)
-
-
-def _values_of(keys: Tensor, call: WarmCall) -> Tensor:
-    """The values beside `keys [..., D]`: in latent attention a view of them, else a tensor of their own."""
-    if call.heads[1] == 1 and call.head_dim_v < call.head_dim:
-        return keys[..., : call.head_dim_v]
-    return torch.zeros(*keys.shape[:-1], call.head_dim_v, dtype=keys.dtype)
