@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 2b159ca31b49cee4
+# hash: 1fc490cc6ef32f4a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi` on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -224,7 +224,9 @@ def consume(
                     block_term = (
                         1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                     ) * unscaled
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    )
                     logit = qk * qk_scale + key_term[:, None]
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
@@ -259,7 +261,9 @@ def consume(
                     block_term = (
                         1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                     ) * unscaled
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    )
                     logit = qk * qk_scale + key_term[:, None]
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -513,6 +517,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -567,7 +572,9 @@ def score(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -601,7 +608,9 @@ def score(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -791,6 +800,7 @@ def alibi_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
                     BLOCK_M,

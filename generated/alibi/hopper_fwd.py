@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 98995080a29c27ed
+# hash: b777266090381de2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi` on Hopper: `o = softmax(score) v`.
@@ -166,6 +166,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -214,7 +215,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -250,7 +251,7 @@ def consume(
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = (
                 1.4426950408889634 * scale * qk
                 + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
@@ -341,7 +342,7 @@ def alibi_hopper_fwd(
         (stride_ob, stride_oh, stride_slope_0),
         (q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: ba853758508ff22b
+# hash: 804fd0351991af6f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper: `o = softmax(score) v`.
@@ -171,6 +171,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -217,7 +218,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 run_first = q_idx - before
@@ -247,7 +248,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -341,7 +342,7 @@ def band_hopper_fwd(
         num_heads,
         scale,
     )
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, before, after, q_len, kv_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, q_offset, before, after, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

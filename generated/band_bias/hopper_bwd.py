@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 8292291d73ca1841
+# hash: b61ccce7cb500852
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -221,7 +221,9 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -256,7 +258,9 @@ def consume(
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -489,6 +493,7 @@ def score(
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -531,7 +536,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -566,7 +573,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -790,6 +799,7 @@ def band_bias_hopper_bwd_wide(
                     PTX,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: fe0dc29429176de5
+# hash: 88e9c91080020a42
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_bias` on Hopper: `o = softmax(score) v`.
@@ -177,6 +177,7 @@ def consume(
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -224,7 +225,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -266,7 +267,7 @@ def consume(
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             bias_qk = load_pairs(
                 bias_ptr
                 + b * stride_bias_0
@@ -385,7 +386,7 @@ def band_bias_hopper_fwd(
         (stride_ob, stride_oh, stride_bias_0, stride_bias_1, stride_bias_2, stride_bias_3),
         (before, after, bias_size_2, bias_size_3, q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, before, after, q_len, kv_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, q_offset, before, after, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

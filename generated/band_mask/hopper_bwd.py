@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: e57b4fe993be6f11
+# hash: 935c5d3808547f55
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -198,7 +198,9 @@ def consume(
             h = hkv * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -427,6 +429,7 @@ def score(
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -465,7 +468,9 @@ def score(
             h = hkv * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -672,6 +677,7 @@ def band_mask_hopper_bwd_wide(
                     PTX,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: 5348a6785971cca1
+# hash: 8c199d123d76b828
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_mask` on Hopper: `o = softmax(score) v`.
@@ -148,6 +148,7 @@ def consume(
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -196,7 +197,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 own_keep_qk = load_pairs(
@@ -330,7 +331,7 @@ def band_mask_hopper_fwd(
         (stride_ob, stride_oh, stride_own_keep_0, stride_own_keep_1, stride_own_keep_2, stride_own_keep_3),
         (before, after, own_keep_size_2, own_keep_size_3, q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, before, after, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, before, after, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 03a544f0b5bc225d
+# hash: 67cafefa1631b0b5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -244,6 +244,8 @@ def consume(
                         key_origin + start_n + PART * KEYS,
                         SCORES,
                         True,
+                        HEAD_DIM,
+                        HEAD_DIM_V,
                         DROPOUT,
                     )
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -286,6 +288,8 @@ def consume(
                         key_origin + start_n + PART * KEYS,
                         SCORES,
                         True,
+                        HEAD_DIM,
+                        HEAD_DIM_V,
                         DROPOUT,
                     )
                     if RAGGED and start_n + BLOCK_N > kv_len:
@@ -577,6 +581,7 @@ def score(
     DROPOUT: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -651,6 +656,8 @@ def score(
                     key_origin + start_n,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -693,6 +700,8 @@ def score(
                     key_origin + start_n,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -920,6 +929,7 @@ def causal_dropout_hopper_bwd_wide(
                     DROPOUT,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
                     BLOCK_M,

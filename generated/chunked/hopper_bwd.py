@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: cb00d3da65bce886
+# hash: bc43b5df71e4afc7
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `chunked` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -205,7 +205,9 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -227,7 +229,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -423,6 +427,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -465,7 +470,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -485,7 +492,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -672,6 +681,7 @@ def chunked_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

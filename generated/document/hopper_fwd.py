@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 45f7dae843ab8179
+# hash: 44ef607a5a99a9e2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `document` on Hopper: `o = softmax(score) v`.
@@ -170,6 +170,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -221,7 +222,7 @@ def consume(
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             doc_kv = gl.load(doc_ptr + b * stride_doc_0 + clamp_index(own_key, doc_size_1).to(gl.int64) * stride_doc_1)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             doc_kv = gl.convert_layout(doc_kv, KEY)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -249,7 +250,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -348,7 +349,7 @@ def document_hopper_fwd(
         (stride_ob, stride_oh, stride_doc_0, stride_doc_1),
         (doc_size_1, q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

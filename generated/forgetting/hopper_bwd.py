@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 2b6d057ee29b9c41
+# hash: 27d59a8ef483f029
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -232,7 +232,9 @@ def consume(
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    )
                     logit = qk * qk_scale + key_term[:, None]
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
@@ -264,7 +266,9 @@ def consume(
                     )
                     q_turn += 1
                 for _ in range(num_full):
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    )
                     logit = qk * qk_scale + key_term[:, None]
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -556,6 +560,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -611,7 +616,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -632,7 +639,9 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -849,6 +858,7 @@ def forgetting_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
                     BLOCK_M,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 9ff27fcf9c5f4eb4
+# hash: 17aed3b7c7d3be26
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
@@ -166,6 +166,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -216,7 +217,7 @@ def consume(
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
@@ -249,7 +250,7 @@ def consume(
             start_n = (work.first_plain + nth) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_key)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
@@ -338,7 +339,7 @@ def forgetting_hopper_fwd(
         (stride_ob, stride_oh, stride_decay_0, stride_decay_1),
         (decay_size_2, q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

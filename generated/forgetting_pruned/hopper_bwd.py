@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 20507165436ddd3e
+# hash: 90a4e45995da16f0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned` on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -251,7 +251,9 @@ def consume(
                     + h * stride_first_key_1
                     + clamp_index(own_position, first_key_size_2).to(gl.int64) * stride_first_key_2
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 first_key_q = gl.convert_layout(first_key_q, ROW)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -284,7 +286,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -568,6 +572,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -639,7 +644,9 @@ def score(
                     + h * stride_first_key_1
                     + clamp_index(own_position, first_key_size_2).to(gl.int64) * stride_first_key_2
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 first_key_q = gl.convert_layout(first_key_q, ROW)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -661,7 +668,9 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -910,6 +919,7 @@ def forgetting_pruned_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

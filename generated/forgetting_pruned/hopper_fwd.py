@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: e9b21b84826e4b9e
+# hash: 35ffc8502523657c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting_pruned` on Hopper: `o = softmax(score) v`.
@@ -187,6 +187,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -245,7 +246,7 @@ def consume(
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
@@ -281,7 +282,7 @@ def consume(
             start_n = (work.first_plain + nth) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_key)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
@@ -400,7 +401,7 @@ def forgetting_pruned_hopper_fwd(
         ),
         (first_key_size_2, decay_size_2, q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (
         q_desc,
         q_ring,

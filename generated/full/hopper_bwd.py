@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 3f112ea58752e8c4
+# hash: 4fa5f3a8bb2d8d4f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -151,7 +151,9 @@ def consume(
         num_full = num_blocks
         for _ in range(group_size):
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -318,6 +320,7 @@ def score(
     stride_dks: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -350,7 +353,9 @@ def score(
         num_full = num_blocks
         for _ in range(group_size):
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -486,7 +491,22 @@ def full_hopper_bwd_wide(
     producer = (q_len, kv_len, num_heads, group_size, batch)
     gl.warp_specialize(
         [
-            (score, (inputs, hand_over, scorer, stride_dks, RAGGED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
+            (
+                score,
+                (
+                    inputs,
+                    hand_over,
+                    scorer,
+                    stride_dks,
+                    RAGGED,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
             (
                 accumulate,
                 (

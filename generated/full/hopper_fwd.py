@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: efced76a445bd08c
+# hash: 56b2d2ae6eb398d0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full` on Hopper: `o = softmax(score) v`.
@@ -128,6 +128,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -171,7 +172,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             if RAGGED:
                 qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
@@ -191,7 +192,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -263,7 +264,7 @@ def full_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(5, PARTS)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale)
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 456e505fdca74d31
+# hash: ccd7a72ddac46f44
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -217,7 +217,9 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -244,7 +246,9 @@ def consume(
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = 72.13475204444816 * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -441,6 +445,7 @@ def score(
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -482,7 +487,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -509,7 +516,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.02 * scale * qk, HARDWARE_TANH)
                 logit = 72.13475204444816 * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -689,6 +698,7 @@ def gemma2_local_hopper_bwd_wide(
                     HARDWARE_TANH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: b78533bf4e573cfa
+# hash: 1f4e0cd054b65432
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local` on Hopper: `o = softmax(score) v`.
@@ -173,6 +173,7 @@ def consume(
     stride_os: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -219,7 +220,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -255,7 +256,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             if FIXED:
                 p = exp2_of_tanh(qk, 0.02 * scale, HARDWARE_TANH, 72.13475204444816, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
@@ -341,7 +342,7 @@ def gemma2_local_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(7, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, q_offset, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

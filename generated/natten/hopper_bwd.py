@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: 1f5af6ab071b9437
+# hash: ebb76fc630677799
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `natten` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -205,7 +205,9 @@ def consume(
                 start_m = (
                     gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_M
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -235,7 +237,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -437,6 +441,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -481,7 +486,9 @@ def score(
                 start_m = (
                     gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_M
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -509,7 +516,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -702,6 +711,7 @@ def natten_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 469988053ee0acd7
+# hash: 6b4a6e1371b40829
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -188,7 +188,9 @@ def consume(
         for _ in range(group_size):
             for nth in range(num_partial):
                 start_m = full_end + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     keep = (kv_idx < length_val)[:, None]
@@ -204,7 +206,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -389,6 +393,7 @@ def score(
     stride_dks: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -427,7 +432,9 @@ def score(
         for _ in range(group_size):
             for nth in range(num_partial):
                 start_m = full_end + nth * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     keep = (kv_idx < length_val)[:, None]
@@ -441,7 +448,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -609,7 +618,22 @@ def padding_hopper_bwd_wide(
     producer = (work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     gl.warp_specialize(
         [
-            (score, (inputs, hand_over, scorer, stride_dks, RAGGED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
+            (
+                score,
+                (
+                    inputs,
+                    hand_over,
+                    scorer,
+                    stride_dks,
+                    RAGGED,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
             (
                 accumulate,
                 (

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: 59974008e1174b4e
+# hash: e1b8bd1f1f84413c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `prefix_lm` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -216,7 +216,9 @@ def consume(
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    )
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
                         run_first = gl.where(kv_idx < length, -1073741824, kv_idx) - q_shift
@@ -234,7 +236,9 @@ def consume(
                     )
                     q_turn += 1
                 for _ in range(num_full):
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                    )
                     if RAGGED and start_n + BLOCK_N > kv_len:
                         qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                     p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -476,6 +480,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -521,7 +526,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     run_first = gl.where(kv_idx < length, -1073741824, kv_idx) - q_shift
@@ -537,7 +544,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -724,6 +733,7 @@ def prefix_lm_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
                     BLOCK_M,

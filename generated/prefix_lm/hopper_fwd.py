@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/fwd.py.jinja
-# hash: a66544da3109af4d
+# hash: 73a5a0c60af15c5c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `prefix_lm` on Hopper: `o = softmax(score) v`.
@@ -163,6 +163,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -209,7 +210,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 run_end = gl.maximum(q_idx + 1, length)
@@ -236,7 +237,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -326,7 +327,7 @@ def prefix_lm_hopper_fwd(
         num_heads,
         scale,
     )
-    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, length, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, length, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

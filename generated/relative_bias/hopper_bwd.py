@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 5a31a7d71234d644
+# hash: 9abfb8866de05e1d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -223,7 +223,9 @@ def consume(
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                    )
                     logit = qk
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
@@ -266,7 +268,9 @@ def consume(
                     near_end = gl.minimum(gl.cdiv(gl.maximum(far_begin - full_begin, 0), BLOCK_M), num_full)
                 for nth in range(near_end):
                     start_m = full_begin + nth * BLOCK_M
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                    )
                     logit = qk
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
                     if start_m < q_len:
@@ -294,7 +298,9 @@ def consume(
                 if SUMS_FAR:
                     for nth in range(near_end, num_full):
                         start_m = full_begin + nth * BLOCK_M
-                        qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                        qk, dp, q_tile, do_tile = begin_block(
+                            k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                        )
                         lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                         logit = 1.4426950408889634 * scale * qk + (1.4426950408889634 * bias_val - lse)[None, :]
                         if RAGGED and start_n + BLOCK_N > kv_len:
@@ -561,6 +567,7 @@ def score(
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -608,7 +615,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -646,7 +655,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -856,6 +867,7 @@ def relative_bias_hopper_bwd_wide(
                     PTX,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
                     BLOCK_M,

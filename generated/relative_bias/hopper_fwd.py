@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 9b32a28cf4f091f3
+# hash: 61a9a25812fdf3c5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias` on Hopper: `o = softmax(score) v`.
@@ -169,6 +169,7 @@ def consume(
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -215,7 +216,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -253,7 +254,7 @@ def consume(
 
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             apart = (
                 gl.arange(0, ROWS, layout=ROW)[:, None]
                 - gl.arange(0, BLOCK_N, layout=KEY)[None, :]
@@ -350,7 +351,7 @@ def relative_bias_hopper_fwd(
         (stride_ob, stride_oh, stride_bias_0, stride_bias_1),
         (bias_size_1, q_len, kv_len, num_heads, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, PTX, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

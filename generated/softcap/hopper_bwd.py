@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: a3defefe0fedcef0
+# hash: b34633182ae8954f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -212,7 +212,9 @@ def consume(
                 for nth in range(num_partial):
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                    )
                     tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                     logit = qk
                     # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -240,7 +242,9 @@ def consume(
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
-                    qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                    qk, dp, q_tile, do_tile = begin_block(
+                        k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                    )
                     tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                     logit = 28.85390081777927 * tanh_val
                     if RAGGED and start_n + BLOCK_N > kv_len:
@@ -486,6 +490,7 @@ def score(
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -530,7 +535,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -558,7 +565,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                 logit = 28.85390081777927 * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -740,6 +749,7 @@ def softcap_hopper_bwd_wide(
                     HARDWARE_TANH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_DV,
                     BLOCK_M,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: f4dd73797ff25062
+# hash: c37f6b8baab8e729
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
@@ -166,6 +166,7 @@ def consume(
     stride_os: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -212,7 +213,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -245,7 +246,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             if FIXED:
                 p = exp2_of_tanh(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
@@ -330,7 +331,7 @@ def softcap_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(6, PARTS)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, q_len, kv_len, num_heads, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
     keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

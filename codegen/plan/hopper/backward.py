@@ -309,10 +309,10 @@ class BackwardPlan:
     def consumer(self) -> Role:
         """The warpgroups that compute probabilities and ds."""
         kernel, packed = self.kernel, self.kernel.packed
-        own = "start_n k_lap hkv kv_len WITH_DQ RAGGED scale HEAD_DIM BLOCK_D dk_ptr stride_dkh stride_dks "
+        own = "start_n k_lap hkv kv_len WITH_DQ RAGGED scale HEAD_DIM HEAD_DIM_V BLOCK_D dk_ptr stride_dkh stride_dks "
         own += "kv_start" if packed else "b stride_dkb"
         if not self.is_wide:
-            own += " dv_ptr stride_dvh stride_dvs HEAD_DIM_V BLOCK_DV" + ("" if packed else " stride_dvb")
+            own += " dv_ptr stride_dvh stride_dvs BLOCK_DV" + ("" if packed else " stride_dvb")
         if self.variant.dropout:
             own += " b h seed first_head all_heads row_origin key_origin q_shift threshold start_m DROPOUT"
         if not self.one_loop or (not kernel.linear and self.plain.score):

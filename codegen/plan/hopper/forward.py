@@ -331,6 +331,7 @@ class ForwardPlan:
         kernel, variant = self.kernel, self.variant
         own = "o_ptr lse_ptr stride_ob stride_oh stride_os q_len kv_len HEAD_DIM_V BLOCK_DV BLOCK_M BLOCK_N RAGGED"
         own += " stride_lseb stride_lseh" if kernel.paged else " q_total" if kernel.packed else " num_heads"
+        own += " HEAD_DIM" if not self.fp8 else ""
         own += " scale" if kernel.linear else ""
         own += " sink_ptr" if variant.sink else ""
         own += (

@@ -11,7 +11,7 @@ released it. A wait names the parity of the phase that must be over, which chang
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
 
 from .block_seqs import FIRST_ENTRY, KV_LEN, KV_START, LSE_START, Q_LEN, Q_START, RECORD, SEQUENCE
 from .gl_versions import aggregate, async_load
@@ -30,6 +30,29 @@ WRAP_BITS = gl.constexpr(2**37)
 def product_layout(COLS):
     """The layout of a warpgroup's accumulator of 64 rows and COLS columns."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLS, 16])
+
+
+@gluon.jit
+def begin_product(left, right, sums, HEAD_DIM: gl.constexpr, USE_ACC: gl.constexpr):
+    """Issue the product `left right^T` over the columns of a head, added to `sums` if USE_ACC.
+
+    A tile's columns are a power of two, and those beyond HEAD_DIM hold zeros. Of a tile of 256 columns the last 64 are
+    left out if they are such.
+    """
+    if products_of(left.shape[1], HEAD_DIM) == 2:
+        first = right.slice(0, 128, dim=1).permute((1, 0))
+        sums = warpgroup_mma(left.slice(0, 128, dim=1), first, sums, use_acc=USE_ACC, is_async=True)
+        rest = right.slice(128, 64, dim=1).permute((1, 0))
+        sums = warpgroup_mma(left.slice(128, 64, dim=1), rest, sums, is_async=True)
+    else:
+        sums = warpgroup_mma(left, right.permute((1, 0)), sums, use_acc=USE_ACC, is_async=True)
+    return sums
+
+
+@triton.constexpr_function
+def products_of(COLS, HEAD_DIM):
+    """The number of products that `begin_product` issues for a tile of COLS columns."""
+    return 2 if COLS == 256 and HEAD_DIM <= 192 else 1
 
 
 @triton.constexpr_function

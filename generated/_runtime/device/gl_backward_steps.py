@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gl import HeadRows, SequenceRows, product_layout
+from .gl import HeadRows, SequenceRows, begin_product, product_layout, products_of
 from .gl_backward import add_sums, begin_columns, begin_rows, begin_with, in_fragments, of_lines, sums_layout
 from .gl_dropout import bit_layout, dropped_bits
 from .gl_versions import async_add
@@ -73,9 +73,11 @@ def begins_with_terms(DTYPE, COLS):
 
 
 @gluon.jit
-def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
-    """Wait for `k q^T` of a block; if LINEAR, the result includes `row_terms`."""
-    qk = warpgroup_mma_wait(1, deps=(qk,))
+def wait_for_scores(
+    qk, q_tile, do_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM_V: gl.constexpr
+):
+    """Wait for `k q^T` of a block, but not for `v do^T`; if LINEAR, the result includes `row_terms`."""
+    qk = warpgroup_mma_wait(products_of(do_tile.shape[1], HEAD_DIM_V), deps=(qk,))
     BEGINS: gl.constexpr = begins_with_terms(q_tile.dtype, q_tile.shape[1])
     if LINEAR and not BEGINS:
         qk = qk + row_terms(rings[2], turn, block_term, SCORES)[None, :]
@@ -83,7 +85,10 @@ def wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES: gl.constexpr, L
 
 
 @gluon.jit
-def issue_products(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
+def issue_products(
+    k_tile, v_tile, rings, turn, block_term,
+    SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
+):  # fmt: skip
     """Issue `k q^T` and `v do^T` of a block, `[KEYS, BLOCK_M]`; also returned are its tiles of q and do.
 
     Terms that are added to a product cost nothing if its accumulator begins with them. The second accumulator begins
@@ -103,34 +108,41 @@ def issue_products(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr
     else:
         qk = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     dp = begin_with(do_ring.vectors.index(stage).load(ROW), KEYS, SCORES)
-    qk = warpgroup_mma(k_tile, q_tile.permute((1, 0)), qk, use_acc=BEGINS, is_async=True)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), dp, is_async=True)
+    qk = begin_product(k_tile, q_tile, qk, HEAD_DIM, USE_ACC=BEGINS)
+    dp = begin_product(v_tile, do_tile, dp, HEAD_DIM_V, USE_ACC=True)
     return qk, dp, q_tile, do_tile
 
 
 @gluon.jit
-def begin_block(k_tile, v_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr):
+def begin_block(
+    k_tile, v_tile, rings, turn, block_term,
+    SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
+):  # fmt: skip
     """Issue both products of a block, and wait for the first."""
-    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR)
-    qk = wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES, LINEAR)
+    qk, dp, q_tile, do_tile = issue_products(
+        k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM, HEAD_DIM_V
+    )
+    qk = wait_for_scores(qk, q_tile, do_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM_V)
     return qk, dp, q_tile, do_tile
 
 
 @gluon.jit
 def begin_dropped_block(
     k_tile, v_tile, rings, turn, block_term, seed, threshold, head_index, first_row, start_m, start_n,
-    SCORES: gl.constexpr, LINEAR: gl.constexpr, DROPOUT: gl.constexpr,
+    SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """`begin_block`; with DROPOUT the random bits of the block are drawn while the products run.
 
     Dropout counts the rows from `first_row` on.
     """
-    qk, dp, q_tile, do_tile = issue_products(k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR)
+    qk, dp, q_tile, do_tile = issue_products(
+        k_tile, v_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM, HEAD_DIM_V
+    )
     BLOCK_M: gl.constexpr = q_tile.shape[0]
     dropped = gl.zeros([32, BLOCK_M // 64, 4], gl.int32, bit_layout(BLOCK_M))
     if DROPOUT:
         dropped = dropped_bits(seed, threshold, head_index, first_row + start_m, start_n, BLOCK_M)
-    qk = wait_for_scores(qk, q_tile, rings, turn, block_term, SCORES, LINEAR)
+    qk = wait_for_scores(qk, q_tile, do_tile, rings, turn, block_term, SCORES, LINEAR, HEAD_DIM_V)
     return qk, dp, q_tile, do_tile, dropped
 
 

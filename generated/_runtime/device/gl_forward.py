@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .gl import Ring, get_number, make_numbers, make_ring, put_number, store_layout
+from .gl import Ring, begin_product, get_number, make_numbers, make_ring, put_number, store_layout
 from .gl_versions import aggregate
 
 # The query rows of each consumer warpgroup.
@@ -130,7 +130,7 @@ def end_pv(acc, v_ring, turn):
 @gluon.jit
 def begin_block(
     q_tile, p_pairs, acc, kv_ring, turn,
-    SCORES: gl.constexpr, WEIGHTS: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr,
+    SCORES: gl.constexpr, WEIGHTS: gl.constexpr, PART: gl.constexpr, PARTS: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip
     """Issue `q k^T` of a block and `p v` of the one before, and wait for the first.
 
@@ -141,7 +141,7 @@ def begin_block(
     k_tile = kv_ring.k.receive(turn)
     change_turns("sync", PART)
     no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    qk = warpgroup_mma(q_tile, k_tile.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+    qk = begin_product(q_tile, k_tile, no_scores, HEAD_DIM, USE_ACC=False)
     acc = begin_pv(p_tile, acc, kv_ring.v, turn)
     change_turns("arrive", (PART + 1) % PARTS)
     qk = warpgroup_mma_wait(1, deps=(qk,))

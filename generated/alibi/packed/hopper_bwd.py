@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: d04819810d7074bb
+# hash: f4d08c8bf016dcc3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi`, packed sequences on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -233,7 +233,9 @@ def consume(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -266,7 +268,9 @@ def consume(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -462,6 +466,7 @@ def score(
     GRAD_SLOPE: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -513,7 +518,9 @@ def score(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -546,7 +553,9 @@ def score(
                 block_term = (
                     1.4426950408889634 * slope_val * (start_n.to(gl.float32) - row_start.to(gl.float32))
                 ) * unscaled
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -726,6 +735,7 @@ def alibi_packed_hopper_bwd_wide(
                     GRAD_SLOPE,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

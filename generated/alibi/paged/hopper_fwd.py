@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 1f3ec1ceea993116
+# hash: 1e183dcf9d219db2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi`, paged caches on Hopper: `o = softmax(score) v`.
@@ -203,6 +203,7 @@ def consume(
     arguments,
     PART: gl.constexpr,
     stride_os: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -254,7 +255,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -289,7 +290,7 @@ def consume(
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = (
                 1.4426950408889634 * scale * qk
                 + (1.4426950408889634 * slope_val * (kv_idx - start_n).to(gl.float32))[None, :]
@@ -398,7 +399,7 @@ def alibi_paged_hopper_fwd(
         (stride_ob, stride_oh, stride_lseb, stride_lseh, stride_slope_0),
         (scale,),
     )
-    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, q_batch_rows, num_heads, work_counter_ptr)
     keys = (
         k_desc,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: a4044c439749fbc9
+# hash: f708c8a949051182
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi`, with segment ids on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -255,7 +255,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -300,7 +302,9 @@ def consume(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -567,6 +571,7 @@ def score(
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -656,7 +661,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -701,7 +708,9 @@ def score(
                     if POSITIONS
                     else own_row + q_shift
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -954,6 +963,7 @@ def alibi_segmented_hopper_bwd_wide(
                     POSITIONS,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

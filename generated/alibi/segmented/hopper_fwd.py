@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 1b6a4ee191b6bad1
+# hash: b786864cef044d77
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -169,6 +169,7 @@ def consume(
     stride_os: gl.constexpr,
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -248,7 +249,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -292,7 +293,7 @@ def consume(
                 if POSITIONS
                 else own_col
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
             logit = 1.4426950408889634 * scale * qk + 1.4426950408889634 * slope_val * (
                 kv_idx.to(gl.float32)[None, :] - q_idx.to(gl.float32)[:, None]
@@ -425,7 +426,7 @@ def alibi_segmented_hopper_fwd(
         ),
         (q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

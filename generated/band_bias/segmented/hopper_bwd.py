@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 9d7afe2f6fbd9673
+# hash: d345ce416a790a92
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -268,7 +268,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -308,7 +310,9 @@ def consume(
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -602,6 +606,7 @@ def score(
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -696,7 +701,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -736,7 +743,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -1016,6 +1025,7 @@ def band_bias_segmented_hopper_bwd_wide(
                     PTX,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

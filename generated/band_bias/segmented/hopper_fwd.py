@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 6cf8b1442ec7c5ef
+# hash: 0323513444f8ce49
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_bias`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -171,6 +171,7 @@ def consume(
     POSITIONS: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -265,7 +266,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -309,7 +310,7 @@ def consume(
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
             cols = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             bias_qk = load_pairs(
                 bias_ptr
                 + b * stride_bias_0
@@ -473,7 +474,7 @@ def band_bias_segmented_hopper_fwd(
             padding_id,
         ),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, PTX, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 326f3d1f91c53f7b
+# hash: 8dfadfbf3eb74a06
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -231,7 +231,9 @@ def consume(
                     + kv_start * stride_image_0
                     + clamp_index(own_position, kv_len).to(gl.int64) * stride_image_0
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 image_q = gl.convert_layout(image_q, ROW)
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -251,7 +253,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -448,6 +452,7 @@ def score(
     stride_dks: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -503,7 +508,9 @@ def score(
                     + kv_start * stride_image_0
                     + clamp_index(own_position, kv_len).to(gl.int64) * stride_image_0
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 image_q = gl.convert_layout(image_q, ROW)
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -521,7 +528,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -710,6 +719,7 @@ def band_images_packed_hopper_bwd_wide(
                     stride_dks,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: a56e6b108f78aff1
+# hash: 4ca450010c43a406
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_mask`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -171,6 +171,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -223,7 +224,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 own_keep_qk = load_pairs(
@@ -335,7 +336,7 @@ def band_mask_packed_hopper_fwd(
         (stride_oh, stride_own_keep_0, stride_own_keep_1, stride_own_keep_2),
         (before, after, q_total, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, PTX, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, PTX, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, before, after, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, before, after, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: 2e2bfe970bb4cd03
+# hash: 3ff3d3e3153667e9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_mask`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -183,6 +183,7 @@ def consume(
     POSITIONS: gl.constexpr,
     PTX: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -278,7 +279,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 own_keep_qk = load_pairs(
@@ -322,7 +323,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -477,7 +478,7 @@ def band_mask_segmented_hopper_fwd(
             padding_id,
         ),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, PTX, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, PTX, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (
         q_desc,
         q_ring,

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 20deb945eaeb7520
+# hash: 9fa78ebe92fbaf4e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_sink`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -184,6 +184,7 @@ def consume(
     arguments,
     PART: gl.constexpr,
     stride_os: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -233,7 +234,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 run_first = q_idx - before
@@ -262,7 +263,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -337,7 +338,7 @@ def band_sink_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(10, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, sink_ptr, before, after, o_ptr, lse_ptr, stride_oh, q_total, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, before, after, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, before, after, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

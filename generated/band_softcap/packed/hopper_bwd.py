@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: 9e9ae1df6b3944dc
+# hash: e1348af28592c9e8
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -225,7 +225,9 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -253,7 +255,9 @@ def consume(
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if start_n + BLOCK_N > kv_len:
@@ -452,6 +456,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -493,7 +498,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -521,7 +528,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if start_n + BLOCK_N > kv_len:
@@ -712,6 +721,7 @@ def band_softcap_packed_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     HARDWARE_TANH,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: 3d01f9ec0d7ecea5
+# hash: 7f0c7db50e666e27
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -185,6 +185,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -231,7 +232,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -262,7 +263,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
@@ -341,7 +342,7 @@ def band_softcap_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(10, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, before, after, cap, o_ptr, lse_ptr, stride_oh, q_total, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, before, after, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, before, after, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: ea3eed410dcc55f6
+# hash: ef2f33dbab5abca1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -253,7 +253,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -288,7 +290,9 @@ def consume(
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -565,6 +569,7 @@ def score(
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -651,7 +656,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -686,7 +693,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(scale * qk / cap, HARDWARE_TANH)
                 logit = 1.4426950408889634 * cap * tanh_val
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -941,6 +950,7 @@ def band_softcap_segmented_hopper_bwd_wide(
                     HARDWARE_TANH,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: b3fec3c164b91fd2
+# hash: a9ffca961ebed7e3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -168,6 +168,7 @@ def consume(
     POSITIONS: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -247,7 +248,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -281,7 +282,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = 1.4426950408889634 * cap * tanh(scale * qk / cap, HARDWARE_TANH)
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1))
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
@@ -419,7 +420,17 @@ def band_softcap_segmented_hopper_fwd(
         ),
         (before, after, cap, q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, HARDWARE_TANH, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (
+        stride_os,
+        POSITIONS,
+        HARDWARE_TANH,
+        RAGGED,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 3a85fe29fc1f2c7c
+# hash: 8814c635a1f5a484
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -240,6 +240,8 @@ def consume(
                     key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -281,6 +283,8 @@ def consume(
                     key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 if start_n + BLOCK_N > kv_len:
@@ -499,6 +503,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     DROPOUT: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -557,6 +562,8 @@ def score(
                     key_origin + start_n,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -598,6 +605,8 @@ def score(
                     key_origin + start_n,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 if start_n + BLOCK_N > kv_len:
@@ -800,6 +809,7 @@ def causal_dropout_packed_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     DROPOUT,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

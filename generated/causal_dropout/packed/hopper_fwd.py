@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/fwd.py.jinja
-# hash: 18048b8596175527
+# hash: c12ba90b470702ae
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal_dropout`, packed sequences on Hopper: `o = dropout(softmax(score)) v`.
@@ -184,6 +184,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     DROPOUT: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -236,7 +237,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 run_end = q_idx + 1
@@ -274,7 +275,7 @@ def consume(
 
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -387,7 +388,7 @@ def causal_dropout_packed_hopper_fwd(
         (stride_oh,),
         (seed, first_head, all_heads, row_origin, key_origin, q_total, scale, threshold, keep_scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, DROPOUT, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, DROPOUT, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 7aeac60bc0c7beb6
+# hash: ee4d9a298a67ace0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -273,6 +273,8 @@ def consume(
                     key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -322,6 +324,8 @@ def consume(
                     key_origin + start_n + PART * KEYS,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -609,6 +613,7 @@ def score(
     DROPOUT: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -715,6 +720,8 @@ def score(
                     key_origin + start_n,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -764,6 +771,8 @@ def score(
                     key_origin + start_n,
                     SCORES,
                     True,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
                     DROPOUT,
                 )
                 if RAGGED and start_n + BLOCK_N > kv_len:
@@ -1029,6 +1038,7 @@ def causal_dropout_segmented_hopper_bwd_wide(
                     DROPOUT,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 78298d5038a30695
+# hash: 43e75313e810ed68
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -185,6 +185,7 @@ def consume(
     arguments,
     PART: gl.constexpr,
     stride_os: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -239,7 +240,7 @@ def consume(
             doc_kv = gl.load(
                 doc_ptr + kv_start * stride_doc_0 + clamp_index(own_key, kv_len).to(gl.int64) * stride_doc_0
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             doc_kv = gl.convert_layout(doc_kv, KEY)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -266,7 +267,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -337,7 +338,7 @@ def document_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(11, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, doc_ptr, o_ptr, lse_ptr, stride_oh, stride_doc_0, q_total, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, ranges_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, ranges_ptr, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: d58e0cfe290e4135
+# hash: de272924e863fd22
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -237,7 +237,9 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -268,7 +270,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -496,6 +500,7 @@ def score(
     stride_dks: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -546,7 +551,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -566,7 +573,9 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
@@ -771,6 +780,7 @@ def forgetting_packed_hopper_bwd_wide(
                     stride_dks,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

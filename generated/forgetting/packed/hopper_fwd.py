@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 634d3009dfacf125
+# hash: f009045ea3f4501e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -182,6 +182,7 @@ def consume(
     arguments,
     PART: gl.constexpr,
     stride_os: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -233,7 +234,7 @@ def consume(
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(own_key, kv_len))
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
@@ -265,7 +266,7 @@ def consume(
             start_n = (work.first_plain + nth) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + own_key)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
@@ -339,7 +340,7 @@ def forgetting_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(12, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, decay_ptr, o_ptr, lse_ptr, stride_oh, stride_decay_0, q_total, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: c8411ee6718e466a
+# hash: 8f21bcc86432336a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -278,7 +278,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -317,7 +319,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -623,6 +627,7 @@ def score(
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -730,7 +735,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
@@ -758,7 +765,9 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -1035,6 +1044,7 @@ def forgetting_segmented_hopper_bwd_wide(
                     POSITIONS,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: eb3f152c8366a89a
+# hash: 53bbb86533e0c590
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -167,6 +167,7 @@ def consume(
     stride_os: gl.constexpr,
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -249,7 +250,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
@@ -287,7 +288,7 @@ def consume(
             start_n = (work.first_plain + nth) * BLOCK_N
             own_col = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_col)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
@@ -418,7 +419,7 @@ def forgetting_segmented_hopper_fwd(
         ),
         (q_segment_ids_size_1, kv_segment_ids_size_1, decay_size_2, q_len, kv_len, num_heads, scale, padding_id),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

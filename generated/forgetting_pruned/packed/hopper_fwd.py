@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 1ab4a5a7e0d939d0
+# hash: 65d06b7f317904e0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting_pruned`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -190,6 +190,7 @@ def consume(
     arguments,
     PART: gl.constexpr,
     stride_os: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -250,7 +251,7 @@ def consume(
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + clamp_index(own_key, kv_len))
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
@@ -285,7 +286,7 @@ def consume(
             start_n = (work.first_plain + nth) * BLOCK_N
             own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
             decay_kv = gl.load(decay_ptr + h * stride_decay_0 + kv_start + own_key)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             decay_kv = gl.convert_layout(decay_kv, KEY)
             logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
             max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
@@ -371,7 +372,7 @@ def forgetting_pruned_packed_hopper_fwd(
         (stride_oh, stride_first_key_0, stride_first_key_1, stride_decay_0),
         (q_total, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (
         q_desc,
         q_ring,

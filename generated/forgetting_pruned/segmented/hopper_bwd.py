@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 260c665598fa4bef
+# hash: a081f7b801ed659f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -298,7 +298,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 first_key_q = gl.convert_layout(first_key_q, ROW)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -338,7 +340,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -671,6 +675,7 @@ def score(
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -791,7 +796,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 first_key_q = gl.convert_layout(first_key_q, ROW)
                 logit = qk * qk_scale + key_term[:, None]
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -820,7 +827,9 @@ def score(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, block_term, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, block_term, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 logit = qk * qk_scale + key_term[:, None]
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((cols < kv_len)[:, None], logit, float("-inf"))
@@ -1116,6 +1125,7 @@ def forgetting_pruned_segmented_hopper_bwd_wide(
                     POSITIONS,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

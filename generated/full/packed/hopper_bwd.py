@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 7a4626b7103f2614
+# hash: 31ac7e862e6c2ea3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -171,7 +171,9 @@ def consume(
         num_full = num_blocks
         for _ in range(group_size):
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -334,6 +336,7 @@ def score(
     arguments,
     stride_dks: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -368,7 +371,9 @@ def score(
         num_full = num_blocks
         for _ in range(group_size):
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -505,7 +510,7 @@ def full_packed_hopper_bwd_wide(
     producer = (work_ring, block_seqs_ptr, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
     gl.warp_specialize(
         [
-            (score, (inputs, hand_over, scorer, stride_dks, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
+            (score, (inputs, hand_over, scorer, stride_dks, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
             (
                 accumulate,
                 (

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 5b3a5b04ffd46f2c
+# hash: a6017b6905ab38cb
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -161,6 +161,7 @@ def consume(
     arguments,
     PART: gl.constexpr,
     stride_os: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -207,7 +208,7 @@ def consume(
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
             kv_idx = start_n + gl.arange(0, BLOCK_N, layout=KEY)
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             qk = gl.where((kv_idx < kv_len)[None, :], qk, float("-inf"))
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
@@ -226,7 +227,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -292,7 +293,7 @@ def full_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(9, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 0b729e076096bf0e
+# hash: 442b7c6facd1986c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -220,7 +220,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     q_segment_ids_q = gl.convert_layout(own_segment, ROW)
@@ -239,7 +241,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((cols < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -461,6 +465,7 @@ def score(
     stride_dks: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -524,7 +529,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     q_segment_ids_q = gl.convert_layout(own_segment, ROW)
@@ -541,7 +548,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((cols < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -744,7 +753,22 @@ def full_segmented_hopper_bwd_wide(
     producer = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
     gl.warp_specialize(
         [
-            (score, (inputs, hand_over, scorer, stride_dks, RAGGED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
+            (
+                score,
+                (
+                    inputs,
+                    hand_over,
+                    scorer,
+                    stride_dks,
+                    RAGGED,
+                    HEAD_DIM,
+                    HEAD_DIM_V,
+                    BLOCK_D,
+                    BLOCK_M,
+                    BLOCK_N,
+                    WITH_DQ,
+                ),
+            ),
             (
                 accumulate,
                 (

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: c008693fd40c7881
+# hash: d31a68963c56bce2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `natten`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -257,7 +257,9 @@ def consume(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -294,7 +296,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((cols < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -547,6 +551,7 @@ def score(
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -634,7 +639,9 @@ def score(
                     + b * stride_q_segment_ids_0
                     + clamp_index(own_row, q_segment_ids_size_1).to(gl.int64) * stride_q_segment_ids_1
                 )
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     rows = start_m + gl.arange(0, BLOCK_M, layout=ROW)
@@ -669,7 +676,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     qk = gl.where((cols < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -909,6 +918,7 @@ def natten_segmented_hopper_bwd_wide(
                     POSITIONS,
                     RAGGED,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

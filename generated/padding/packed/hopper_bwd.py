@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: aac8cbfafaf51744
+# hash: 09880d1305be035c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -204,7 +204,9 @@ def consume(
         for _ in range(group_size):
             for nth in range(num_partial):
                 start_m = full_end + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     keep = (kv_idx < length_val)[:, None]
@@ -219,7 +221,9 @@ def consume(
                 )
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -399,6 +403,7 @@ def score(
     arguments,
     stride_dks: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -437,7 +442,9 @@ def score(
         for _ in range(group_size):
             for nth in range(num_partial):
                 start_m = full_end + nth * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
                 if start_m < q_len:
                     keep = (kv_idx < length_val)[:, None]
@@ -450,7 +457,9 @@ def score(
                 dk = end_wide_block(ds.to(DTYPE), (dk,), q_tile, rings, hand_over, q_turn, WITH_DQ)
                 q_turn += 1
             for _ in range(num_full):
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, True)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, True, HEAD_DIM, HEAD_DIM_V
+                )
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
@@ -615,7 +624,7 @@ def padding_packed_hopper_bwd_wide(
     )
     gl.warp_specialize(
         [
-            (score, (inputs, hand_over, scorer, stride_dks, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
+            (score, (inputs, hand_over, scorer, stride_dks, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_M, BLOCK_N, WITH_DQ)),
             (
                 accumulate,
                 (

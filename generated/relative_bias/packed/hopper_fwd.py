@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 3363c702af9b7b1a
+# hash: 5259dbb50ed85175
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -183,6 +183,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -232,7 +233,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -269,7 +270,7 @@ def consume(
 
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             apart = (
                 gl.arange(0, ROWS, layout=ROW)[:, None]
                 - gl.arange(0, BLOCK_N, layout=KEY)[None, :]
@@ -360,7 +361,7 @@ def relative_bias_packed_hopper_fwd(
         (stride_oh, stride_bias_0, stride_bias_1),
         (bias_size_1, q_total, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, PTX, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, PTX, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: bea414f7d488eca8
+# hash: 05b2275d31bbcad3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, paged caches on Hopper: `o = softmax(score) v`.
@@ -206,6 +206,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     PTX: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -255,7 +256,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -292,7 +293,7 @@ def consume(
 
         for nth in range(work.num_plain):
             start_n = (work.first_plain + nth) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             apart = (
                 gl.arange(0, ROWS, layout=ROW)[:, None]
                 - gl.arange(0, BLOCK_N, layout=KEY)[None, :]
@@ -408,7 +409,7 @@ def relative_bias_paged_hopper_fwd(
         (stride_ob, stride_oh, stride_lseb, stride_lseh, stride_bias_0, stride_bias_1),
         (bias_size_1, scale),
     )
-    CONSTANTS: gl.constexpr = (stride_os, PTX, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, PTX, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, q_batch_rows, num_heads, work_counter_ptr)
     keys = (
         k_desc,

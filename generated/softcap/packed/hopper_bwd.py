@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: ed1c092f937dff23
+# hash: 2becdc28a705749f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -221,7 +221,9 @@ def consume(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -248,7 +250,9 @@ def consume(
                 q_turn += 1
             for nth in range(num_full):
                 start_m = full_begin + nth * BLOCK_M
-                qk, dp, q_tile, do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                 logit = 28.85390081777927 * tanh_val
                 if start_n + BLOCK_N > kv_len:
@@ -435,6 +439,7 @@ def score(
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -473,7 +478,9 @@ def score(
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                 logit = qk
                 # Always true. Without the branch this is computed ahead of the products and kept in registers.
@@ -500,7 +507,9 @@ def score(
                 # If heads share keys, the last rows come first: all programs visit them, and find them in the cache.
                 row_turn = gl.where(group_size > 1, num_full - 1 - nth, nth)
                 start_m = full_begin + row_turn * BLOCK_M
-                qk, dp, q_tile, _do_tile = begin_block(k_tile, v_tile, rings, q_turn, None, SCORES, False)
+                qk, dp, q_tile, _do_tile = begin_block(
+                    k_tile, v_tile, rings, q_turn, None, SCORES, False, HEAD_DIM, HEAD_DIM_V
+                )
                 tanh_val = tanh(0.05 * scale * qk, HARDWARE_TANH)
                 logit = 28.85390081777927 * tanh_val
                 if start_n + BLOCK_N > kv_len:
@@ -666,6 +675,7 @@ def softcap_packed_hopper_bwd_wide(
                     Q_OFFSET_PER_BATCH,
                     HARDWARE_TANH,
                     HEAD_DIM,
+                    HEAD_DIM_V,
                     BLOCK_D,
                     BLOCK_M,
                     BLOCK_N,

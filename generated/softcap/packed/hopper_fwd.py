@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 9d22e1fd851c70e4
+# hash: a56d1a094b088e2d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -178,6 +178,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -227,7 +228,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -259,7 +260,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             if FIXED:
                 p = exp2_of_tanh(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
@@ -338,7 +339,7 @@ def softcap_packed_hopper_fwd(
     kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(10, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_oh, q_total, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, num_heads, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, block_seqs_ptr, q_offset, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

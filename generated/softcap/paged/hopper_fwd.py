@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 891c4e8dd8cc3bcb
+# hash: 38fe28d896c59917
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, paged caches on Hopper: `o = softmax(score) v`.
@@ -201,6 +201,7 @@ def consume(
     PART: gl.constexpr,
     stride_os: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -250,7 +251,7 @@ def consume(
         q_tile = q_ring.tile(q_stage)  # [ROWS, BLOCK_D]
         for nth in range(work.num_masked):
             start_n = kv_ring.block(kv_turn) * BLOCK_N
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -282,7 +283,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             if FIXED:
                 p = exp2_of_tanh(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
@@ -385,7 +386,7 @@ def softcap_paged_hopper_fwd(
     kv_ring = paged_ring.read()
     work_ring = make_work_ring(10, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, stride_lseb, stride_lseh, scale)
-    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, block_seqs_ptr, q_offset, q_batch_rows, num_heads, work_counter_ptr)
     keys = (
         k_desc,

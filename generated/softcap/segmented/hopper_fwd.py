@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: d8d931c60e32131c
+# hash: c741c791032a8386
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -168,6 +168,7 @@ def consume(
     POSITIONS: gl.constexpr,
     HARDWARE_TANH: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -248,7 +249,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             logit = qk
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
@@ -286,7 +287,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             if FIXED:
                 p = exp2_of_tanh(qk, 0.05 * scale, HARDWARE_TANH, 28.85390081777927, -REFERENCE)  # [ROWS, BLOCK_N]
                 row_sums = add_columns(row_sums, p, LANES)
@@ -421,7 +422,17 @@ def softcap_segmented_hopper_fwd(
         ),
         (q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, HARDWARE_TANH, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (
+        stride_os,
+        POSITIONS,
+        HARDWARE_TANH,
+        RAGGED,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     rows = (q_desc, q_ring, work_ring, ranges_ptr, q_offset, stride_ranges_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (k_desc, v_desc, kv_ring, work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size)
     # The registers of each thread. The first consumer gets what is left, which is as much as the others have.

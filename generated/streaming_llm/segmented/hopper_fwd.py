@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/fwd.py.jinja
-# hash: 13d9f776a806cfd2
+# hash: 0184578d6b0f2416
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `streaming_llm`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -181,6 +181,7 @@ def consume(
     stride_os: gl.constexpr,
     POSITIONS: gl.constexpr,
     RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_DV: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -259,7 +260,7 @@ def consume(
                 + b * stride_kv_segment_ids_0
                 + clamp_index(own_col, kv_segment_ids_size_1).to(gl.int64) * stride_kv_segment_ids_1
             )
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
             if start_m < q_len:
                 kv_idx = gl.convert_layout(own_key, KEY) if POSITIONS else cols
@@ -293,7 +294,7 @@ def consume(
             kv_turn += 1
 
         for _ in range(work.num_plain):
-            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS)
+            qk, acc = begin_block(q_tile, p_pairs, acc, kv_ring, kv_turn, SCORES, WEIGHTS, PART, PARTS, HEAD_DIM)
             max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
             p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
             row_sums = add_lanes(row_sums, alpha, p, LANES)
@@ -421,7 +422,7 @@ def streaming_llm_segmented_hopper_fwd(
         ),
         (size, sinks, q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id),
     )
-    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
+    CONSTANTS: gl.constexpr = (stride_os, POSITIONS, RAGGED, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)
     rows = (q_desc, q_ring, work_ring, spans_ptr, q_offset, stride_spans_b, q_len, num_heads, batch, work_counter_ptr)
     keys = (
         k_desc,
