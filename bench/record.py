@@ -113,7 +113,8 @@ class ParallelMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Name:
-    """The parts of a case's name, such as "window(1024) B4 H16/2 S16384 D64"."""
+    """The parts of a case's name, such as "window(1024) B4 H16/2 S16384 D64", or "D192/128" if values have another
+    head dim than keys."""
 
     variant: str
     scalars: str
@@ -122,14 +123,16 @@ class Name:
     kv_heads: int
     seq: int
     dim: int
+    dim_v: int
 
     def __str__(self) -> str:
+        dims = f"{self.dim}" if self.dim == self.dim_v else f"{self.dim}/{self.dim_v}"
         scalars = f"({self.scalars})" if self.scalars else ""
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        return f"{self.variant}{scalars} B{self.batch} H{heads} S{self.seq} D{self.dim}"
+        return f"{self.variant}{scalars} B{self.batch} H{heads} S{self.seq} D{dims}"
 
 
-_NAME = re.compile(r"(\w+)(?:\(([^)]*)\))? B(\d+) H(\d+)(?:/(\d+))? S(\d+) D(\d+)")
+_NAME = re.compile(r"(\w+)(?:\(([^)]*)\))? B(\d+) H(\d+)(?:/(\d+))? S(\d+) D(\d+)(?:/(\d+))?")
 
 
 def parse_name(text: str) -> Name:
@@ -137,7 +140,7 @@ def parse_name(text: str) -> Name:
     match = _NAME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no name of a case such as 'causal B1 H32/8 S16384 D128'")
-    variant, scalars, batch, heads, kv_heads, seq, dim = match.groups()
+    variant, scalars, batch, heads, kv_heads, seq, dim, dim_v = match.groups()
     return Name(
         variant=variant,
         scalars=scalars or "",
@@ -146,6 +149,7 @@ def parse_name(text: str) -> Name:
         kv_heads=int(kv_heads or heads),
         seq=int(seq),
         dim=int(dim),
+        dim_v=int(dim_v or dim),
     )
 
 

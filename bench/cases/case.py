@@ -10,9 +10,6 @@ from bench.cases.pairs import count
 from bench.record import TITLES
 from codegen.testing.golden import Shape
 
-BACKWARD_FLOPS = 2.5
-"""The backward has five matrix products (S again, dP, dV, dK, dQ), the forward two."""
-
 NO_FLEX = ("causal_dropout", "forgetting")
 """Variants in `flex_mods` that FlexAttention cannot express: dropout, and a log-decay summed along the sequence."""
 
@@ -21,9 +18,16 @@ FA4 = (*SDPA, "window", "softcap", "gemma2_local")
 FLA = ("causal", "forgetting")
 
 
-def flops(which: str, dim: int, pairs: float) -> float:
-    """FLOPs of the matrix products of the pass "fwd" or "bwd", from the number of unmasked scores of all heads."""
-    return 4.0 * dim * pairs * (BACKWARD_FLOPS if which == "bwd" else 1.0)
+def flops(which: str, dim: int, pairs: float, dim_v: int | None = None) -> float:
+    """FLOPs of the matrix products of the pass "fwd" or "bwd", from the number of unmasked scores of all heads.
+
+    The backward has five products: S again, dK and dQ of `dim` columns, and dP and dV of `dim_v`, by default `dim`.
+
+    >>> flops("fwd", 64, 1.0), flops("bwd", 64, 1.0), flops("bwd", 192, 1.0, 128)
+    (256.0, 640.0, 1664.0)
+    """
+    products = (3, 2) if which == "bwd" else (1, 1)
+    return 2.0 * pairs * (products[0] * dim + products[1] * (dim if dim_v is None else dim_v))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class Case:
 
     def flops(self, which: str) -> float:
         """FLOPs of the "fwd" or "bwd" pass: 4 x head_dim per unmasked score forward, 2.5 times that backward."""
-        return flops(which, self.shape.dim, self.pairs * self.shape.batch * self.shape.heads)
+        return flops(which, self.shape.dim, self.pairs * self.shape.batch * self.shape.heads, self.shape.head_dim_v)
 
 
 def able(case: Case) -> tuple[str, ...]:

@@ -125,14 +125,12 @@ def gqa(sizes: Sizes) -> list[Case]:
 
 
 def dims(_: Sizes) -> list[Case]:
-    """Head dims that are powers of two and head dims that are not."""
+    """Head dims that are powers of two and head dims that are not; last those of DeepSeek's layers in training."""
+    shapes = [Shape(batch=2, heads=16, kv_heads=16, seq=DIMS_SEQ, dim=dim) for dim in DIMS]
+    latent = Shape(batch=2, heads=16, kv_heads=16, seq=DIMS_SEQ, dim=192, dim_v=128)
     return [
-        Case(
-            variant="causal",
-            shape=Shape(batch=2, heads=16, kv_heads=16, seq=DIMS_SEQ, dim=dim),
-            peers=("flex", "cudnn"),
-        )
-        for dim in DIMS
+        *(Case(variant="causal", shape=shape, peers=("flex", "cudnn")) for shape in shapes),
+        Case(variant="causal", shape=latent, peers=("flex", "cudnn", "fa4")),
     ]
 
 

@@ -46,7 +46,7 @@ def below(case: str) -> str | None:
     """The case at the next smaller power-of-two head_dim; None if the head_dim is a power of two."""
     name = parse_name(case)
     dim = POWER_BELOW.get(name.dim)
-    return None if dim is None else str(replace(name, dim=dim))
+    return None if dim is None else str(replace(name, dim=dim, dim_v=min(name.dim_v, dim)))
 
 
 def _ratio(mine: Measurement | None, theirs: Measurement) -> float:
