@@ -19,8 +19,11 @@ NAME = "hopper"
 ARCH = HOPPER.name
 
 LEAST_FILLED = Fraction(3, 4)
-"""Part of a tile's columns that a head_dim must fill. A tile is padded to a power of two, and the padding costs as much
-as the rest. The portable kernels split such a head_dim into two tiles instead."""
+"""Part of the columns of a tile that a head_dim must fill. A tile is padded to a power of two, and the padding costs as
+much as the rest. The portable kernels split such a head_dim into two tiles instead."""
+
+LEAST_MULTIPLIED = {64: 64, 128: 128, 256: 192}
+"""Columns of a tile -> how many of them are multiplied at least: the last 64 of 256 are left out if they are padding."""
 
 
 def _tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> TileConfig:
@@ -55,8 +58,6 @@ class HopperFamily:
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
             Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
         packed_fused_backward_from: the same for packed sequences, by their average length.
-        slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones,
-            because padding to 256 columns costs more than these kernels gain.
     """
 
     arch: str = ARCH
@@ -75,12 +76,11 @@ class HopperFamily:
     packed_forward_from: Mapping[int, int]
     fused_backward_from: Mapping[int, int]
     packed_fused_backward_from: Mapping[int, int]
-    slow_backward_head_dims: tuple[int, int]
 
     @property
     def least_head_dim(self) -> dict[int, int]:
         """Columns of a tile -> the smallest head_dim that fills enough of them."""
-        return {columns: -(-columns * LEAST_FILLED // 1) for columns in self.forward_tiles}
+        return {columns: -(-LEAST_MULTIPLIED[columns] * LEAST_FILLED // 1) for columns in self.forward_tiles}
 
     def columns(self, head_dim: int) -> int:
         """Columns of the tile that holds a head_dim that the family serves."""
@@ -106,5 +106,4 @@ FAMILY = HopperFamily(
     packed_forward_from={64: 768, 128: 96, 256: 64},
     fused_backward_from={64: 1536, 128: 1536, 256: 1024},
     packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
-    slow_backward_head_dims=(129, 192),
 )

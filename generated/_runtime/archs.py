@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 9d3266ce49018f4c
+# hash: 11b81342c3e827ae
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -32,7 +32,7 @@ DEFAULT_MULTIPROCESSORS = 132
 HOPPER_FAMILY = HopperFamily(
     arch="sm_90",
     launch_warps=4,
-    least_head_dim={64: 48, 128: 96, 256: 192},
+    least_head_dim={64: 48, 128: 96, 256: 144},
     forward_tiles={
         64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),
         128: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
@@ -59,7 +59,6 @@ HOPPER_FAMILY = HopperFamily(
     packed_forward_from={64: 768, 128: 96, 256: 64},
     fused_backward_from={64: 1536, 128: 1536, 256: 1024},
     packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
-    slow_backward_head_dims=(129, 192),
 )
 
 # Architecture -> its default tiles.

@@ -111,7 +111,6 @@ class HopperFamily:
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
         packed_fused_backward_from: the same for packed sequences, by their average length.
-        slow_backward_head_dims: smallest and largest head_dim of the backwards that are slower than the portable ones.
     """
 
     arch: str
@@ -131,7 +130,6 @@ class HopperFamily:
     packed_forward_from: Mapping[int, int]
     fused_backward_from: Mapping[int, int]
     packed_fused_backward_from: Mapping[int, int]
-    slow_backward_head_dims: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)

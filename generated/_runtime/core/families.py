@@ -152,10 +152,8 @@ def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], unit: int
     Rows must attend to key ranges, or to blocks that are as long as tiles, but sequences may be short. In dense calls
     of 128 columns, lists may describe other blocks, unless these are known to be shorter. `unit`: as in `run_unit`.
     """
-    slow_from, slow_to = HOPPER_FAMILY.slow_backward_head_dims
     of_lists = mode == "dense" and _widest(head_dims) == 128 and unit < LEAST_TILE
-    has_keys = TRAITS[op].keys_are_runs or unit >= WHOLE_RUN or of_lists
-    return has_keys and not slow_from <= max(head_dims) <= slow_to
+    return TRAITS[op].keys_are_runs or unit >= WHOLE_RUN or of_lists
 
 
 def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool:
