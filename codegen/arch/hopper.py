@@ -58,6 +58,8 @@ class HopperFamily:
         fused_backward_from: length from which on one kernel for dq, dk and dv is faster than a portable dq beside
             Hopper's dk and dv: the fused kernel clears and converts its sum of dq, whatever the length.
         packed_fused_backward_from: the same for packed sequences, by their average length.
+        mixed_backward_from: length from which the backward is the faster one if the wider of k and v has 129 to 192
+            columns, and the other at most 128. The portable kernels then pad less.
     """
 
     arch: str = ARCH
@@ -76,6 +78,7 @@ class HopperFamily:
     packed_forward_from: Mapping[int, int]
     fused_backward_from: Mapping[int, int]
     packed_fused_backward_from: Mapping[int, int]
+    mixed_backward_from: int
 
     @property
     def least_head_dim(self) -> dict[int, int]:
@@ -106,4 +109,5 @@ FAMILY = HopperFamily(
     packed_forward_from={64: 768, 128: 96, 256: 64},
     fused_backward_from={64: 1536, 128: 1536, 256: 1024},
     packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
+    mixed_backward_from=2048,
 )

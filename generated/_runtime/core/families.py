@@ -146,12 +146,16 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit:
     return (traits.keys_start_at_zero or traits.bands_are_bits or unit >= WHOLE_RUN) and length >= least
 
 
-def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], unit: int = 0) -> bool:
+def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit: int = 0) -> bool:
     """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    Rows must attend to key ranges, or to blocks that are as long as tiles, but sequences may be short. In dense calls
-    of 128 columns, lists may describe other blocks, unless these are known to be shorter. `unit`: as in `run_unit`.
+    Rows must attend to key ranges, or to blocks that are as long as tiles, but sequences may be short, unless k and v
+    differ so that the portable kernels pad less. In dense calls of 128 columns, lists may describe other blocks, unless
+    these are known to be shorter. `unit`: as in `run_unit`.
     """
+    narrow, wide = sorted(head_dims)
+    if narrow <= 128 < wide <= 192 and length < HOPPER_FAMILY.mixed_backward_from:
+        return False
     of_lists = mode == "dense" and _widest(head_dims) == 128 and unit < LEAST_TILE
     return TRAITS[op].keys_are_runs or unit >= WHOLE_RUN or of_lists
 
@@ -180,7 +184,7 @@ def as_a_rule(
         length = min(length, 2 * band_keys)
     if pass_name == "fwd":
         return HOPPER if is_faster(op, mode, head_dims, length, unit) else PORTABLE
-    if not backward_is_faster(op, mode, head_dims, unit):
+    if not backward_is_faster(op, mode, head_dims, length, unit):
         return PORTABLE
     return HOPPER if mode in TRAITS[op].fused_modes and fusing_is_faster(mode, head_dims, length) else HOPPER_DKDV
 

@@ -112,6 +112,8 @@ class HopperFamily:
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
         packed_fused_backward_from: the same for packed sequences, by their average length.
+        mixed_backward_from: length from which the backward is the faster one if the wider of k and v has 129 to 192
+            columns, and the other at most 128.
     """
 
     arch: str
@@ -131,6 +133,7 @@ class HopperFamily:
     packed_forward_from: Mapping[int, int]
     fused_backward_from: Mapping[int, int]
     packed_fused_backward_from: Mapping[int, int]
+    mixed_backward_from: int
 
 
 @dataclass(frozen=True, kw_only=True)

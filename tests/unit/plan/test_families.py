@@ -30,6 +30,7 @@ BOUNDARIES = {
     *FAMILY.packed_forward_from.values(),
     *FAMILY.fused_backward_from.values(),
     *FAMILY.packed_fused_backward_from.values(),
+    FAMILY.mixed_backward_from,
 }
 LENGTHS = sorted({1, LENGTH, 2 * max(BOUNDARIES)} | {n - below for n in BOUNDARIES for below in (0, 1)})
 """Both sides of every length that the table names."""
@@ -193,12 +194,14 @@ def test_dq_of_short_sequences_has_a_kernel_of_its_own(variant: str, mode: str) 
             assert asked(length=short, family="hopper") == ["hopper", "hopper"]
 
 
-def test_backwards_whose_columns_are_mostly_padding_are_portable() -> None:
-    first, last = FAMILY.slow_backward_head_dims
-    assert families(head_dims=(last, 128)) == ["portable", "portable"]
-    assert families(head_dims=(last, 128), family="hopper") == ["hopper", "hopper"]
-    for head_dim in (first - 1, 256):
-        assert families(head_dims=(head_dim, 128)) == ["hopper", "hopper"]
+def test_short_backwards_with_far_more_columns_in_k_than_in_v_are_portable() -> None:
+    for mode, first in itertools.product(("dense", "packed"), (144, 192)):
+        asked = partial(families, mode=mode, length=FAMILY.mixed_backward_from - 1)
+        assert asked(head_dims=(first, 128)) == asked(head_dims=(128, first)) == ["portable", "portable"]
+        assert asked(head_dims=(first, 128), family="hopper") == ["hopper", "hopper"]
+        for other in ((first, first), (256, 128), (128, 128)):
+            assert asked(head_dims=other)[0] == "hopper"
+    assert families(head_dims=(192, 128), length=FAMILY.mixed_backward_from) == ["hopper", "hopper"]
 
 
 def test_wide_forwards_run_on_hopper() -> None:
