@@ -23,7 +23,7 @@ LEAST_FILLED = Fraction(3, 4)
 much as the rest. The portable kernels split such a head_dim into two tiles instead."""
 
 LEAST_MULTIPLIED = {64: 64, 128: 128, 256: 192}
-"""Columns of a tile -> how many of them are multiplied at least: the last 64 of 256 are left out if they are padding."""
+"""Columns of a tile -> how many are multiplied at least: of 256, the last 64 are left out if they are padding."""
 
 
 def _tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> TileConfig:
@@ -109,5 +109,5 @@ FAMILY = HopperFamily(
     packed_forward_from={64: 768, 128: 96, 256: 64},
     fused_backward_from={64: 1536, 128: 1536, 256: 1024},
     packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
-    mixed_backward_from=2048,
+    mixed_backward_from=3072,
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 000dd19bc09051d8
+# hash: b436f66d68b695ac
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -59,7 +59,7 @@ HOPPER_FAMILY = HopperFamily(
     packed_forward_from={64: 768, 128: 96, 256: 64},
     fused_backward_from={64: 1536, 128: 1536, 256: 1024},
     packed_fused_backward_from={64: 1536, 128: 1536, 256: 2560},
-    mixed_backward_from=2048,
+    mixed_backward_from=3072,
 )
 
 # Architecture -> its default tiles.

@@ -58,6 +58,7 @@ CALLS = {
 WIDE_CALLS = {
     "wide tiles, cut": Call(shape=Shape(q_len=150, kv_len=140, dim=192, dim_v=128), q_offset="end"),
     "wide tiles, an offset per row": Call(shape=Shape(q_len=100, kv_len=130, batch=2, dim=256), q_offset=(-70, 30)),
+    "wide tiles, padding left out": Call(shape=Shape(q_len=100, kv_len=130, dim=168, dim_v=144)),
     "wide values": Call(shape=Shape(q_len=100, kv_len=192, group=1, dim=64, dim_v=256), q_offset=60),
 }
 WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")

@@ -75,6 +75,7 @@ CALLS = {
     "jumping scores": Call(shape=Shape(q_len=256, kv_len=768, group=1), q_offset=500, positions=768, jumps=True),
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
     "wide columns": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=64, dim_v=256)),
+    "padding left out": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=168, dim_v=144)),
 }
 
 FAR = "a far window"
