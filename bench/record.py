@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.render.files import write_atomically
+from codegen.util.text import pair
 
 OURS = "ours"
 PASSES = ("fwd", "bwd")
@@ -126,10 +127,9 @@ class Name:
     dim_v: int
 
     def __str__(self) -> str:
-        dims = f"{self.dim}" if self.dim == self.dim_v else f"{self.dim}/{self.dim_v}"
         scalars = f"({self.scalars})" if self.scalars else ""
-        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        return f"{self.variant}{scalars} B{self.batch} H{heads} S{self.seq} D{dims}"
+        heads, head_dims = pair(self.heads, self.kv_heads), pair(self.dim, self.dim_v)
+        return f"{self.variant}{scalars} B{self.batch} H{heads} S{self.seq} D{head_dims}"
 
 
 _NAME = re.compile(r"(\w+)(?:\(([^)]*)\))? B(\d+) H(\d+)(?:/(\d+))? S(\d+) D(\d+)(?:/(\d+))?")

@@ -24,6 +24,7 @@ from codegen.ir.expr import ScalarType, TensorSpec
 from codegen.ir.parse import parse_example
 from codegen.ir.printers import torch_printer
 from codegen.spec import dims
+from codegen.util.text import pair
 
 BOUND = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error of a tensor, relative to its largest element.
@@ -55,9 +56,8 @@ class Shape:
         return self.dim if self.dim_v is None else self.dim_v
 
     def __str__(self) -> str:
-        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
-        dims = f"{self.dim}" if self.head_dim_v == self.dim else f"{self.dim}/{self.head_dim_v}"
-        return f"B{self.batch} H{heads} S{self.seq} D{dims}"
+        heads, head_dims = pair(self.heads, self.kv_heads), pair(self.dim, self.head_dim_v)
+        return f"B{self.batch} H{heads} S{self.seq} D{head_dims}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Text for generated files, wrapped to the line length and escaped, and tables for a terminal."""
+"""Text for generated files, wrapped to the line length and escaped; pairs of numbers, and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Sequence
 
 LINE_LENGTH = 120
 """Line length of every generated file. The formatter wraps code at it; comments and docstrings are wrapped here."""
+
+
+def pair(first: int, second: int) -> str:
+    """Two numbers as `--heads` and `--head-dims` take them: one number if both are the same.
+
+    >>> pair(32, 8), pair(64, 64)
+    ('32/8', '64')
+    """
+    return f"{first}" if first == second else f"{first}/{second}"
 
 
 def comment(text: str) -> str:

@@ -16,6 +16,7 @@ from codegen.compile.packages import Package
 from codegen.spec.model import Variant
 from codegen.testing.calls import Inputs, Shape, draw_inputs, load_manifest, load_op, packed
 from codegen.testing.paged_calls import PagedShape, draw_paged_call, new_tokens
+from codegen.util.text import pair
 
 PAGED = "paged"
 """The mode of calls on paged caches: prompts, decoding steps of one token, and appending to the caches."""
@@ -70,8 +71,8 @@ class WarmCall:
     def __str__(self) -> str:
         pages = f" pages of {self.page_size}" if self.page_size else ""
         heads = "/".join(map(str, self.heads))
-        dims = f"D{self.head_dim}" if self.head_dim == self.head_dim_v else f"D{self.head_dim}/{self.head_dim_v}"
-        return f"{self.variant} {self.mode}{pages} {self.dtype} H{heads} S{self.seq} {dims} {self.layout}"
+        head_dims = pair(self.head_dim, self.head_dim_v)
+        return f"{self.variant} {self.mode}{pages} {self.dtype} H{heads} S{self.seq} D{head_dims} {self.layout}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +144,9 @@ def _run(call: WarmCall, package: str) -> None:
 def _inputs(call: WarmCall, package: str) -> Inputs:
     entry = load_manifest(package)[call.variant]
     heads, kv_heads = call.heads
-    sizes = {"batch": call.batch, "heads": heads, "kv_heads": kv_heads, "seq": call.seq}
-    shape = Shape(**sizes, dim=call.head_dim, dim_v=call.head_dim_v)
+    shape = Shape(
+        batch=call.batch, heads=heads, kv_heads=kv_heads, seq=call.seq, dim=call.head_dim, dim_v=call.head_dim_v
+    )
     dtype = getattr(torch, call.dtype)
     inputs = draw_inputs(entry, shape, dtype=dtype, device="cpu", own_grads=call.trained, values=False)
     if call.mode == Mode.PACKED:
