@@ -57,7 +57,7 @@ class Case:
         return mods.pairs(self.shape.seq, self.scalars)
 
     def flops(self, which: str) -> float:
-        """FLOPs of the "fwd" or "bwd" pass: 4 x head_dim per unmasked score forward, 2.5 times that backward."""
+        """FLOPs of the "fwd" or "bwd" pass."""
         return flops(which, self.shape.dim, self.pairs * self.shape.batch * self.shape.heads, self.shape.head_dim_v)
 
 
