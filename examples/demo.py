@@ -34,7 +34,7 @@ GPU_SIZE = Size(layers=6, heads=8, kv_heads=2, head_dim=64, seq=1024, batch=16, 
 SHORT_STEPS = 200
 """Training steps on a CPU without `--full`: enough for the loss of a byte-bigram model."""
 
-EXPECTED = {False: "about a minute on two cores", True: "several minutes on two cores"}
+EXPECTED = {False: "under a minute on two cores", True: "several minutes on two cores"}
 """The time of both steps without a GPU, without and with `--full`."""
 
 REPORTS = 20

@@ -35,8 +35,8 @@ def product_layout(COLS):
 def begin_product(left, right, sums, HEAD_DIM: gl.constexpr, USE_ACC: gl.constexpr):
     """Issue the product `left right^T` over the columns of a head, added to `sums` if USE_ACC.
 
-    A tile's columns are a power of two, and those beyond HEAD_DIM hold zeros. Of a tile of 256 columns the last 64 are
-    left out if they are such.
+    A tile's columns are a power of two, and those beyond HEAD_DIM hold zeros. Of 256 columns the last 64 are left out
+    if all of them do.
     """
     if products_of(left.shape[1], HEAD_DIM) == 2:
         first = right.slice(0, 128, dim=1).permute((1, 0))

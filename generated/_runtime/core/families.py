@@ -149,9 +149,9 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit:
 def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit: int = 0) -> bool:
     """True if Hopper's kernels for dk and dv are faster as a rule, with dq in the same kernel or in one of its own.
 
-    Rows must attend to key ranges, or to blocks that are as long as tiles, but sequences may be short, unless k and v
-    differ so that the portable kernels pad less. In dense calls of 128 columns, lists may describe other blocks, unless
-    these are known to be shorter. `unit`: as in `run_unit`.
+    Rows must attend to key ranges, or to blocks that are as long as tiles. In dense calls of 128 columns, lists may
+    describe other blocks, unless these are known to be shorter. Sequences may be short, unless one of k and v has more
+    than 128 columns and the other does not. `unit`: as in `run_unit`.
     """
     narrow, wide = sorted(head_dims)
     if narrow <= 128 < wide <= 192 and length < HOPPER_FAMILY.mixed_backward_from:
