@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
 
 from codegen.arch.chips import HOPPER
 from codegen.arch.tile_rules import TileConfig
@@ -19,12 +17,10 @@ NAME = "hopper"
 
 ARCH = HOPPER.name
 
-LEAST_FILLED = Fraction(3, 4)
-"""Part of a tile's multiplied columns that a head_dim must fill: padding that is multiplied costs as much as the rest.
-The portable kernels split a narrower head_dim into two tiles instead."""
-
-LEAST_MULTIPLIED = {64: 64, 128: 128, 256: 192}
-"""Columns of a tile -> the fewest that are multiplied: of 256, the last 64 are left out if they are padding."""
+LEAST_HEAD_DIM = {64: 48, 128: 65, 256: 129}
+"""Columns of a tile -> the smallest head_dim that it serves. A tile is padded to a power of two. Products that sum over
+a head's columns leave the padding out, those that compute columns of o, dq, dk and dv do not; the portable kernels
+split a narrower head_dim into two tiles instead."""
 
 
 def _tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> TileConfig:
@@ -84,7 +80,7 @@ class HopperFamily:
     @property
     def least_head_dim(self) -> dict[int, int]:
         """Columns of a tile -> the smallest head_dim that fills enough of them."""
-        return {columns: ceil(multiplied * LEAST_FILLED) for columns, multiplied in LEAST_MULTIPLIED.items()}
+        return LEAST_HEAD_DIM
 
     def columns(self, head_dim: int) -> int:
         """Columns of the tile that holds a head_dim that the family serves."""

@@ -35,23 +35,32 @@ def product_layout(COLS):
 def begin_product(left, right, sums, HEAD_DIM: gl.constexpr, USE_ACC: gl.constexpr):
     """Issue the product `left right^T` over the columns of a head, added to `sums` if USE_ACC.
 
-    A tile's columns are a power of two, and those beyond HEAD_DIM hold zeros. Of 256 columns the last 64 are left out
-    if all of them do.
+    A tile's columns are a power of two, and those beyond HEAD_DIM hold zeros. The tensor cores sum 16 columns at a
+    time: the product is issued in parts that together leave out what they can of the zeros.
     """
-    if products_of(left.shape[1], HEAD_DIM) == 2:
-        first = right.slice(0, 128, dim=1).permute((1, 0))
-        sums = warpgroup_mma(left.slice(0, 128, dim=1), first, sums, use_acc=USE_ACC, is_async=True)
-        rest = right.slice(128, 64, dim=1).permute((1, 0))
-        sums = warpgroup_mma(left.slice(128, 64, dim=1), rest, sums, is_async=True)
-    else:
-        sums = warpgroup_mma(left, right.permute((1, 0)), sums, use_acc=USE_ACC, is_async=True)
+    PARTS: gl.constexpr = parts_of(left.shape[1], HEAD_DIM)
+    for i in gl.static_range(len(PARTS)):
+        own = left.slice(PARTS[i][0], PARTS[i][1], dim=1)
+        other = right.slice(PARTS[i][0], PARTS[i][1], dim=1).permute((1, 0))
+        sums = warpgroup_mma(own, other, sums, use_acc=USE_ACC or i > 0, is_async=True)
     return sums
 
 
 @triton.constexpr_function
-def products_of(COLS, HEAD_DIM):
-    """The number of products that `begin_product` issues for a tile of COLS columns."""
-    return 2 if COLS == 256 and HEAD_DIM <= 192 else 1
+def parts_of(COLS, HEAD_DIM):
+    """The parts of a tile of COLS columns that hold the columns of a head: first column and columns of each.
+
+    >>> parts_of(256, 192), parts_of(128, 100), parts_of(128, 128)
+    (((0, 128), (128, 64)), ((0, 64), (64, 32), (96, 16)), ((0, 128),))
+    """
+    found, first = [], 0
+    while first < HEAD_DIM:
+        columns = COLS
+        while columns > 16 and first + columns > HEAD_DIM + 15:
+            columns //= 2
+        found.append((first, columns))
+        first += columns
+    return tuple(found)
 
 
 @triton.constexpr_function

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gl import HeadRows, SequenceRows, begin_product, product_layout, products_of
+from .gl import HeadRows, SequenceRows, begin_product, parts_of, product_layout
 from .gl_backward import add_sums, begin_columns, begin_rows, begin_with, in_fragments, of_lines, sums_layout
 from .gl_dropout import bit_layout, dropped_bits
 from .gl_versions import async_add
@@ -77,7 +77,7 @@ def wait_for_scores(
     qk, q_tile, do_tile, rings, turn, block_term, SCORES: gl.constexpr, LINEAR: gl.constexpr, HEAD_DIM_V: gl.constexpr
 ):
     """Wait for `k q^T` of a block, but not for `v do^T`; if LINEAR, the result includes `row_terms`."""
-    qk = warpgroup_mma_wait(products_of(do_tile.shape[1], HEAD_DIM_V), deps=(qk,))
+    qk = warpgroup_mma_wait(len(parts_of(do_tile.shape[1], HEAD_DIM_V)), deps=(qk,))
     BEGINS: gl.constexpr = begins_with_terms(q_tile.dtype, q_tile.shape[1])
     if LINEAR and not BEGINS:
         qk = qk + row_terms(rings[2], turn, block_term, SCORES)[None, :]
