@@ -6,6 +6,7 @@ import linecache
 import math
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -19,7 +20,7 @@ from .assembly import inline_asm_elementwise
 from .barriers import Barrier, Barriers
 from .errors import check
 from .partitions import Partition, Scheduler, Wait, emulated_place, learn
-from .tiles import Addition, BlockType, Copy, Descriptor, Product, Slot, Tile, multiply
+from .tiles import Addition, BlockType, Copy, Descriptor, JoinedTile, Product, Slot, Tile, multiply
 from .values import DTYPES, NAMES, Operand, Pointer, Value, zeros
 
 SHARED_BYTES = 227 * 1024
@@ -193,7 +194,7 @@ class Program:
                 slot.stores[self.partition].is_fenced = True
 
     def async_add(self, desc: Descriptor, coordinates: list[Operand], tile: Tile) -> None:
-        slot = self.readable(tile)
+        [slot] = self.readable(tile)
         check(list(tile.data.shape) == desc.block_type.shape, f"{desc.block_type.shape} for {list(tile.data.shape)}")
         check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
         first = [int(x) for x in coordinates]
@@ -219,11 +220,14 @@ class Program:
         check(a.data.shape[1] == b.data.shape[0] and shape == acc_shape, f"a product of {shape} for {acc_shape}")
         check(a.data.dtype == b.data.dtype, f"{a.data.dtype} times {b.data.dtype}")
         self._check_layouts(a, acc.layout, shape)
-        slots = [self.readable(x) for x in (a, b) if isinstance(x, Tile)]
+        slots = [slot for x in (a, b) if isinstance(x, Tile) for slot in self.readable(x)]
         added = acc if use_acc else None
 
         def compute() -> Tensor:
             # The tiles are read as they are when the product happens; values in registers never change.
+            for x in (a, b):
+                if isinstance(x, JoinedTile):
+                    x.refresh()
             before = added.result if isinstance(added, Product) else None if added is None else added.data
             assert added is None or before is not None
             return multiply(a.data, b.data, before)
@@ -244,20 +248,23 @@ class Program:
             wanted = real.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // a.dtype.primitive_bitwidth)
             check(a.layout == wanted, f"an operand in {a.layout}, not {wanted}")
 
-    def readable(self, tile: Tile, *, by_hardware: bool = True) -> Slot:
-        """The slot of a tile, after a check that this partition, or TMA and wgmma for it, may read the tile."""
-        slot = tile.slot
+    def readable(self, tile: Tile, *, by_hardware: bool = True) -> Sequence[Slot]:
+        """The slots of a tile, after a check that this partition, or TMA and wgmma for it, may read the tile."""
+        for slot in tile.slots:
+            self._check_readable(slot, by_hardware)
+        return tile.slots
+
+    def _check_readable(self, slot: Slot, by_hardware: bool) -> None:
         for partition, store in slot.stores.items():
             check(store.is_fenced or not by_hardware, f"{slot.name} is read without a fence after a store")
             known = partition is self.partition or self.partition.known.get(partition, -1) >= store.arrival
             check(known, f"{slot.name} is read without a wait for what partition {partition.name} stored")
         if slot.stores:
-            return slot
+            return
         check(slot.copy is not None, f"{slot.name} is read before anything is copied to it")
         assert slot.copy is not None
         seen = self.partition.seen.get(slot.copy.barrier, 0)
         check(seen > slot.copy.phase, f"{slot.name} is read without a wait for {slot.copy.barrier}")
-        return slot
 
     def warpgroup_mma_wait(self, num_outstanding: int = 0, deps: tuple[Value | Product, ...] = ()) -> Any:
         check(len(deps) > 0, "a wait for wgmma has deps")

@@ -47,6 +47,7 @@ class Tile:
     def __init__(self, program: Program, data: Tensor, layout: Any, slots: Sequence[Slot]) -> None:
         self.program, self.data, self.layout, self._slots = program, data, layout, slots
         self._places: Tensor | Sequence[Tensor] = data  # the data of each tile that `index` returns
+        self._followers: Sequence[Tile] = ()  # of a tile from `index`: the tiles that follow it in memory
 
     @property
     def shape(self) -> list[int]:
@@ -61,14 +62,34 @@ class Tile:
         check(len(self._slots) == 1, "all tiles of an allocation at once")
         return self._slots[0]
 
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Those that a product with the tile reads."""
+        return [self.slot]
+
     def index(self, i: Operand) -> Tile:
         place = int(i)
         check(0 <= place < len(self._slots), f"tile {place} of {len(self._slots)}")
-        return Tile(self.program, self._places[place], self.layout, [self._slots[place]])
+        own, *followers = [
+            Tile(self.program, self._places[at], self.layout, [self._slots[at]])
+            for at in range(place, len(self._slots))
+        ]
+        own._followers = followers
+        return own
 
     def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
         """Pieces as `[tiles, rows, columns]`, as they lie in memory: a tile consists of blocks of a swizzle's columns,
-        one after the other. From then on a piece has the slot of its tile."""
+        one after the other. From then on a piece has the slot of its tile. One piece becomes a tile `[rows, columns]`
+        with the pieces that follow it."""
+        if len(shape) == 2:
+            check(dtype == self.dtype and self.shape[-2] == shape[0], f"{self.shape} as {shape} of {dtype}")
+            check(self.shape[-1] * self.data.element_size() == layout.swizzle_byte_width, f"{self.shape[-1]} columns")
+            count = shape[1] // self.shape[-1]
+            piece_shape = [shape[0], self.shape[-1]]
+            pieces = [piece.reshape(piece_shape) for piece in (self, *self._followers[: count - 1])]
+            nothing = torch.full(piece_shape, float("nan"), dtype=self.data.dtype)
+            behind = Tile(self.program, nothing, self.layout, [Slot(f"the memory behind {self._slots[0].name}")])
+            return JoinedTile(self.program, [*pieces, *[behind] * (count - len(pieces))], layout)
         count = shape[0]
         piece_rows, piece_columns = self.shape[-2:]
         check(dtype == self.dtype and math.prod(shape) == self.data.numel(), f"{self.shape} as {shape} of {dtype}")
@@ -93,7 +114,7 @@ class Tile:
         return Tile(self.program, self.data.narrow(dim, start, length), self.layout, self._slots)
 
     def load(self, layout: Any) -> Value:
-        slot, partition = self.program.readable(self, by_hardware=False), self.program.partition
+        [slot], partition = self.program.readable(self, by_hardware=False), self.program.partition
         slot.reads[partition] = partition.arrivals
         return Value(self.data.clone(), layout)
 
@@ -103,6 +124,41 @@ class Tile:
         self.data.copy_(value.data)
         partition = self.program.partition
         self.slot.stores[partition] = Store(partition.arrivals)
+
+
+class JoinedTile(Tile):
+    """Pieces of columns as one tile, for products: a part of it may be read if no piece is missing there."""
+
+    def __init__(self, program: Program, pieces: Sequence[Tile], layout: Any, is_transposed: bool = False) -> None:
+        self.pieces, self.is_transposed = pieces, is_transposed
+        super().__init__(program, self._joined(), layout, [piece.slot for piece in pieces])
+
+    def _joined(self) -> Tensor:
+        whole = torch.cat([piece.data for piece in self.pieces], 1)
+        return whole.T if self.is_transposed else whole
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return self._slots
+
+    def refresh(self) -> None:
+        """Read the pieces again, as they are now."""
+        self.data = self._joined()
+
+    def permute(self, order: Sequence[int]) -> Tile:
+        check(list(order) == [1, 0], f"axes in the order {order}")
+        return JoinedTile(self.program, self.pieces, self.layout, not self.is_transposed)
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
+        """Some columns, of whole pieces or of one."""
+        check(dim == 1 and not self.is_transposed, f"a slice of axis {dim}")
+        check(0 <= start <= self.data.shape[1] - length, f"{length} from {start} on of {self.shape}")
+        columns = self.pieces[0].shape[1]
+        first, last = start // columns, (start + length - 1) // columns
+        if first == last:
+            return self.pieces[first].slice(start % columns, length, dim=1)
+        check(start % columns == 0 and length % columns == 0, f"{length} columns from {start} on of pieces of {columns}")
+        return JoinedTile(self.program, self.pieces[first : last + 1], self.layout)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class HopperFamily:
         long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
             attends to one key range that starts at key 0. Three warpgroups hide each other's exponentials, but more of
             their tiles are cut by the mask, and no registers are left for a score expression.
+        mixed_forward_tile: tile if q and k have 129 to 192 columns, and v at most 128: q and k are then stored without
+            their padding.
         long_forward_from: length from which on `long_forward_tile` is used.
         long_forward_from_if_alike: the same if all rows attend to the same keys, so that the mask cuts no tile.
         backward_tiles: tiles of the backward, whose two warpgroups share the keys.
@@ -63,6 +65,7 @@ class HopperFamily:
     launch_warps: int = 4
     forward_tiles: Mapping[int, TileConfig]
     long_forward_tile: TileConfig
+    mixed_forward_tile: TileConfig
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, TileConfig]
@@ -94,6 +97,7 @@ class HopperFamily:
 FAMILY = HopperFamily(
     forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
     long_forward_tile=_tile(192, 128, 12, 2),
+    mixed_forward_tile=_tile(128, 128, 8, 2),
     long_forward_from=8192,
     long_forward_from_if_alike=2048,
     backward_tiles={64: _tile(128, 128, 8, 2), 128: _tile(64, 128, 8, 2), 256: _tile(64, 64, 8, 2)},

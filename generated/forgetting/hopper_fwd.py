@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 17aed3b7c7d3be26
+# hash: 205c06e93fb096a6
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
@@ -36,6 +36,8 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    piece_columns,
+    pieces_of,
     product_layout,
 )
 from .._runtime.device.gl_forward import (
@@ -323,13 +325,17 @@ def forgetting_hopper_fwd(
 ):
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
-    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
+    PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
+    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
+    k_desc = describe_rows(
+        k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS
+    )
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES)
     work_ring = make_work_ring(7, PARTS)
     consumer = (
         q_ring,

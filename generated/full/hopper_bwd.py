@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 4fa5f3a8bb2d8d4f
+# hash: 159487d23962d6b6
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -286,7 +286,7 @@ def full_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(

@@ -104,6 +104,7 @@ class HopperFamily:
         least_head_dim: the smallest head_dim that fills enough of a tile's columns.
         long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
             to one key range that starts at key 0.
+        mixed_forward_tile: if q and k have 129 to 192 columns, and v at most 128.
         scored_rows: most rows of a backward tile, unless the score is the scaled product or, in a dense call, a capped
             one.
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
@@ -120,6 +121,7 @@ class HopperFamily:
     least_head_dim: Mapping[int, int]
     forward_tiles: Mapping[int, HopperTile]
     long_forward_tile: HopperTile
+    mixed_forward_tile: HopperTile
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, HopperTile]

@@ -64,6 +64,24 @@ def parts_of(COLS, HEAD_DIM):
 
 
 @triton.constexpr_function
+def piece_columns(COLS, HEAD_DIM):
+    """Columns of the pieces in which a tile of COLS columns is copied and stored: 64 if that saves the last 64 of 256."""
+    return 64 if COLS == 256 and HEAD_DIM <= 192 else COLS
+
+
+@triton.constexpr_function
+def pieces_of(COLS, HEAD_DIM):
+    """The number of pieces in which a tile of COLS columns is stored."""
+    return 3 if COLS == 256 and HEAD_DIM <= 192 else 1
+
+
+@triton.constexpr_function
+def whole_columns(COLS):
+    """The smallest power of two that is at least COLS."""
+    return 1 << (COLS - 1).bit_length()
+
+
+@triton.constexpr_function
 def store_layout(COLS):
     """The layout in which a warpgroup stores rows: 16 bytes a thread, so that a warp fills whole cache lines."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
@@ -115,8 +133,8 @@ class HeadRows:
     head: gl.tensor
 
     @gluon.jit
-    def coords(self, row):
-        return self.batch_row, self.head, row, 0
+    def coords(self, row, column):
+        return self.batch_row, self.head, row, column
 
 
 @aggregate
@@ -131,8 +149,8 @@ class SequenceRows:
     head: gl.tensor
 
     @gluon.jit
-    def coords(self, row):
-        return MOST_ROWS, self.end, self.head, MOST_ROWS - self.length + row, 0
+    def coords(self, row, column):
+        return MOST_ROWS, self.end, self.head, MOST_ROWS - self.length + row, column
 
 
 @gluon.jit
@@ -187,35 +205,41 @@ def allocate_tiles(desc, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.constexpr):
-    """A ring buffer for tiles of `desc`: ARRIVALS arrivals fill a stage, and READERS warpgroups release it."""
-    tiles = allocate_tiles(desc, STAGES)
-    return Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES)
+def make_ring(
+    desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.constexpr, PIECES: gl.constexpr = 1
+):  # fmt: skip
+    """A ring buffer for tiles of PIECES tiles of `desc`: ARRIVALS arrivals fill a stage, READERS warpgroups release it."""
+    tiles = allocate_tiles(desc, STAGES * PIECES)
+    return Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES, PIECES)
 
 
 @aggregate
 class Ring:
-    """A ring buffer of tiles in shared memory."""
+    """A ring buffer of tiles in shared memory. A tile consists of `pieces` of columns, which lie one after the other."""
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     stages: gl.constexpr
+    pieces: gl.constexpr
 
     @gluon.jit
     def send(self, desc, rows, row, turn):
         """Copy the tile that begins at `row`, once its stage is empty."""
+        COLS: gl.constexpr = self.tiles.shape[-1]
         stage, lap = turn % self.stages, turn // self.stages
         mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)
-        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
-        async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
+        mbarrier.expect(self.full.index(stage), self.pieces * desc.block_type.nbytes)
+        for i in gl.static_range(self.pieces):
+            piece = self.tiles.index(stage * self.pieces + i)
+            async_load(desc, rows.coords(row, i * COLS), self.full.index(stage), piece)
 
     @gluon.jit
     def fill(self, desc, rows, row, stage, phase):
         """Copy the tile that begins at `row` to `stage`. The caller counts turns: `phase` is the parity of the lap."""
         mbarrier.wait(self.empty.index(stage), phase ^ 1)
         mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)
-        async_load(desc, rows.coords(row), self.full.index(stage), self.tiles.index(stage))
+        async_load(desc, rows.coords(row, 0), self.full.index(stage), self.tiles.index(stage))
 
     @gluon.jit
     def receive(self, turn):
@@ -225,8 +249,15 @@ class Ring:
 
     @gluon.jit
     def tile(self, stage):
-        """The tile of a stage as a matrix."""
-        return self.tiles.index(stage).reshape([self.tiles.shape[-2], self.tiles.shape[-1]])
+        """The tile of a stage as a matrix, whose columns are a power of two: those after the last piece are not its own."""
+        ROWS: gl.constexpr = self.tiles.shape[-2]
+        first = self.tiles.index(stage * self.pieces)
+        if self.pieces == 1:
+            return first.reshape([ROWS, self.tiles.shape[-1]])
+        else:
+            COLS: gl.constexpr = whole_columns(self.pieces * self.tiles.shape[-1])
+            LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], self.tiles.dtype)
+            return first._reinterpret(self.tiles.dtype, [ROWS, COLS], LAYOUT)
 
     @gluon.jit
     def release(self, turn):

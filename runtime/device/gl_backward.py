@@ -144,7 +144,7 @@ class RowRing:
         stage, lap = turn % self.stages, turn // self.stages
         mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)
         mbarrier.expect(self.full.index(stage), desc.block_type.nbytes + vector_desc.block_type.nbytes)
-        async_load(desc, rows.coords(start), self.full.index(stage), self.tiles.index(stage))
+        async_load(desc, rows.coords(start, 0), self.full.index(stage), self.tiles.index(stage))
         async_load(vector_desc, [first], self.full.index(stage), self.vectors.index(stage))
 
     @gluon.jit
@@ -209,7 +209,7 @@ def make_exchange(DTYPE: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr):
     """A ring of two tiles of `[ROWS, COLS]`: each of two warpgroups writes half of a tile, and both read all of it."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, COLS], DTYPE)
     tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, COLS], LAYOUT)
-    return Ring(tiles, make_barriers(2, 2), make_barriers(2, 2), 2)
+    return Ring(tiles, make_barriers(2, 2), make_barriers(2, 2), 2, 1)
 
 
 @gluon.jit

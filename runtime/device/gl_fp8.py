@@ -78,8 +78,8 @@ class HeadColumns:
     head: gl.tensor
 
     @gluon.jit
-    def coords(self, column):
-        return self.batch_row, self.head, 0, column
+    def coords(self, column, row):
+        return self.batch_row, self.head, row, column
 
 
 @aggregate
@@ -91,8 +91,8 @@ class SequenceColumns:
     head: gl.tensor
 
     @gluon.jit
-    def coords(self, column):
-        return MOST_WRAPS, self.end, self.head, 0, MOST_ROWS - self.units * UNIT + column
+    def coords(self, column, row):
+        return MOST_WRAPS, self.end, self.head, row, MOST_ROWS - self.units * UNIT + column
 
 
 @gluon.jit

@@ -255,9 +255,15 @@ class ForwardPlan:
         return any(node == OWN_KEYS for s in steps for a in s.ahead for v in a.values for node in v.walk())
 
     @property
+    def in_pieces(self) -> bool:
+        """True if tiles of q and k may be copied and stored in pieces, which leave out columns that pad them."""
+        return not (self.fp8 or self.kernel.paged)
+
+    @property
     def imports(self) -> dict[str, list[str]]:
         """Module of the device library -> the names that the kernel takes from it."""
         shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
+        shared += ["piece_columns", "pieces_of"] if self.in_pieces else []
         packed = ["SequenceRows", "describe_packed_rows", "load_sequence"]
         shared += packed if self.kernel.packed else ["HeadRows", "describe_rows"]
         shared += ["at_columns", "columns_before"] if self._partial.run is not None else []

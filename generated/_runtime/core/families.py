@@ -58,6 +58,8 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     suits_long_tile = traits.score_is_scaled_product and traits.keys_start_at_zero
     if mode == "dense" and cols == 64 and length >= long_from and suits_long_tile:
         return family.long_forward_tile
+    if head_dims[1] <= 128 < head_dims[0] <= 192:
+        return family.mixed_forward_tile
     return family.forward_tiles[cols]
 
 

@@ -92,9 +92,12 @@ class KeyRing:
 
 
 @gluon.jit
-def make_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PARTS: gl.constexpr):
-    """Rings for PARTS warpgroups. The number of a block arrives apart from its keys: two arrivals fill a stage."""
-    k_ring = make_ring(k_desc, STAGES, 2, PARTS)
+def make_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PARTS: gl.constexpr, PIECES: gl.constexpr):
+    """Rings for PARTS warpgroups. The number of a block arrives apart from its keys: two arrivals fill a stage.
+
+    A tile of keys has PIECES tiles of `k_desc`.
+    """
+    k_ring = make_ring(k_desc, STAGES, 2, PARTS, PIECES)
     v_ring = make_ring(v_desc, STAGES, 1, PARTS)
     return KeyRing(k_ring, v_ring, make_numbers(STAGES))
 

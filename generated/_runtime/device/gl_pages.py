@@ -111,7 +111,7 @@ def make_paged_ring(
     pieces = allocate_tiles(desc, COUNT)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, COLS], desc.dtype)
     tiles = pieces._reinterpret(desc.dtype, [STAGES, BLOCK_N, COLS], LAYOUT)
-    ring = Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES)
+    ring = Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES, 1)
     return PagedRing(ring, pieces, page_rows)
 
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 524602824859f99a
+# hash: cd03f4a77142652c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `alibi`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -438,7 +438,7 @@ def alibi_segmented_hopper_fwd_fp8(
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_columns(columns_ptr, batch, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
     work_ring = make_work_ring(8, PARTS + 1)
     consumer = (
         q_ring,

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 503fd451fbe4ea5d
+# hash: 49e1874d600efbcf
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -508,7 +508,7 @@ def band_segmented_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(

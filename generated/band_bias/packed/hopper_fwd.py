@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 607f175878ee7fba
+# hash: 40b9fa9182cec890
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_bias`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -46,6 +46,8 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    piece_columns,
+    pieces_of,
     product_layout,
 )
 from ..._runtime.device.gl_forward import (
@@ -370,11 +372,13 @@ def band_bias_packed_hopper_fwd(
     after = gl.load(after) if SCALARS_LOADED else after
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
-    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
+    PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
+    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS)
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
-    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES)
     work_ring = make_work_ring(12, PARTS + 1)
     consumer = (
         q_ring,

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 7e36632d0148d49a
+# hash: f246629b6ae0c574
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_bias`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -477,7 +477,7 @@ def band_bias_segmented_hopper_fwd_fp8(
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_columns(columns_ptr, batch, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
     work_ring = make_work_ring(8, PARTS + 1)
     consumer = (
         q_ring,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 8e94d401a81d1b81
+# hash: 82007f22218cfb25
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -558,7 +558,7 @@ def band_images_segmented_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, spans_ptr, block_list_ptr, stride_spans_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(

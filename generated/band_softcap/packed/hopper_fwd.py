@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: 7f0c7db50e666e27
+# hash: abf979665f46f520
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -44,6 +44,8 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    piece_columns,
+    pieces_of,
     product_layout,
 )
 from ..._runtime.device.gl_forward import (
@@ -335,11 +337,13 @@ def band_softcap_packed_hopper_fwd(
     cap = gl.load(cap) if SCALARS_LOADED else cap
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
-    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
+    PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
+    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS)
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
-    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES)
     work_ring = make_work_ring(10, PARTS + 1)
     consumer = (q_ring, kv_ring, work_ring, before, after, cap, o_ptr, lse_ptr, stride_oh, q_total, scale)
     CONSTANTS: gl.constexpr = (stride_os, HARDWARE_TANH, HEAD_DIM, HEAD_DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: 4ad2c9db7febdeaa
+# hash: eaad13e861b7490f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -374,7 +374,7 @@ def band_softcap_packed_hopper_fwd_fp8(
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_packed_columns(columns_ptr, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
     work_ring = make_work_ring(11, PARTS + 1)
     consumer = (
         q_ring,

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: a9ffca961ebed7e3
+# hash: b341d6086440cc36
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -39,7 +39,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.block_seqs import NUM_BLOCKS
-from ..._runtime.device.gl import LN2, HeadRows, describe_rows, make_ring, make_work_ring, product_layout
+from ..._runtime.device.gl import (
+    LN2,
+    HeadRows,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+    piece_columns,
+    pieces_of,
+    product_layout,
+)
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -392,13 +401,17 @@ def band_softcap_segmented_hopper_fwd(
     cap = gl.load(cap) if SCALARS_LOADED else cap
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, BLOCK_D)
-    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
+    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
+    PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
+    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
+    k_desc = describe_rows(
+        k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS
+    )
     v_desc = describe_rows(
         v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
     )
-    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES)
     work_ring = make_work_ring(7, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: eba8fc3e0b921320
+# hash: 4c1ff9fdda614d0c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `chunked`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -499,7 +499,7 @@ def chunked_segmented_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 2d23f7a4cf7eaa7e
+# hash: 94150dca82b95e15
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `document`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -366,7 +366,7 @@ def document_packed_hopper_fwd_fp8(
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_packed_columns(columns_ptr, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
     work_ring = make_work_ring(12, PARTS + 1)
     consumer = (
         q_ring,

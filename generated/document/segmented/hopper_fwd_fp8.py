@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 8e58c864ebfa3302
+# hash: 0db729e4e7a47681
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `document`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -428,7 +428,7 @@ def document_segmented_hopper_fwd_fp8(
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_columns(columns_ptr, batch, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
     work_ring = make_work_ring(7, PARTS + 1)
     consumer = (
         q_ring,

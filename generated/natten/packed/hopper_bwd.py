@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: c8bc1c6336e8289a
+# hash: 8a4a062923a4e8af
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `natten`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -406,7 +406,7 @@ def natten_packed_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, block_seqs_ptr, spans_ptr, block_list_ptr, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(

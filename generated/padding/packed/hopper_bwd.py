@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 09880d1305be035c
+# hash: c27fe96c35974d28
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -370,7 +370,7 @@ def padding_packed_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, length_ptr, block_seqs_ptr, stride_length_0, q_total, num_heads, group_size, num_seqs)
         gl.warp_specialize(

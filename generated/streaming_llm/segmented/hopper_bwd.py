@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: f6b6a537d3738746
+# hash: 1af2c6617f6a6603
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -534,7 +534,7 @@ def streaming_llm_segmented_hopper_bwd(
         dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
         dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
-        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2)
+        dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, spans_ptr, block_list_ptr, stride_spans_b, q_len, kv_len, num_heads, group_size, batch)
         gl.warp_specialize(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 3a8d43761c80de35
+# hash: 0827d49e43e1ecb8
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `window`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -362,7 +362,7 @@ def window_packed_hopper_fwd_fp8(
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_packed_columns(columns_ptr, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
     work_ring = make_work_ring(11, PARTS + 1)
     consumer = (
         q_ring,
