@@ -17,12 +17,6 @@ NAME = "hopper"
 
 ARCH = HOPPER.name
 
-LEAST_HEAD_DIM = {64: 48, 128: 65, 256: 129}
-"""Columns of a tile -> the smallest head_dim that it serves. A tile is padded to a power of two. Products that sum over
-a head's columns leave the padding out, those that compute columns of o, dq, dk and dv do not; the portable kernels
-split a narrower head_dim into two tiles instead."""
-
-
 def _tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> TileConfig:
     return TileConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
 
@@ -35,6 +29,8 @@ class HopperFamily:
     Attributes:
         arch: the only chip that runs these kernels.
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
+        least_head_dim: smallest head_dim that a tile serves. Tiles are padded to a power of two. Products that sum over a
+            head's columns leave the padding out, those that compute columns of o, dq, dk and dv do not.
         forward_tiles: tiles of the forward: 64 rows for each of two warpgroups, and as many keys and pipeline stages as
             fit shared memory.
         long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
@@ -63,6 +59,7 @@ class HopperFamily:
 
     arch: str = ARCH
     launch_warps: int = 4
+    least_head_dim: Mapping[int, int]
     forward_tiles: Mapping[int, TileConfig]
     long_forward_tile: TileConfig
     mixed_forward_tile: TileConfig
@@ -80,11 +77,6 @@ class HopperFamily:
     packed_fused_backward_from: Mapping[int, int]
     mixed_backward_from: int
 
-    @property
-    def least_head_dim(self) -> dict[int, int]:
-        """Columns of a tile -> the smallest head_dim that fills enough of them."""
-        return LEAST_HEAD_DIM
-
     def columns(self, head_dim: int) -> int:
         """Columns of the tile that holds a head_dim that the family serves."""
         return min(columns for columns in self.forward_tiles if columns >= head_dim)
@@ -95,6 +87,7 @@ class HopperFamily:
 
 
 FAMILY = HopperFamily(
+    least_head_dim={64: 48, 128: 65, 256: 129},
     forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
     long_forward_tile=_tile(192, 128, 12, 2),
     mixed_forward_tile=_tile(128, 128, 8, 2),

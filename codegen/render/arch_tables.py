@@ -61,9 +61,7 @@ def _paged(arch: ArchSpec, itemsize: int) -> Passes:
 
 def hopper_fields(family: HopperFamily) -> list[tuple[str, str]]:
     """The fields of the runtime's `HopperFamily`, each with the source of its value."""
-    names = [field.name for field in fields(family)]
-    names.insert(names.index("forward_tiles"), "least_head_dim")
-    return [(name, _source(getattr(family, name))) for name in names]
+    return [(field.name, _source(getattr(family, field.name))) for field in fields(family)]
 
 
 def tile_source(record: str, tile: TileConfig) -> str:
