@@ -118,7 +118,7 @@ _WORDS = """
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
-    PIECES PIECE_COLS make_row_ring make_work_ring num_items pack_pairs piece_columns pieces_of produce producer q_rows q_stage query_stages raise_maximum
+    PIECES PIECE_COLS V_PIECES V_PIECE_COLS SUM_COLS no_sums store_rest sum_parts make_row_ring make_work_ring num_items pack_pairs piece_columns pieces_of produce producer q_rows q_stage query_stages raise_maximum
     rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
 
     Run empty_gradients fill_decay give_backward words

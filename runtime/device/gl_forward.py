@@ -10,7 +10,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .gl import Ring, begin_product, get_number, make_numbers, make_ring, put_number, store_layout
+from .gl import (
+    Ring,
+    begin_product,
+    get_number,
+    make_numbers,
+    make_ring,
+    product_layout,
+    put_number,
+    store_layout,
+)
 from .gl_versions import aggregate
 
 # The query rows of each consumer warpgroup.
@@ -91,13 +100,15 @@ class KeyRing:
 
 
 @gluon.jit
-def make_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PARTS: gl.constexpr, PIECES: gl.constexpr):
+def make_key_ring(
+    k_desc, v_desc, STAGES: gl.constexpr, PARTS: gl.constexpr, PIECES: gl.constexpr = 1, V_PIECES: gl.constexpr = 1
+):
     """Rings for PARTS warpgroups. The number of a block arrives apart from its keys: two arrivals fill a stage.
 
-    A tile of keys has PIECES tiles of `k_desc`.
+    A tile of keys has PIECES tiles of `k_desc`, one of values V_PIECES of `v_desc`.
     """
     k_ring = make_ring(k_desc, STAGES, 2, PARTS, PIECES)
-    v_ring = make_ring(v_desc, STAGES, 1, PARTS)
+    v_ring = make_ring(v_desc, STAGES, 1, PARTS, V_PIECES)
     return KeyRing(k_ring, v_ring, make_numbers(STAGES))
 
 
@@ -115,16 +126,52 @@ def change_turns(HOW: gl.constexpr, PART: gl.constexpr):
     gl.inline_asm_elementwise(CHANGE, "=r,r", [threads], gl.int32, is_pure=False, pack=1)
 
 
+@triton.constexpr_function
+def sum_parts(COLS, HEAD_DIM):
+    """The parts in which a head's columns of o are summed up: the columns of each, one or two powers of two.
+
+    >>> sum_parts(128, 128), sum_parts(128, 80), sum_parts(256, 192), sum_parts(256, 200)
+    ((128,), (64, 16), (128, 64), (256,))
+    """
+    half = COLS // 2
+    rest = max(16, 1 << (max(HEAD_DIM - half, 1) - 1).bit_length())
+    return (COLS,) if rest >= half else (half, rest)
+
+
+@gluon.jit
+def no_sums(COLS: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Sums over values that begin with 0: for each of `sum_parts` a tile `[ROWS, columns]`."""
+    FIRST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[0]
+    first = gl.zeros([ROWS, FIRST], gl.float32, product_layout(FIRST))
+    if FIRST == COLS:
+        return (first,)
+    else:
+        REST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[1]
+        return first, gl.zeros([ROWS, REST], gl.float32, product_layout(REST))
+
+
 @gluon.jit
 def begin_pv(p_tile, acc, v_ring, turn):
     """Issue `acc += p v` with the values of `turn`."""
-    return warpgroup_mma(p_tile, v_ring.receive(turn), acc, is_async=True)
+    v_tile = v_ring.receive(turn)
+    if len(acc) == 1:
+        return (warpgroup_mma(p_tile, v_tile, acc[0], is_async=True),)
+    else:
+        COLS: gl.constexpr = acc[0].shape[1]
+        REST: gl.constexpr = acc[1].shape[1]
+        WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(REST), k_width=2)
+        first = warpgroup_mma(p_tile, v_tile.slice(0, COLS, dim=1), acc[0], is_async=True)
+        rest = gl.convert_layout(p_tile, WEIGHTS, assert_trivial=True)
+        return first, warpgroup_mma(rest, v_tile.slice(COLS, REST, dim=1), acc[1], is_async=True)
 
 
 @gluon.jit
 def end_pv(acc, v_ring, turn):
-    """Wait for the product of `begin_pv`, and release its values."""
-    acc = warpgroup_mma_wait(0, deps=(acc,))
+    """Wait for the products of `begin_pv`, and release their values."""
+    if len(acc) == 1:
+        acc = (warpgroup_mma_wait(0, deps=acc),)
+    else:
+        acc = warpgroup_mma_wait(0, deps=acc)
     v_ring.release(turn)
     return acc
 
@@ -146,7 +193,7 @@ def begin_block(
     qk = begin_product(q_tile, k_tile, no_scores, HEAD_DIM, USE_ACC=False)
     acc = begin_pv(p_tile, acc, kv_ring.v, turn)
     change_turns("arrive", (PART + 1) % PARTS)
-    qk = warpgroup_mma_wait(1, deps=(qk,))
+    qk = warpgroup_mma_wait(len(acc), deps=(qk,))
     kv_ring.k.release(turn)
     return qk, acc
 
@@ -217,12 +264,20 @@ def scaling_operands(COUNT):
 
 
 @gluon.jit
-def rescale(acc, alpha, SUMS: gl.constexpr):
-    """The sums relative to the new maximum: `acc * alpha`."""
+def rescale(acc, alpha):
+    """The sums of all parts relative to the new maximum: `acc * alpha`."""
+    if len(acc) == 1:
+        return (rescale_part(acc[0], alpha),)
+    else:
+        return rescale_part(acc[0], alpha), rescale_part(acc[1], alpha)
+
+
+@gluon.jit
+def rescale_part(acc, alpha):
     COUNT: gl.constexpr = acc.shape[1] // 2
     SCALE: gl.constexpr = scaling(COUNT)
     OPERANDS: gl.constexpr = scaling_operands(COUNT)
-    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, product_layout(acc.shape[1])))[:, None]
     return gl.inline_asm_elementwise(SCALE, OPERANDS, [acc, alpha], gl.float32, is_pure=False, pack=COUNT)
 
 
@@ -248,3 +303,14 @@ def store_rows(ptr, tile, start, length, stride_row, COLS: gl.constexpr):
         store_columns(ptr + 128, right, start, length, stride_row, COLS - 128)
     else:
         store_columns(ptr, tile, start, length, stride_row, COLS)
+
+
+@gluon.jit
+def store_rest(ptr, acc, factor, start, length, stride_row, COLS: gl.constexpr):
+    """`store_rows` of the second part of `acc`, each row times its factor, if there is one."""
+    if len(acc) == 2:
+        FIRST: gl.constexpr = acc[0].shape[1]
+        LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(acc[1].shape[1]))
+        factor = gl.convert_layout(factor, LAYOUT, assert_trivial=True)
+        tile = (acc[1] * factor[:, None]).to(ptr.dtype.element_ty)
+        store_columns(ptr + FIRST, tile, start, length, stride_row, COLS - FIRST)

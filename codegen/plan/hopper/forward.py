@@ -271,7 +271,8 @@ class ForwardPlan:
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
-        forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
+        forward += ["no_sums", *(["sum_parts"] if not self.fp8 else [])]
+        forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows", *(["store_rest"] if not self.fp8 else [])]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
         if self.kernel.packed or self.kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

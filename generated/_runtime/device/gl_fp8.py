@@ -133,7 +133,7 @@ def describe_packed_columns(ptr, heads, length, HEAD_DIM: gl.constexpr, BLOCK_D:
 @gluon.jit
 def begin_pv(p_tile, acc, v_ring, turn):
     """Issue `acc += p v` with the values of `turn`, which are columns."""
-    return warpgroup_mma(p_tile, v_ring.receive(turn).permute((1, 0)), acc, is_async=True)
+    return (warpgroup_mma(p_tile, v_ring.receive(turn).permute((1, 0)), acc[0], is_async=True),)
 
 
 @gluon.jit

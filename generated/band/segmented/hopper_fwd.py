@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 562e99abf663361a
+# hash: 94f0fc9b89efae55
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -58,11 +58,14 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
+    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
+    store_rest,
     store_rows,
+    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index
@@ -198,7 +201,8 @@ def consume(
     before, after, q_segment_ids_size_1, kv_segment_ids_size_1, q_len, kv_len, num_heads, scale, padding_id = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
-    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    SUM_COLS: gl.constexpr = sum_parts(BLOCK_DV, HEAD_DIM_V)[0]
+    SUMS: gl.constexpr = product_layout(SUM_COLS)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -212,7 +216,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
-    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    acc = no_sums(BLOCK_DV, HEAD_DIM_V)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
@@ -280,10 +284,12 @@ def consume(
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
                 # Epilogue of the previous rows: this product has added their last values.
-                store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
-                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+                store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
+                store_rest(o_ptr + o_start, acc, inv_sum, o_row, q_len, stride_os, HEAD_DIM_V)
+
+                acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
-                acc = rescale(acc, alpha, SUMS)
+                acc = rescale(acc, alpha)
             kv_turn += 1
 
         for _ in range(work.num_plain):
@@ -294,7 +300,7 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            acc = rescale(acc, alpha)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
@@ -311,7 +317,8 @@ def consume(
 
     acc = begin_pv(unpack_pairs(p_pairs, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
     acc = end_pv(acc, kv_ring.v, kv_turn)
-    store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
+    store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
+    store_rest(o_ptr + o_start, acc, inv_sum, o_row, q_len, stride_os, HEAD_DIM_V)
 
 
 @gluon.jit(
@@ -392,15 +399,17 @@ def band_segmented_hopper_fwd(
     PARTS: gl.constexpr = BLOCK_M // ROWS
     PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
     PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
+    V_PIECES: gl.constexpr = pieces_of(BLOCK_DV, HEAD_DIM_V)
+    V_PIECE_COLS: gl.constexpr = piece_columns(BLOCK_DV, HEAD_DIM_V)
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
     k_desc = describe_rows(
         k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS
     )
     v_desc = describe_rows(
-        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV
+        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, V_PIECE_COLS
     )
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES, V_PIECES)
     work_ring = make_work_ring(7, PARTS + 1)
     if run_blocks_ptr is not None:
         # If the table of runs has blocks, the packed kernel has computed the call.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 4ed1e8587fcc4125
+# hash: b4ba0b54f33b926e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal`, paged caches on Hopper: `o = softmax(score) v`.
@@ -59,11 +59,14 @@ from ..._runtime.device.gl_forward import (
     change_turns,
     end_pv,
     lane_layout,
+    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
+    store_rest,
     store_rows,
+    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring
@@ -208,7 +211,8 @@ def consume(
     q_ring, kv_ring, work_ring, o_ptr, lse_ptr, stride_ob, stride_oh, stride_lseb, stride_lseh, scale = arguments
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
-    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    SUM_COLS: gl.constexpr = sum_parts(BLOCK_DV, HEAD_DIM_V)[0]
+    SUMS: gl.constexpr = product_layout(SUM_COLS)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -221,7 +225,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
-    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    acc = no_sums(BLOCK_DV, HEAD_DIM_V)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -265,10 +269,12 @@ def consume(
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
                 # Epilogue of the previous rows: this product has added their last values.
-                store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
-                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+                store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+                store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
+
+                acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
-                acc = rescale(acc, alpha, SUMS)
+                acc = rescale(acc, alpha)
             kv_turn += 1
 
         for _ in range(work.num_plain):
@@ -279,7 +285,7 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            acc = rescale(acc, alpha)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
@@ -297,7 +303,8 @@ def consume(
 
     acc = begin_pv(unpack_pairs(p_pairs, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
     acc = end_pv(acc, kv_ring.v, kv_turn)
-    store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+    store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+    store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
 
 
 @gluon.jit(

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 5ad6ac6f34fcc44b
+# hash: fd70e4d9c5d911b0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting_pruned`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -59,11 +59,14 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
+    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
+    store_rest,
     store_rows,
+    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index
@@ -205,7 +208,8 @@ def consume(
     q_total, scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
-    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    SUM_COLS: gl.constexpr = sum_parts(BLOCK_DV, HEAD_DIM_V)[0]
+    SUMS: gl.constexpr = product_layout(SUM_COLS)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -218,7 +222,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
-    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    acc = no_sums(BLOCK_DV, HEAD_DIM_V)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -278,10 +282,12 @@ def consume(
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
                 # Epilogue of the previous rows: this product has added their last values.
-                store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
-                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+                store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+                store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
+
+                acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
-                acc = rescale(acc, alpha, SUMS)
+                acc = rescale(acc, alpha)
             kv_turn += 1
 
         for nth in range(work.num_plain):
@@ -299,7 +305,7 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            acc = rescale(acc, alpha)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
@@ -317,7 +323,8 @@ def consume(
 
     acc = begin_pv(unpack_pairs(p_pairs, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
     acc = end_pv(acc, kv_ring.v, kv_turn)
-    store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+    store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+    store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
 
 
 @gluon.jit(do_not_specialize=["q_offset", "stride_ranges_h", "q_total", "num_heads", "group_size"])
@@ -362,11 +369,13 @@ def forgetting_pruned_packed_hopper_fwd(
     PARTS: gl.constexpr = BLOCK_M // ROWS
     PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
     PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
+    V_PIECES: gl.constexpr = pieces_of(BLOCK_DV, HEAD_DIM_V)
+    V_PIECE_COLS: gl.constexpr = piece_columns(BLOCK_DV, HEAD_DIM_V)
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS)
-    v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, BLOCK_DV)
+    v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, V_PIECE_COLS)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1, PIECES)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, PIECES, V_PIECES)
     work_ring = make_work_ring(12, PARTS + 1)
     consumer = (
         q_ring,

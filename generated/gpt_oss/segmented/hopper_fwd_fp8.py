@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 1c8f711e4a68db31
+# hash: 05b027bd5086374e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gpt_oss`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -53,6 +53,7 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
+    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -226,7 +227,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    acc = no_sums(BLOCK_DV, BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
@@ -302,15 +303,16 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(
                     o_ptr + o_start,
-                    (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
+                    (acc[0] * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
                     o_row,
                     q_len,
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+
+                acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
-                acc = rescale(acc, alpha, SUMS)
+                acc = rescale(acc, alpha)
             kv_turn += 1
 
         for _ in range(work.num_plain):
@@ -321,7 +323,7 @@ def consume(
             p_words = pack_words(p)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            acc = rescale(acc, alpha)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
@@ -340,7 +342,7 @@ def consume(
     acc = begin_pv(unpack_words(p_words, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
     acc = end_pv(acc, kv_ring.v, kv_turn)
     store_rows(
-        o_ptr + o_start, (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty), o_row, q_len, stride_os, HEAD_DIM_V
+        o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(o_ptr.dtype.element_ty), o_row, q_len, stride_os, HEAD_DIM_V
     )
 
 
@@ -419,7 +421,7 @@ def gpt_oss_segmented_hopper_fwd_fp8(
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_columns(columns_ptr, batch, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(7, PARTS + 1)
     consumer = (
         q_ring,

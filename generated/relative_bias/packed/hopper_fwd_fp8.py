@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 08a043a7e527c821
+# hash: 77d5ebec12b6b25a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -61,6 +61,7 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
+    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -224,7 +225,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    acc = no_sums(BLOCK_DV, BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -283,15 +284,16 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(
                     o_ptr + o_start,
-                    (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
+                    (acc[0] * inv_sum[:, None]).to(o_ptr.dtype.element_ty),
                     o_row,
                     o_len,
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+
+                acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
-                acc = rescale(acc, alpha, SUMS)
+                acc = rescale(acc, alpha)
             kv_turn += 1
 
         for nth in range(work.num_plain):
@@ -314,7 +316,7 @@ def consume(
             p_words = pack_words(p)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            acc = rescale(acc, alpha)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
@@ -333,7 +335,7 @@ def consume(
     acc = begin_pv(unpack_words(p_words, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
     acc = end_pv(acc, kv_ring.v, kv_turn)
     store_rows(
-        o_ptr + o_start, (acc * inv_sum[:, None]).to(o_ptr.dtype.element_ty), o_row, o_len, stride_os, HEAD_DIM_V
+        o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(o_ptr.dtype.element_ty), o_row, o_len, stride_os, HEAD_DIM_V
     )
 
 
@@ -381,7 +383,7 @@ def relative_bias_packed_hopper_fwd_fp8(
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
     v_desc = describe_packed_columns(columns_ptr, kv_heads, v_columns, HEAD_DIM_V, BLOCK_DV, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
-    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS, 1)
+    kv_ring = make_key_ring(k_desc, v_desc, STAGES, PARTS)
     work_ring = make_work_ring(12, PARTS + 1)
     consumer = (
         q_ring,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 05b2275d31bbcad3
+# hash: 48879812afdcfcbb
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, paged caches on Hopper: `o = softmax(score) v`.
@@ -61,11 +61,14 @@ from ..._runtime.device.gl_forward import (
     change_turns,
     end_pv,
     lane_layout,
+    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
+    store_rest,
     store_rows,
+    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
@@ -219,7 +222,8 @@ def consume(
     bias_size_1, scale = numbers
     DTYPE: gl.constexpr = q_ring.tiles.dtype
     SCORES: gl.constexpr = product_layout(BLOCK_N)
-    SUMS: gl.constexpr = product_layout(BLOCK_DV)
+    SUM_COLS: gl.constexpr = sum_parts(BLOCK_DV, HEAD_DIM_V)[0]
+    SUMS: gl.constexpr = product_layout(SUM_COLS)
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     LANES: gl.constexpr = lane_layout()
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -231,7 +235,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_pairs = pack_pairs(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES), DTYPE)  # [ROWS, BLOCK_N // 2]
-    acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)  # [ROWS, BLOCK_DV]
+    acc = no_sums(BLOCK_DV, HEAD_DIM_V)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -285,10 +289,12 @@ def consume(
             acc = end_pv(acc, kv_ring.v, kv_turn)
             if nth == 0:
                 # Epilogue of the previous rows: this product has added their last values.
-                store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
-                acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)
+                store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+                store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
+
+                acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
-                acc = rescale(acc, alpha, SUMS)
+                acc = rescale(acc, alpha)
             kv_turn += 1
 
         for nth in range(work.num_plain):
@@ -311,7 +317,7 @@ def consume(
             p_pairs = pack_pairs(p, DTYPE)
             row_max = max_new
             acc = end_pv(acc, kv_ring.v, kv_turn)
-            acc = rescale(acc, alpha, SUMS)
+            acc = rescale(acc, alpha)
             kv_turn += 1
 
         mbarrier.arrive(q_ring.empty.index(q_stage), count=1)
@@ -329,7 +335,8 @@ def consume(
 
     acc = begin_pv(unpack_pairs(p_pairs, DTYPE, WEIGHTS), acc, kv_ring.v, kv_turn)
     acc = end_pv(acc, kv_ring.v, kv_turn)
-    store_rows(o_ptr + o_start, (acc * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+    store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
+    store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
 
 
 @gluon.jit(
