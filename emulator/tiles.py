@@ -79,17 +79,10 @@ class Tile:
 
     def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
         """Pieces as `[tiles, rows, columns]`, as they lie in memory: a tile consists of blocks of a swizzle's columns,
-        one after the other. From then on a piece has the slot of its tile. One piece becomes a tile `[rows, columns]`
-        with the pieces that follow it."""
+        one after the other. From then on a piece has the slot of its tile. As `[rows, columns]`: a piece and those that
+        follow it as one tile."""
         if len(shape) == 2:
-            check(dtype == self.dtype and self.shape[-2] == shape[0], f"{self.shape} as {shape} of {dtype}")
-            check(self.shape[-1] * self.data.element_size() == layout.swizzle_byte_width, f"{self.shape[-1]} columns")
-            count = shape[1] // self.shape[-1]
-            piece_shape = [shape[0], self.shape[-1]]
-            pieces = [piece.reshape(piece_shape) for piece in (self, *self._followers[: count - 1])]
-            nothing = torch.full(piece_shape, float("nan"), dtype=self.data.dtype)
-            behind = Tile(self.program, nothing, self.layout, [Slot(f"the memory behind {self._slots[0].name}")])
-            return JoinedTile(self.program, [*pieces, *[behind] * (count - len(pieces))], layout)
+            return self._join(dtype, shape, layout)
         count = shape[0]
         piece_rows, piece_columns = self.shape[-2:]
         check(dtype == self.dtype and math.prod(shape) == self.data.numel(), f"{self.shape} as {shape} of {dtype}")
@@ -101,6 +94,16 @@ class Tile:
         self.program.slots += slots
         self._slots = [slots[i * count // len(self._slots)] for i in range(len(self._slots))]
         return Tile(self.program, tiles, layout, slots)
+
+    def _join(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
+        rows, columns = self.shape[-2:]
+        check(dtype == self.dtype and rows == shape[0], f"{self.shape} as {shape} of {dtype}")
+        check(columns * self.data.element_size() == layout.swizzle_byte_width, f"{columns} columns a piece")
+        count = shape[1] // columns
+        pieces = [piece.reshape([rows, columns]) for piece in (self, *self._followers[: count - 1])]
+        nothing = torch.full([rows, columns], float("nan"), dtype=self.data.dtype)
+        behind = Tile(self.program, nothing, self.layout, [Slot(f"the memory behind {self._slots[0].name}")])
+        return JoinedTile(self.program, [*pieces, *[behind] * (count - len(pieces))], layout)
 
     def reshape(self, shape: list[int]) -> Tile:
         return Tile(self.program, self.data.view(shape), self.layout, self._slots)
@@ -157,7 +160,7 @@ class JoinedTile(Tile):
         first, last = start // columns, (start + length - 1) // columns
         if first == last:
             return self.pieces[first].slice(start % columns, length, dim=1)
-        check(start % columns == 0 and length % columns == 0, f"{length} columns from {start} on of pieces of {columns}")
+        check(start % columns == length % columns == 0, f"{length} columns from {start} on of pieces of {columns}")
         return JoinedTile(self.program, self.pieces[first : last + 1], self.layout)
 
 

@@ -17,6 +17,7 @@ NAME = "hopper"
 
 ARCH = HOPPER.name
 
+
 def _tile(block_m: int, block_n: int, num_warps: int, num_stages: int) -> TileConfig:
     return TileConfig(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
 
@@ -29,8 +30,8 @@ class HopperFamily:
     Attributes:
         arch: the only chip that runs these kernels.
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
-        least_head_dim: smallest head_dim that a tile serves. Tiles are padded to a power of two. Products that sum over a
-            head's columns leave the padding out, those that compute columns of o, dq, dk and dv do not.
+        least_head_dim: smallest head_dim that a tile serves. A tile's columns are a power of two; the forward leaves
+            out those that pad a head, and so does the backward where it sums over columns.
         forward_tiles: tiles of the forward: 64 rows for each of two warpgroups, and as many keys and pipeline stages as
             fit shared memory.
         long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
@@ -82,12 +83,12 @@ class HopperFamily:
         return min(columns for columns in self.forward_tiles if columns >= head_dim)
 
     def serves_head_dim(self, head_dim: int) -> bool:
-        """True if a tile holds a head_dim, which fills enough of the tile's columns."""
+        """True if the family has a tile for a head_dim."""
         return head_dim <= max(self.forward_tiles) and head_dim >= self.least_head_dim[self.columns(head_dim)]
 
 
 FAMILY = HopperFamily(
-    least_head_dim={64: 48, 128: 65, 256: 129},
+    least_head_dim={64: 33, 128: 65, 256: 129},
     forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
     long_forward_tile=_tile(192, 128, 12, 2),
     mixed_forward_tile=_tile(128, 128, 8, 2),

@@ -117,9 +117,10 @@ _WORDS = """
     SequenceArguments checked_options jax_reference jnp launch lengths mode running_sums schedule_of
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
-    describe_packed_rows end_pv exchange first item kv_ring kv_rows make_exchange make_key_ring
-    PIECES PIECE_COLS V_PIECES V_PIECE_COLS SUM_COLS no_sums store_rest sum_parts make_row_ring make_work_ring num_items pack_pairs piece_columns pieces_of produce producer q_rows q_stage query_stages raise_maximum
-    rescale rings run_zeros scorer sequence_item store_through summer unpack_pairs v_rows v_start work
+    PIECES PIECE_COLS SUM_COLS V_PIECES V_PIECE_COLS describe_packed_rows end_pv exchange first item kv_ring kv_rows
+    make_exchange make_key_ring make_row_ring make_work_ring no_sums num_items pack_pairs piece_columns pieces_of
+    produce producer q_rows q_stage query_stages raise_maximum rescale rings run_zeros scorer sequence_item store_rest
+    store_through sum_parts summer unpack_pairs v_rows v_start work
 
     Run empty_gradients fill_decay give_backward words
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base

@@ -48,7 +48,7 @@ def begin_product(left, right, sums, HEAD_DIM: gl.constexpr, USE_ACC: gl.constex
 
 @triton.constexpr_function
 def parts_of(COLS, HEAD_DIM):
-    """The parts of a tile of COLS columns that hold the columns of a head: first column and columns of each.
+    """The parts of a tile of COLS columns that hold the columns of a head: of each its first column, and how many.
 
     >>> parts_of(256, 192), parts_of(128, 100), parts_of(128, 128)
     (((0, 128), (128, 64)), ((0, 64), (64, 32), (96, 16)), ((0, 128),))
@@ -65,7 +65,7 @@ def parts_of(COLS, HEAD_DIM):
 
 @triton.constexpr_function
 def piece_columns(COLS, HEAD_DIM):
-    """Columns of the pieces in which a tile of COLS columns is copied and stored: 64 if that saves the last 64 of 256."""
+    """Columns of the pieces in which a tile of COLS columns is stored: 64 if that saves the last 64 of 256."""
     return 64 if COLS == 256 and HEAD_DIM <= 192 else COLS
 
 
@@ -205,17 +205,18 @@ def allocate_tiles(desc, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(
-    desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.constexpr, PIECES: gl.constexpr = 1
-):  # fmt: skip
-    """A ring buffer for tiles of PIECES tiles of `desc`: ARRIVALS arrivals fill a stage, READERS warpgroups release it."""
+def make_ring(desc, STAGES: gl.constexpr, ARRIVALS: gl.constexpr, READERS: gl.constexpr, PIECES: gl.constexpr = 1):
+    """A ring buffer for tiles, each of PIECES tiles of `desc`.
+
+    ARRIVALS arrivals fill a stage, and READERS warpgroups release it.
+    """
     tiles = allocate_tiles(desc, STAGES * PIECES)
     return Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES, PIECES)
 
 
 @aggregate
 class Ring:
-    """A ring buffer of tiles in shared memory. A tile consists of `pieces` of columns, which lie one after the other."""
+    """A ring buffer of tiles in shared memory. A tile is stored in `pieces` of columns, one after the other."""
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
@@ -249,7 +250,7 @@ class Ring:
 
     @gluon.jit
     def tile(self, stage):
-        """The tile of a stage as a matrix, whose columns are a power of two: those after the last piece are not its own."""
+        """The tile of a stage as a matrix of a power of two of columns. Those behind the last piece are not its own."""
         ROWS: gl.constexpr = self.tiles.shape[-2]
         first = self.tiles.index(stage * self.pieces)
         if self.pieces == 1:

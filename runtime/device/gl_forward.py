@@ -10,16 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .gl import (
-    Ring,
-    begin_product,
-    get_number,
-    make_numbers,
-    make_ring,
-    product_layout,
-    put_number,
-    store_layout,
-)
+from .gl import Ring, begin_product, get_number, make_numbers, make_ring, product_layout, put_number, store_layout
 from .gl_versions import aggregate
 
 # The query rows of each consumer warpgroup.
@@ -168,10 +159,7 @@ def begin_pv(p_tile, acc, v_ring, turn):
 @gluon.jit
 def end_pv(acc, v_ring, turn):
     """Wait for the products of `begin_pv`, and release their values."""
-    if len(acc) == 1:
-        acc = (warpgroup_mma_wait(0, deps=acc),)
-    else:
-        acc = warpgroup_mma_wait(0, deps=acc)
+    acc = (warpgroup_mma_wait(0, deps=acc),) if len(acc) == 1 else warpgroup_mma_wait(0, deps=acc)
     v_ring.release(turn)
     return acc
 
@@ -274,6 +262,7 @@ def rescale(acc, alpha):
 
 @gluon.jit
 def rescale_part(acc, alpha):
+    """The sums of one part relative to the new maximum."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     SCALE: gl.constexpr = scaling(COUNT)
     OPERANDS: gl.constexpr = scaling_operands(COUNT)
@@ -307,7 +296,7 @@ def store_rows(ptr, tile, start, length, stride_row, COLS: gl.constexpr):
 
 @gluon.jit
 def store_rest(ptr, acc, factor, start, length, stride_row, COLS: gl.constexpr):
-    """`store_rows` of the second part of `acc`, each row times its factor, if there is one."""
+    """Store the second of the `sum_parts`, if there is one, times the factor of each row; as `store_rows`."""
     if len(acc) == 2:
         FIRST: gl.constexpr = acc[0].shape[1]
         LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(acc[1].shape[1]))

@@ -256,14 +256,15 @@ class ForwardPlan:
 
     @property
     def in_pieces(self) -> bool:
-        """True if tiles of q and k may be copied and stored in pieces, which leave out columns that pad them."""
+        """True if tiles of q, k and v may be copied and stored in pieces, which leave out columns that pad them."""
         return not (self.fp8 or self.kernel.paged)
 
     @property
     def imports(self) -> dict[str, list[str]]:
         """Module of the device library -> the names that the kernel takes from it."""
         shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
-        shared += ["piece_columns", "pieces_of"] if self.in_pieces else []
+        if self.in_pieces:
+            shared += ["piece_columns", "pieces_of"]
         packed = ["SequenceRows", "describe_packed_rows", "load_sequence"]
         shared += packed if self.kernel.packed else ["HeadRows", "describe_rows"]
         shared += ["at_columns", "columns_before"] if self._partial.run is not None else []
@@ -271,8 +272,9 @@ class ForwardPlan:
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
-        forward += ["no_sums", *(["sum_parts"] if not self.fp8 else [])]
-        forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows", *(["store_rest"] if not self.fp8 else [])]
+        forward += ["make_key_ring", "no_sums", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
+        if not self.fp8:
+            forward += ["store_rest", "sum_parts"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
         if self.kernel.packed or self.kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

@@ -58,7 +58,8 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     suits_long_tile = traits.score_is_scaled_product and traits.keys_start_at_zero
     if mode == "dense" and cols == 64 and length >= long_from and suits_long_tile:
         return family.long_forward_tile
-    if head_dims[1] <= 128 < head_dims[0] <= 192:
+    head_dim, head_dim_v = head_dims
+    if head_dim_v <= 128 < head_dim <= 192:
         return family.mixed_forward_tile
     return family.forward_tiles[cols]
 
@@ -87,7 +88,7 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
     for head_dim in head_dims:
         if head_dim > max(HOPPER_FAMILY.least_head_dim):
             return f"its tiles hold a head_dim of at most {max(HOPPER_FAMILY.least_head_dim)}, not {head_dim}"
-        # Padding costs as much as the rest of a tile; the portable kernels split such a head_dim into two tiles.
+        # The portable kernels have narrower tiles, or two tiles that pad such a head_dim less.
         least = HOPPER_FAMILY.least_head_dim[tile_columns(head_dim)]
         if head_dim < least:
             return f"its tiles of {tile_columns(head_dim)} columns need a head_dim of at least {least}, not {head_dim}"

@@ -287,7 +287,7 @@ def test_segmented_calls_of_key_ranges_run_on_hopper(variant: str) -> None:
         {"arch": "sm_80"},
         {"dtype": "float32"},
         {"mode": "segmented", "variant": "natten"},
-        {"head_dims": (40, 40)},
+        {"head_dims": (32, 32)},
         {"length": 0},
         {"variant": "natten"},
         {"head_dims": (64, 64), "length": FAMILY.narrow_forward_from - 1},

@@ -83,7 +83,7 @@ def test_a_call_may_ask_for_hopper_where_it_is_not_the_default() -> None:
     [
         ({"arch": "sm_100"}, "its kernels run on sm_90, not on sm_100"),
         ({"dtype": "float32"}, "float16 and bfloat16, not float32"),
-        ({"head_dims": (40, 40)}, "tiles of 64 columns need a head_dim of at least 48, not 40"),
+        ({"head_dims": (32, 32)}, "tiles of 64 columns need a head_dim of at least 33, not 32"),
         ({"length": 0}, "at least one key"),
     ],
     ids=str,
