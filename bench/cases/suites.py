@@ -19,7 +19,7 @@ CORE_SEQS = (16384, 2048, 4096)
 GQA_SEQS = (16384, 8192, 2048)
 LONG = 16384
 DIMS_SEQ = 8192
-DIMS = (64, 80, 96, 112, 128, 192, 256)
+DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
 
 OF_PAIRS = ("band_bias", "band_mask")
 OF_LIBRARIES = ("band", "band_softcap", "band_sink", "band_images", "chunked")
@@ -128,9 +128,10 @@ def dims(_: Sizes) -> list[Case]:
     """Head dims that are powers of two and head dims that are not; last those of DeepSeek's layers in training."""
     shapes = [Shape(batch=2, heads=16, kv_heads=16, seq=DIMS_SEQ, dim=dim) for dim in DIMS]
     latent = Shape(batch=2, heads=16, kv_heads=16, seq=DIMS_SEQ, dim=192, dim_v=128)
+    peers = ("flex", "cudnn", "fa4")
     return [
-        *(Case(variant="causal", shape=shape, peers=("flex", "cudnn")) for shape in shapes),
-        Case(variant="causal", shape=latent, peers=("flex", "cudnn", "fa4")),
+        *(Case(variant="causal", shape=shape, peers=peers) for shape in shapes),
+        Case(variant="causal", shape=latent, peers=peers),
     ]
 
 

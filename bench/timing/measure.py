@@ -6,7 +6,7 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -92,6 +92,7 @@ def measure(case: Case, budget_ms: float) -> tuple[list[Measurement], list[Cost]
 def _build_all(found: Found, inputs: Inputs) -> None:
     """Build each implementation, run it once, and compare its results with ours."""
     ours: dict[str, Tensor] | None = None
+    faults: dict[str, str] = {}
     for name in (OURS, *found.case.peers):
         if name in found.notes:
             continue
@@ -103,15 +104,27 @@ def _build_all(found: Found, inputs: Inputs) -> None:
             first_s = time.perf_counter() - start
             if name == OURS:
                 ours = results
-            elif ours is not None and (fault := _difference(ours, results)):
-                # The difference is reported once, because other peers would only repeat it.
-                found.notes[OURS] = f"differs from {TITLES[name]}: {fault}"
-                ours = None
+            elif ours is not None:
+                faults[name] = _difference(ours, results)
             del results
             found.runners[name] = runner
             found.costs.append(_cost(found.case, name, runner, first_s))
         except Exception as error:  # a peer may be missing or fail in any way; its row says so
             _fail(found, name, error)
+    found.notes.update(_wrong(faults))
+
+
+def _wrong(faults: Mapping[str, str]) -> dict[str, str]:
+    """Implementation -> a note that its results are wrong. `faults`: how each peer's differ from ours, "" if they agree.
+
+    A peer is wrong if another one agrees with ours. If none does, ours are wrong, which is said once.
+    """
+    differing = {name: fault for name, fault in faults.items() if fault}
+    agreeing = [TITLES[name] for name in faults if name not in differing]
+    if agreeing:
+        others = " and ".join(["ours", *agreeing])
+        return {name: f"WRONG, differs from {others}: {fault}" for name, fault in differing.items()}
+    return {OURS: f"differs from {TITLES[name]}: {fault}" for name, fault in [*differing.items()][:1]}
 
 
 def _time_all(found: Found, budget_ms: float) -> None:

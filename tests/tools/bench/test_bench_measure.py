@@ -141,15 +141,26 @@ def test_a_case_is_measured_past_peers_that_fail() -> None:
     assert all(cost.first_s is not None and cost.first_s > 0 for cost in costs)
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_a_peer_that_differs_makes_ours_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(case: Case, inputs: golden.Inputs) -> peers.Runner:
-        return peers.BUILDERS["ours"](Case(variant="full", shape=case.shape), inputs)
+def _other_results(case: Case, inputs: golden.Inputs) -> peers.Runner:
+    return peers.BUILDERS["ours"](Case(variant="full", shape=case.shape), inputs)
 
-    monkeypatch.setitem(peers.BUILDERS, "flex", other)
+
+@pytest.mark.usefixtures("on_cpu")
+def test_ours_is_wrong_if_no_peer_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("flex", "fa2"):
+        monkeypatch.setitem(peers.BUILDERS, name, _other_results)
     rows, _ = measure.measure(CASE, 10.0)
     assert rows[0].note.startswith("differs from Flex: ")
-    assert rows[2].note == ""
+    assert [m.note for m in rows if m.implementation in ("flex", "fa2")] == [""] * 4
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_peer_is_wrong_if_another_one_agrees_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.BUILDERS, "flex", _other_results)
+    monkeypatch.setitem(peers.BUILDERS, "fa2", peers.BUILDERS["ours"])
+    rows, _ = measure.measure(CASE, 10.0)
+    assert rows[0].note == ""
+    assert rows[2].note.startswith("WRONG, differs from ours and FA2: ")
 
 
 @pytest.mark.usefixtures("on_cpu")
