@@ -115,7 +115,7 @@ def _build_all(found: Found, inputs: Inputs) -> None:
 
 
 def _wrong(faults: Mapping[str, str]) -> dict[str, str]:
-    """Implementation -> a note that its results are wrong. `faults`: how each peer's differ from ours, "" if they agree.
+    """Implementation -> a note that its results are wrong. `faults`: how each peer's differ from ours, "" if not.
 
     A peer is wrong if another one agrees with ours. If none does, ours are wrong, which is said once.
     """
@@ -124,7 +124,10 @@ def _wrong(faults: Mapping[str, str]) -> dict[str, str]:
     if agreeing:
         others = " and ".join(["ours", *agreeing])
         return {name: f"WRONG, differs from {others}: {fault}" for name, fault in differing.items()}
-    return {OURS: f"differs from {TITLES[name]}: {fault}" for name, fault in [*differing.items()][:1]}
+    if not differing:
+        return {}
+    name, fault = next(iter(differing.items()))
+    return {OURS: f"differs from {TITLES[name]}: {fault}"}
 
 
 def _time_all(found: Found, budget_ms: float) -> None:

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 02f0646b868e22ce
+# hash: e63295cbcafc59b0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper: `o = softmax(score) v`.
@@ -48,6 +48,7 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -56,7 +57,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -267,7 +267,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 8fcbf7cf9ed378a4
+# hash: 50214d050ff90d90
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images` on Hopper: `o = softmax(score) v`.
@@ -44,7 +44,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, no_sums
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -52,7 +52,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -279,7 +278,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 85f3ec0dc342ca25
+# hash: 7d433af10838ea87
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `chunked` on Hopper: `o = softmax(score) v`.
@@ -48,6 +48,7 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -56,7 +57,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -264,7 +264,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/fwd.py.jinja
-# hash: 8ec7789a6a58e223
+# hash: 5d9c58e6ca9900e3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `document` on Hopper: `o = softmax(score) v`.
@@ -50,6 +50,7 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -58,7 +59,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -268,7 +268,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

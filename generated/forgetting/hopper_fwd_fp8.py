@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 4a4f18297604e182
+# hash: ba0d31b210d29035
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
@@ -36,7 +36,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl import (
+    LN2,
+    HeadRows,
+    at_columns,
+    columns_before,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+    no_sums,
+)
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -44,7 +53,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -255,7 +263,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

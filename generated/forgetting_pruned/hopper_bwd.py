@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 90a4e45995da16f0
+# hash: 2968188b38669e78
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned` on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -47,13 +47,7 @@ takes the next work item from a counter in memory.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from .._runtime.device.gl import (
     LOG2E,
@@ -63,34 +57,39 @@ from .._runtime.device.gl import (
     make_barriers,
     make_ring,
     make_work_ring,
+    no_sums,
     product_layout,
 )
 from .._runtime.device.gl_backward import (
     RowRing,
     add_rows,
     describe_input,
-    describe_lines,
+    describe_parts,
     describe_vector,
+    dq_columns,
     make_exchange,
     make_hand_over,
     make_ones,
     make_row_ring,
     of_lines,
+    store_second,
     store_through,
     store_tile,
     sums_layout,
 )
 from .._runtime.device.gl_backward_steps import (
     add_block,
+    as_operand,
+    begin_addition,
     begin_block,
     begin_exchange,
+    begin_sums,
     end_block,
     end_rows,
     end_wide_block,
     send_rows,
 )
 from .._runtime.device.gl_math import clamp_index
-from .._runtime.device.gl_versions import async_add
 
 
 @gluon.jit
@@ -199,14 +198,12 @@ def consume(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    K_SUMS: gl.constexpr = product_layout(BLOCK_D)
-    V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    V_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_SUMS, k_width=2)
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
     # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
+    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
+    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -222,8 +219,8 @@ def consume(
         hkv = (head % num_kv_heads).to(gl.int64)
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         kv_idx = start_n + PART * KEYS + gl.arange(0, KEYS, layout=KEY)
-        dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
-        dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
+        dk = no_sums(BLOCK_D, HEAD_DIM)
+        dv = no_sums(BLOCK_DV, HEAD_DIM_V)
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(PART), k_lap)
         first_turn = q_turn
@@ -265,8 +262,8 @@ def consume(
                     keep = at_columns(run_bits, ROW, BLOCK_M) & (kv_idx[:, None] >= first_key_q[None, :])
                     logit = gl.where(keep, logit, float("-inf"))
                 p = gl.exp2(logit)  # [KEYS, BLOCK_M]
-                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
+                dv = begin_sums(as_operand(p.to(DTYPE), dv[0]), do_tile, dv)
+                dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 if not WITH_DQ:
                     ddecay_cols += gl.sum(-ds, 1)
@@ -293,8 +290,8 @@ def consume(
                 if RAGGED and start_n + BLOCK_N > kv_len:
                     logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
                 p = gl.exp2(logit)  # [KEYS, BLOCK_M]
-                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
+                dv = begin_sums(as_operand(p.to(DTYPE), dv[0]), do_tile, dv)
+                dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 if not WITH_DQ:
                     ddecay_cols += gl.sum(-ds, 1)
@@ -318,14 +315,16 @@ def consume(
             gl.store(ddecay_cols_ptr + (b * num_heads + h) * kv_len + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART, ROW_SUMS=True)
+            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
         dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-        store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_through(dv_start, dv[0], v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_second(dv_start, dv, 1.0, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_through(dk_start, dk[0] * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_second(dk_start, dk, scale, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
@@ -334,13 +333,12 @@ def consume(
 
 
 @gluon.jit
-def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def add_dq(dq_descs, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Add what each block of keys contributes to dq, and its sums of rows, to memory."""
     work_ring, pointers, strides, numbers = arguments
     ranges_ptr, ddecay_rows_ptr = pointers
     stride_ranges_b, stride_ranges_h = strides
     q_len, kv_len, num_heads, group_size, batch = numbers
-    LINES: gl.constexpr = dq_ring.tiles.shape[-2]
     ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
@@ -363,7 +361,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 for part in gl.static_range(2):
                     mbarrier.wait(dq_ring.full.index(part), q_turn & 1)
-                    async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part))
+                    begin_addition(dq_descs, dq_ring, row_block, part)
                     own_start_m = start_m + part * (BLOCK_M - 64)
                     add_rows(
                         ddecay_rows_ptr + (b * num_heads + h) * q_len + own_start_m,
@@ -379,7 +377,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
                 row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
                 for part in gl.static_range(2):
                     mbarrier.wait(dq_ring.full.index(part), q_turn & 1)
-                    async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part))
+                    begin_addition(dq_descs, dq_ring, row_block, part)
                     own_start_m = start_m + part * (BLOCK_M - 64)
                     add_rows(
                         ddecay_rows_ptr + (b * num_heads + h) * q_len + own_start_m,
@@ -528,9 +526,9 @@ def forgetting_pruned_hopper_bwd(
     if WITH_DQ:
         ones = make_ones(DTYPE, BLOCK_M)
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
-        dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
+        dq_descs = describe_parts(dq_sums_ptr, num_rows * (BLOCK_D // 32), BLOCK_M, BLOCK_D, HEAD_DIM)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_descs[0].layout)
         row_sums = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         dq_ring = RowRing(dq_tiles, row_sums, make_barriers(2, 1), make_barriers(2, 1), 2)
         exchange = (ds_ring, dq_ring, ones)
@@ -545,7 +543,7 @@ def forgetting_pruned_hopper_bwd(
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
                 (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
                 (produce, (rings, producer, 2, BLOCK_M, BLOCK_N)),
-                (add_dq, (dq_desc, dq_ring, adder, BLOCK_M, BLOCK_N)),
+                (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
             # The registers of each thread. The first consumer gets what is left, as much as the second.

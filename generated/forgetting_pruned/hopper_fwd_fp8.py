@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 514cfbac5a7ceaa3
+# hash: 8b13aa3d5ba27540
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting_pruned` on Hopper: `o = softmax(score) v`.
@@ -42,7 +42,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl import (
+    LN2,
+    HeadRows,
+    at_columns,
+    columns_before,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+    no_sums,
+)
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -50,7 +59,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -278,7 +286,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: 06b8f5aacaeb39c4
+# hash: 29a96e1435beefed
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local` on Hopper: `o = softmax(score) v`.
@@ -39,7 +39,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl import (
+    LN2,
+    HeadRows,
+    at_columns,
+    columns_before,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+    no_sums,
+)
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -47,7 +56,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -259,7 +267,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

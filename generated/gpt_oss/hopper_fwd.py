@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/fwd.py.jinja
-# hash: 1942c4114b6e274e
+# hash: 2d696ae909b1c42b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gpt_oss` on Hopper: `o = softmax(score) v`.
@@ -40,9 +40,11 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    no_sums,
     piece_columns,
     pieces_of,
     product_layout,
+    sum_parts,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -53,14 +55,12 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
     store_rest,
     store_rows,
-    sum_parts,
     unpack_pairs,
 )
 from .._runtime.device.gl_versions import aggregate
@@ -251,7 +251,6 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, q_len, stride_os, HEAD_DIM_V)
                 store_rest(o_ptr + o_start, acc, inv_sum, o_row, q_len, stride_os, HEAD_DIM_V)
-
                 acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
                 acc = rescale(acc, alpha)

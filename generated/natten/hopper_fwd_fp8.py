@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 6244ac1f496207b9
+# hash: d4d44de4273e0878
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `natten` on Hopper: `o = softmax(score) v`.
@@ -50,6 +50,7 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -58,7 +59,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -285,7 +285,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

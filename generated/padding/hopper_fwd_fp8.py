@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: d67e028695211ecb
+# hash: 0b93474e0d6d548a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
@@ -45,6 +45,7 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -53,7 +54,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -248,7 +248,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

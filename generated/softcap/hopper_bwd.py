@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: bb2691df9d75ff18
+# hash: f8707450fd3659f8
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -42,12 +42,7 @@ takes the next work item from a counter in memory.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from .._runtime.device.gl import (
     HeadRows,
@@ -58,26 +53,31 @@ from .._runtime.device.gl import (
     make_barriers,
     make_ring,
     make_work_ring,
+    no_sums,
     product_layout,
 )
 from .._runtime.device.gl_backward import (
     describe_input,
-    describe_lines,
+    describe_parts,
     describe_vector,
+    dq_columns,
     heads_in_cache,
     items_of_head,
     locate_item,
     make_exchange,
     make_hand_over,
     make_row_ring,
+    store_second,
     store_through,
     store_tile,
 )
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
+    as_operand,
     begin_block,
     begin_exchange,
+    begin_sums,
     end_block,
     end_rows,
     end_wide_block,
@@ -176,14 +176,12 @@ def consume(
     SCORES: gl.constexpr = product_layout(BLOCK_M)
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
-    K_SUMS: gl.constexpr = product_layout(BLOCK_D)
-    V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    V_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_SUMS, k_width=2)
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
     # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
+    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
+    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
@@ -200,8 +198,8 @@ def consume(
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
             kv_idx = start_n + PART * KEYS + gl.arange(0, KEYS, layout=KEY)
-            dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
-            dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
+            dk = no_sums(BLOCK_D, HEAD_DIM)
+            dv = no_sums(BLOCK_DV, HEAD_DIM_V)
             mbarrier.wait(k_ring.full.index(0), k_lap)
             mbarrier.wait(v_ring.full.index(PART), k_lap)
             first_turn = q_turn
@@ -232,9 +230,9 @@ def consume(
                         logit = gl.where(keep, logit, float("-inf"))
                     lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                     p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
-                    dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                    dv = begin_sums(as_operand(p.to(DTYPE), dv[0]), do_tile, dv)
                     p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
-                    dp = warpgroup_mma_wait(1, deps=(dp,))
+                    dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                     ds = p_dscore * dp  # [KEYS, BLOCK_M]
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
@@ -251,9 +249,9 @@ def consume(
                         logit = gl.where((kv_idx < kv_len)[:, None], logit, float("-inf"))
                     lse = q_ring.vectors.index(q_turn % q_ring.stages).load(ROW)  # [BLOCK_M]
                     p = gl.exp2(logit - lse[None, :])  # [KEYS, BLOCK_M]
-                    dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
+                    dv = begin_sums(as_operand(p.to(DTYPE), dv[0]), do_tile, dv)
                     p_dscore = p * (1.0 - tanh_val * tanh_val)  # [KEYS, BLOCK_M]
-                    dp = warpgroup_mma_wait(1, deps=(dp,))
+                    dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                     ds = p_dscore * dp  # [KEYS, BLOCK_M]
                     dk, dv = end_block(
                         ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
@@ -261,21 +259,25 @@ def consume(
                     q_turn += 1
 
             if WITH_DQ:
-                end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
+                end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
             mbarrier.arrive(k_ring.empty.index(0), count=1)
             own_start = start_n + PART * KEYS
             # Layouts are converted through the shared memory of v, which is not read any more.
             dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
-            store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+            store_through(dv_start, dv[0], v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+            store_second(dv_start, dv, 1.0, own_start, kv_len, stride_dvs, HEAD_DIM_V)
             dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
-            store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+            store_through(dk_start, dk[0] * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+            store_second(dk_start, dk, scale, own_start, kv_len, stride_dks, HEAD_DIM)
             fence_async_shared()
             mbarrier.arrive(v_ring.empty.index(PART), count=1)
             k_lap ^= 1
 
 
 @gluon.jit
-def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def add_dq(
+    dq_descs, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):
     """Add what each block of keys contributes to dq to memory."""
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
@@ -301,12 +303,12 @@ def add_dq(dq_desc, dq_ring, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_
                     start_m = row_begin + nth * BLOCK_M
                     start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
-                    add_tiles(dq_desc, dq_ring, row_block, q_turn)
+                    add_tiles(dq_descs, dq_ring, row_block, q_turn)
                     q_turn += 1
                 for nth in range(num_full):
                     start_m = full_begin + nth * BLOCK_M
                     row_block = (b * num_heads + h) * num_blocks + start_m // BLOCK_M
-                    add_tiles(dq_desc, dq_ring, row_block, q_turn)
+                    add_tiles(dq_descs, dq_ring, row_block, q_turn)
                     q_turn += 1
 
 
@@ -398,9 +400,9 @@ def softcap_hopper_bwd(
     )
     if WITH_DQ:
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
-        dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
+        dq_descs = describe_parts(dq_sums_ptr, num_rows * (BLOCK_D // 32), BLOCK_M, BLOCK_D, HEAD_DIM)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_descs[0].layout)
         dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (q_offset, q_len, kv_len, num_heads, group_size, batch)
@@ -409,7 +411,7 @@ def softcap_hopper_bwd(
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
                 (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
                 (produce, (rings, producer, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
-                (add_dq, (dq_desc, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
             # The registers of each thread. The first consumer gets what is left, as much as the second.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: 337c29eb1681783b
+# hash: 89ce82b83f41a479
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap` on Hopper: `o = softmax(score) v`.
@@ -36,7 +36,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl import (
+    LN2,
+    HeadRows,
+    at_columns,
+    columns_before,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+    no_sums,
+)
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -44,7 +53,6 @@ from .._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -249,7 +257,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

@@ -82,6 +82,30 @@ def whole_columns(COLS):
 
 
 @triton.constexpr_function
+def sum_parts(COLS, HEAD_DIM):
+    """The parts in which a head's columns of o, dk or dv are summed up: the columns of each, one or two powers of two.
+
+    >>> sum_parts(128, 128), sum_parts(128, 80), sum_parts(256, 192), sum_parts(256, 200)
+    ((128,), (64, 16), (128, 64), (256,))
+    """
+    half = COLS // 2
+    rest = max(16, 1 << (max(HEAD_DIM - half, 1) - 1).bit_length())
+    return (COLS,) if rest >= half else (half, rest)
+
+
+@gluon.jit
+def no_sums(COLS: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Sums of 64 rows that begin with 0: for each of `sum_parts` a tile `[64, columns]`."""
+    FIRST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[0]
+    first = gl.zeros([64, FIRST], gl.float32, product_layout(FIRST))
+    if FIRST == COLS:
+        return (first,)
+    else:
+        REST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[1]
+        return first, gl.zeros([64, REST], gl.float32, product_layout(REST))
+
+
+@triton.constexpr_function
 def store_layout(COLS):
     """The layout in which a warpgroup stores rows: 16 bytes a thread, so that a warp fills whole cache lines."""
     return gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])

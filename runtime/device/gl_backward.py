@@ -18,6 +18,7 @@ from .gl import (
     make_barriers,
     product_layout,
     store_layout,
+    sum_parts,
 )
 from .gl_versions import aggregate, async_load
 
@@ -103,6 +104,34 @@ def fetch_first_blocks_first(work_ring, counter_ptr, turn, num_items, num_blocks
     item = first_blocks_first(taken, num_items, num_blocks)
     work_ring.publish(turn, (item,))
     return item
+
+
+@triton.constexpr_function
+def dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART):
+    """Columns of a warpgroup's part of dq: all columns of half of 128 rows, or half of the columns of 64 rows.
+
+    The second half leaves out columns that pad a head.
+
+    >>> dq_columns(128, 64, 64, 1), dq_columns(64, 128, 128, 1), dq_columns(64, 128, 80, 0), dq_columns(64, 128, 80, 1)
+    (64, 64, 64, 16)
+    """
+    if BLOCK_M == 128:
+        return BLOCK_D
+    return sum_parts(BLOCK_D, HEAD_DIM)[1] if PART == 1 and len(sum_parts(BLOCK_D, HEAD_DIM)) == 2 else BLOCK_D // 2
+
+
+@gluon.jit
+def describe_parts(ptr, length, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Descriptors of the sums of dq, `[length, 32]`, to which parts are added: of both parts alike, or of each.
+
+    The second part has fewer lines if it leaves out columns that pad a head.
+    """
+    LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
+    REST: gl.constexpr = 2 * dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, 1)
+    if REST == LINES:
+        return (describe_lines(ptr, length, LINES),)
+    else:
+        return describe_lines(ptr, length, LINES), describe_lines(ptr, length, REST)
 
 
 @gluon.jit
@@ -305,12 +334,23 @@ def store_tile(ptr, tile, start, length, stride_row, COLS: gl.constexpr, LAYOUT:
 
 @gluon.jit
 def store_through(ptr, tile, shared, start, length, stride_row, COLS: gl.constexpr):
-    """`store_tile`, converted to `store_layout` through the tile `shared` if that has the same columns and dtype."""
+    """`store_tile`, converted to `store_layout` through the tile `shared` if that has its columns and dtype."""
     DTYPE: gl.constexpr = ptr.dtype.element_ty
     SUMS: gl.constexpr = product_layout(tile.shape[1])
-    FITS: gl.constexpr = shared.shape[1] == tile.shape[1] and shared.dtype == DTYPE
+    FITS: gl.constexpr = shared.shape[1] >= tile.shape[1] and shared.dtype == DTYPE
     LAYOUT: gl.constexpr = store_layout(tile.shape[1]) if FITS else SUMS
     if FITS:
+        if shared.shape[1] > tile.shape[1]:
+            shared = shared.slice(0, tile.shape[1], dim=1)
         shared.store(tile.to(DTYPE))
         tile = shared.load(LAYOUT)
     store_tile(ptr, tile, start, length, stride_row, COLS, LAYOUT)
+
+
+@gluon.jit
+def store_second(ptr, sums, factor, start, length, stride_row, COLS: gl.constexpr):
+    """Store the second of the `sum_parts`, if there is one, times a factor; as `store_tile`."""
+    if len(sums) == 2:
+        FIRST: gl.constexpr = sums[0].shape[1]
+        LAYOUT: gl.constexpr = product_layout(sums[1].shape[1])
+        store_tile(ptr + FIRST, sums[1] * factor, start, length, stride_row, COLS - FIRST, LAYOUT)

@@ -4,6 +4,8 @@
 backward two warpgroups own half of the keys each and exchange ds; in the wide one, for more than 128 columns, one
 warpgroup computes scores and dk, the other sums dv and dq.
 """
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 
 import triton
 from triton.experimental import gluon
@@ -161,9 +163,9 @@ def begin_exchange(exchange, PART: gl.constexpr):
 
 
 @gluon.jit
-def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, PART: gl.constexpr):
+def begin_dq(k_part, exchange, turn, BLOCK_M: gl.constexpr, PART: gl.constexpr):
     """Issue a warpgroup's part of `ds k` with tile `turn` of the ring of ds, which holds ds of block `turn - 1`."""
-    COLS: gl.constexpr = BLOCK_D * BLOCK_M // 128
+    COLS: gl.constexpr = k_part.shape[1]
     ds_ring = exchange[0]
     mbarrier.wait(ds_ring.full.index(turn & 1), (turn >> 1) & 1)
     ds_tile = ds_ring.tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
@@ -184,17 +186,51 @@ def begin_row_sums(exchange, turn, BLOCK_M: gl.constexpr, PART: gl.constexpr):
 
 
 @gluon.jit
+def first_lines(dq_ring, part: gl.constexpr, LINES: gl.constexpr):
+    """The lines of a part of dq in shared memory that are not padding: a line has a number in each of the 32 banks."""
+    tile = dq_ring.tiles.index(part)
+    return tile if dq_ring.tiles.shape[-2] == LINES else tile.slice(0, LINES)
+
+
+@gluon.jit
+def as_operand(weights, part):
+    """Weights `[KEYS, BLOCK_M]` in the registers from which a product is added to a part of sums."""
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(part.shape[1]), k_width=2)
+    return gl.convert_layout(weights, LAYOUT)
+
+
+@gluon.jit
+def begin_sums(weights, tile, sums):
+    """Issue `sums += weights tile`. `weights`: `as_operand` of the first part; `sums`: in `sum_parts`."""
+    COLS: gl.constexpr = sums[0].shape[1]
+    if len(sums) == 1:
+        return (warpgroup_mma(weights, tile, sums[0], is_async=True),)
+    else:
+        REST: gl.constexpr = sums[1].shape[1]
+        first = warpgroup_mma(weights, tile.slice(0, COLS, dim=1), sums[0], is_async=True)
+        rest_tile = tile.slice(COLS, REST, dim=1)
+        return first, warpgroup_mma(as_operand(weights, sums[1]), rest_tile, sums[1], is_async=True)
+
+
+@gluon.jit
 def store_dq(dq, exchange, turn, PART: gl.constexpr):
     """Hand a part of dq to the warp that adds it."""
     dq_ring = exchange[1]
     mbarrier.wait(dq_ring.empty.index(PART), (turn & 1) ^ 1)
-    dq_ring.tiles.index(PART).store(in_fragments(dq, dq.shape[1]))
+    COLS: gl.constexpr = dq.shape[1]
+    first_lines(dq_ring, PART, 2 * COLS).store(in_fragments(dq, COLS))
 
 
 @gluon.jit
 def store_row_sums(row_sums, exchange, PART: gl.constexpr):
     """Hand the sums of ds over keys of the same rows to the warp that adds dq."""
     exchange[1].vectors.index(PART).store(of_lines(row_sums, gl.SliceLayout(1, sums_layout())))
+
+
+@gluon.jit
+def wait_for(LATER: gl.constexpr, sums):
+    """Wait for sums, but not for the LATER products that were issued after them."""
+    return (warpgroup_mma_wait(LATER, deps=sums),) if len(sums) == 1 else warpgroup_mma_wait(LATER, deps=sums)
 
 
 @gluon.jit
@@ -210,20 +246,20 @@ def end_block(
 
     Args:
         ds: `[KEYS, BLOCK_M]`, in the type of the keys.
-        sums: dk and dv, and with COLUMN_SUMS the sums of ds over rows; returned with the block added.
+        sums: dk and dv, each in parts, and with COLUMN_SUMS the sums of ds over rows; returned with the block added.
         exchange: the rings of ds and dq, and with ROW_SUMS or COLUMN_SUMS a matrix of ones, by which ds is summed.
             None without WITH_DQ.
         first_turn: the turn of the first block of rows.
     """
     KEYS: gl.constexpr = ds.shape[0]
     BLOCK_M: gl.constexpr = ds.shape[1]
-    BLOCK_D: gl.constexpr = q_tile.shape[1]
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(BLOCK_D), k_width=2)
     has_before = turn > first_turn
     _k_ring, _v_ring, q_ring, do_ring = rings
     dk, dv = sums[0], sums[1]
+    DK: gl.constexpr = len(dk)
+    DV: gl.constexpr = len(dv)
     stage = turn % q_ring.stages
-    ds_weights = gl.convert_layout(ds, WEIGHTS)
+    ds_weights = as_operand(ds, dk[0])
     if COLUMN_SUMS:
         column_sums = sums[2]
     if WITH_DQ:
@@ -231,20 +267,22 @@ def end_block(
         next_stage, lap = (turn + 1) & 1, (turn + 1) >> 1
         mbarrier.wait(ds_ring.empty.index(next_stage), (lap & 1) ^ 1)
         ds_ring.tiles.index(next_stage).slice(PART * KEYS, KEYS).store(ds)
-        dq = begin_dq(k_part, exchange, turn, BLOCK_M, BLOCK_D, PART)
+        dq = begin_dq(k_part, exchange, turn, BLOCK_M, PART)
         if ROW_SUMS:
             row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
-        dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
+        dk = begin_sums(ds_weights, q_tile, dk)
         if COLUMN_SUMS:
             column_sums = begin_columns(ds, exchange[2], column_sums)
         # The fence waits for the stores: here that happens beside the products.
         fence_async_shared()
         mbarrier.arrive(ds_ring.full.index(next_stage), count=1)
-        LATER: gl.constexpr = 2 if COLUMN_SUMS else 1
+        LATER: gl.constexpr = DK + 1 if COLUMN_SUMS else DK
         if ROW_SUMS:
-            dv, dq, row_sums = warpgroup_mma_wait(LATER, deps=(dv, dq, row_sums))
+            done = warpgroup_mma_wait(LATER, deps=dv + (dq, row_sums))
+            row_sums = done[DV + 1]
         else:
-            dv, dq = warpgroup_mma_wait(LATER, deps=(dv, dq))
+            done = warpgroup_mma_wait(LATER, deps=dv + (dq,))
+        dv, dq = done[:DV], done[DV]
         do_ring.release(stage)
         mbarrier.arrive(ds_ring.empty.index(turn & 1), count=1)
         if has_before:
@@ -252,18 +290,19 @@ def end_block(
             if ROW_SUMS:
                 store_row_sums(row_sums, exchange, PART)
         if COLUMN_SUMS:
-            dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
+            done = warpgroup_mma_wait(0, deps=dk + (column_sums,))
+            dk, column_sums = done[:DK], done[DK]
         else:
-            dk = warpgroup_mma_wait(0, deps=(dk,))
+            dk = wait_for(0, dk)
         q_ring.release(stage)
         fence_async_shared()
         if has_before:
             mbarrier.arrive(dq_ring.full.index(PART), count=1)
     else:
-        dk = warpgroup_mma(ds_weights, q_tile, dk, is_async=True)
-        dv = warpgroup_mma_wait(1, deps=(dv,))
+        dk = begin_sums(ds_weights, q_tile, dk)
+        dv = wait_for(DK, dv)
         do_ring.release(stage)
-        dk = warpgroup_mma_wait(0, deps=(dk,))
+        dk = wait_for(0, dk)
         q_ring.release(stage)
     if COLUMN_SUMS:
         return dk, dv, column_sums
@@ -278,12 +317,11 @@ def end_rows(
     turn,
     first_turn,
     BLOCK_M: gl.constexpr,
-    BLOCK_D: gl.constexpr,
     PART: gl.constexpr,
     ROW_SUMS: gl.constexpr = False,
 ):
     """Pipeline epilogue of a block of keys: dq of its last block of rows, `turn - 1`, if it has any."""
-    dq = begin_dq(k_part, exchange, turn, BLOCK_M, BLOCK_D, PART)
+    dq = begin_dq(k_part, exchange, turn, BLOCK_M, PART)
     if ROW_SUMS:
         row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
         dq, row_sums = warpgroup_mma_wait(0, deps=(dq, row_sums))
@@ -298,13 +336,21 @@ def end_rows(
 
 
 @gluon.jit
-def add_tiles(dq_desc, dq_ring, row_block, turn):
+def begin_addition(dq_descs, dq_ring, row_block, part: gl.constexpr):
+    """Begin to add a warpgroup's part of dq of a block to memory. `dq_descs`: of both parts alike, or of each."""
+    ALL_LINES: gl.constexpr = dq_ring.tiles.shape[-2]
+    desc = dq_descs[part % len(dq_descs)]
+    LINES: gl.constexpr = desc.block_type.shape[0]
+    first_line = ((2 * row_block + part) * ALL_LINES).to(gl.int32)
+    async_add(desc, [first_line, 0], first_lines(dq_ring, part, LINES))
+
+
+@gluon.jit
+def add_tiles(dq_descs, dq_ring, row_block, turn):
     """Add both warpgroups' parts of dq of a block to memory."""
-    # The lines of an fp32 tile in shared memory: a line has a number in each of the 32 banks.
-    LINES: gl.constexpr = dq_ring.tiles.shape[-2]
     for part in gl.static_range(2):
         mbarrier.wait(dq_ring.full.index(part), turn & 1)
-        async_add(dq_desc, [((2 * row_block + part) * LINES).to(gl.int32), 0], dq_ring.tiles.index(part))
+        begin_addition(dq_descs, dq_ring, row_block, part)
         tma.store_wait(0)
         mbarrier.arrive(dq_ring.empty.index(part), count=1)
 

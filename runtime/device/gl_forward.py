@@ -117,30 +117,6 @@ def change_turns(HOW: gl.constexpr, PART: gl.constexpr):
     gl.inline_asm_elementwise(CHANGE, "=r,r", [threads], gl.int32, is_pure=False, pack=1)
 
 
-@triton.constexpr_function
-def sum_parts(COLS, HEAD_DIM):
-    """The parts in which a head's columns of o are summed up: the columns of each, one or two powers of two.
-
-    >>> sum_parts(128, 128), sum_parts(128, 80), sum_parts(256, 192), sum_parts(256, 200)
-    ((128,), (64, 16), (128, 64), (256,))
-    """
-    half = COLS // 2
-    rest = max(16, 1 << (max(HEAD_DIM - half, 1) - 1).bit_length())
-    return (COLS,) if rest >= half else (half, rest)
-
-
-@gluon.jit
-def no_sums(COLS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Sums over values that begin with 0: for each of `sum_parts` a tile `[ROWS, columns]`."""
-    FIRST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[0]
-    first = gl.zeros([ROWS, FIRST], gl.float32, product_layout(FIRST))
-    if FIRST == COLS:
-        return (first,)
-    else:
-        REST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[1]
-        return first, gl.zeros([ROWS, REST], gl.float32, product_layout(REST))
-
-
 @gluon.jit
 def begin_pv(p_tile, acc, v_ring, turn):
     """Issue `acc += p v` with the values of `turn`."""

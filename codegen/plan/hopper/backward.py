@@ -354,19 +354,22 @@ class BackwardPlan:
         own += ["heads_in_cache"] if kernel.orders_work else []
         own += ["items_of_head", "locate_item"] if kernel.longest_first and not kernel.shares_work else []
         own += ["fetch_first_blocks_first", "first_blocks_first"] if kernel.work_order == "first_blocks_first" else []
-        own += (
-            ["make_hand_over", "store_tile"] if self.is_wide else ["describe_lines", "make_exchange", "store_through"]
-        )
+        if self.is_wide:
+            own += ["make_hand_over", "store_tile"]
+        else:
+            own += ["describe_parts", "dq_columns", "make_exchange", "store_second", "store_through"]
         own += ["make_ones", "of_lines", "sums_layout"] if kernel.row_sums or kernel.column_sums else []
         own += ["add_rows"] if kernel.row_sums or kernel.row_adds else []
         steps = ["begin_dropped_block" if self.variant.dropout else "begin_block"]
         steps += ["send_packed_rows" if kernel.packed else "send_rows"]
-        steps += ["add_block", "end_wide_block"] if self.is_wide else ["begin_exchange", "end_block", "end_rows"]
-        steps += [] if self.is_wide or kernel.row_sums else ["add_tiles"]
+        if self.is_wide:
+            steps += ["add_block", "end_wide_block"]
+        else:
+            steps += ["begin_addition" if kernel.row_sums else "add_tiles"]
+            steps += ["as_operand", "begin_exchange", "begin_sums", "end_block", "end_rows"]
         found = {"gl": shared, "gl_backward": own, "gl_backward_steps": steps, "gl_math": math_imports(parts)}
         if not self.is_wide:
-            shared += ["make_barriers"]
-            found["gl_versions"] = ["async_add"] if kernel.row_sums else []
+            shared += ["make_barriers", "no_sums"]
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
         if kernel.packed or kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

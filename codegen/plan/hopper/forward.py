@@ -262,7 +262,7 @@ class ForwardPlan:
     @property
     def imports(self) -> dict[str, list[str]]:
         """Module of the device library -> the names that the kernel takes from it."""
-        shared = ["LN2", "make_ring", "make_work_ring", "product_layout"]
+        shared = ["LN2", "make_ring", "make_work_ring", "no_sums", "product_layout"]
         if self.in_pieces:
             shared += ["piece_columns", "pieces_of"]
         packed = ["SequenceRows", "describe_packed_rows", "load_sequence"]
@@ -272,9 +272,10 @@ class ForwardPlan:
         parts += [*self.masked.parts, *self.plain.parts]
         shared += ["LOG2E"] if self.kernel.linear or self.variant.sink or "LOG2E" in uses(parts) else []
         forward = ["ROWS", "add_lanes", "begin_block", "begin_pv", "change_turns", "end_pv", "lane_layout"]
-        forward += ["make_key_ring", "no_sums", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
+        forward += ["make_key_ring", "pack_pairs", "query_stages", "raise_maximum", "rescale", "store_rows"]
         if not self.fp8:
-            forward += ["store_rest", "sum_parts"]
+            shared += ["sum_parts"]
+            forward += ["store_rest"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
         if self.kernel.packed or self.kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: d192366877ac0efa
+# hash: 0c17302731db14c6
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -49,12 +49,7 @@ counter in memory. Tiles are clipped at the ends of a sequence, so that none hol
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
@@ -65,23 +60,28 @@ from ..._runtime.device.gl import (
     make_barriers,
     make_ring,
     make_work_ring,
+    no_sums,
     product_layout,
 )
 from ..._runtime.device.gl_backward import (
-    describe_lines,
+    describe_parts,
     describe_vector,
+    dq_columns,
     locate_keys,
     make_exchange,
     make_hand_over,
     make_row_ring,
+    store_second,
     store_through,
     store_tile,
 )
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
+    as_operand,
     begin_block,
     begin_exchange,
+    begin_sums,
     end_block,
     end_rows,
     end_wide_block,
@@ -185,14 +185,12 @@ def consume(
     ROW: gl.constexpr = gl.SliceLayout(0, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(1, SCORES)
     OWN_ROW: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    K_SUMS: gl.constexpr = product_layout(BLOCK_D)
-    V_SUMS: gl.constexpr = product_layout(BLOCK_DV)
-    V_WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=V_SUMS, k_width=2)
     k_block = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     k_tile = k_block.slice(PART * KEYS, KEYS)  # [KEYS, BLOCK_D]
     v_tile = v_ring.tile(PART)  # [KEYS, BLOCK_DV]
     # A warpgroup's part of dq has 64 rows: half of 128 rows and all columns, or all of 64 rows and half of the columns.
-    k_part = k_block.slice(PART * (BLOCK_D // 2), BLOCK_D // 2, dim=1) if BLOCK_M == 64 else k_block
+    DQ_COLS: gl.constexpr = dq_columns(BLOCK_M, BLOCK_D, HEAD_DIM, PART)
+    k_part = k_block.slice(PART * (BLOCK_D // 2), DQ_COLS, dim=1) if BLOCK_M == 64 else k_block
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
@@ -210,8 +208,8 @@ def consume(
         image_kv = gl.load(
             image_ptr + kv_start * stride_image_0 + clamp_index(kv_idx, kv_len).to(gl.int64) * stride_image_0
         )
-        dk = gl.zeros([KEYS, BLOCK_D], gl.float32, K_SUMS)  # [KEYS, BLOCK_D]
-        dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, V_SUMS)  # [KEYS, BLOCK_DV]
+        dk = no_sums(BLOCK_D, HEAD_DIM)
+        dv = no_sums(BLOCK_DV, HEAD_DIM_V)
         mbarrier.wait(k_ring.full.index(0), k_lap)
         mbarrier.wait(v_ring.full.index(PART), k_lap)
         first_turn = q_turn
@@ -245,8 +243,8 @@ def consume(
                     keep = keep & (kv_idx < kv_len)[:, None]
                     qk = gl.where(keep, qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
-                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
+                dv = begin_sums(as_operand(p.to(DTYPE), dv[0]), do_tile, dv)
+                dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
@@ -259,8 +257,8 @@ def consume(
                 if start_n + BLOCK_N > kv_len:
                     qk = gl.where((kv_idx < kv_len)[:, None], qk, float("-inf"))
                 p = gl.exp2(qk * qk_scale)  # [KEYS, BLOCK_M]
-                dv = warpgroup_mma(gl.convert_layout(p.to(DTYPE), V_WEIGHTS), do_tile, dv, is_async=True)
-                dp = warpgroup_mma_wait(1, deps=(dp,))
+                dv = begin_sums(as_operand(p.to(DTYPE), dv[0]), do_tile, dv)
+                dp = warpgroup_mma_wait(len(dv), deps=(dp,))
                 ds = p * dp  # [KEYS, BLOCK_M]
                 dk, dv = end_block(
                     ds.to(DTYPE), (dk, dv), k_part, q_tile, rings, exchange, q_turn, first_turn, WITH_DQ, PART
@@ -268,14 +266,16 @@ def consume(
                 q_turn += 1
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, BLOCK_D, PART)
+            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
         dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
-        store_through(dv_start, dv, v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_through(dv_start, dv[0], v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
+        store_second(dv_start, dv, 1.0, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-        store_through(dk_start, dk * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_through(dk_start, dk[0] * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
+        store_second(dk_start, dk, scale, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
         mbarrier.arrive(v_ring.empty.index(PART), count=1)
         k_lap ^= 1
@@ -284,7 +284,7 @@ def consume(
 
 
 @gluon.jit
-def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def add_dq(dq_descs, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     """Add what each block of keys contributes to dq to memory."""
     work_ring, block_seqs_ptr, spans_ptr, block_list_ptr, q_total, num_heads, group_size, num_seqs = arguments
     num_kv_heads = num_heads // group_size
@@ -310,7 +310,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
                     gl.load(block_list_ptr + list_entry, mask=list_entry < partial_end, other=0).to(gl.int32) * BLOCK_M
                 )
                 row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
-                add_tiles(dq_desc, dq_ring, row_block, q_turn)
+                add_tiles(dq_descs, dq_ring, row_block, q_turn)
                 q_turn += 1
             for nth in range(num_full):
                 list_entry = full_begin + nth
@@ -318,7 +318,7 @@ def add_dq(dq_desc, dq_ring, arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
                     gl.load(block_list_ptr + list_entry, mask=list_entry < list_end, other=0).to(gl.int32) * BLOCK_M
                 )
                 row_block = h * num_row_blocks + row_first + start_m // BLOCK_M
-                add_tiles(dq_desc, dq_ring, row_block, q_turn)
+                add_tiles(dq_descs, dq_ring, row_block, q_turn)
                 q_turn += 1
         item = work_ring.receive(work_turn, 1)[0]
         work_turn += 1
@@ -415,9 +415,9 @@ def band_images_packed_hopper_bwd(
     )
     if WITH_DQ:
         LINES: gl.constexpr = BLOCK_M * BLOCK_D // 64
-        dq_desc = describe_lines(dq_sums_ptr, num_rows * (BLOCK_D // 32), LINES)
+        dq_descs = describe_parts(dq_sums_ptr, num_rows * (BLOCK_D // 32), BLOCK_M, BLOCK_D, HEAD_DIM)
         ds_ring = make_exchange(DTYPE, BLOCK_N, BLOCK_M)
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_desc.layout)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [2, LINES, 32], dq_descs[0].layout)
         dq_ring = Ring(dq_tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1)
         exchange = (ds_ring, dq_ring)
         adder = (work_ring, block_seqs_ptr, spans_ptr, block_list_ptr, q_total, num_heads, group_size, num_seqs)
@@ -426,7 +426,7 @@ def band_images_packed_hopper_bwd(
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
                 (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
                 (produce, (rings, producer, 2, BLOCK_M, BLOCK_N)),
-                (add_dq, (dq_desc, dq_ring, adder, BLOCK_M, BLOCK_N)),
+                (add_dq, (dq_descs, dq_ring, adder, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
             # The registers of each thread. The first consumer gets what is left, as much as the second.

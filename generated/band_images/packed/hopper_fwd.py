@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 24dd9a12fa863216
+# hash: c03255162dcfe7b9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -47,9 +47,11 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
     piece_columns,
     pieces_of,
     product_layout,
+    sum_parts,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -60,14 +62,12 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
     store_rest,
     store_rows,
-    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index
@@ -276,7 +276,6 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
                 store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
-
                 acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
                 acc = rescale(acc, alpha)

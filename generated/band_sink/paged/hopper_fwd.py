@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: 4aaa75d2aedda4a5
+# hash: cfe79aeff2d18cd9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_sink`, paged caches on Hopper: `o = softmax(score) v`.
@@ -51,7 +51,9 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
     product_layout,
+    sum_parts,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -61,14 +63,12 @@ from ..._runtime.device.gl_forward import (
     change_turns,
     end_pv,
     lane_layout,
-    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
     store_rest,
     store_rows,
-    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring
@@ -292,7 +292,6 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
                 store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
-
                 acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
                 acc = rescale(acc, alpha)

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/fwd.py.jinja
-# hash: cbd5a50486fbcf34
+# hash: 47541725324f7b89
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -52,6 +52,7 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -60,7 +61,6 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -289,7 +289,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 90f1459076f2f3bb
+# hash: 139a1175cf4fdcc1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -51,6 +51,7 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -59,7 +60,6 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -275,7 +275,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

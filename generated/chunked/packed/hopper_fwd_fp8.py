@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 2509b2b07b71fe99
+# hash: ae73c6b1ed9f33d0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `chunked`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -52,6 +52,7 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -60,7 +61,6 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -281,7 +281,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

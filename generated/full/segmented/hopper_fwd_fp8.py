@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/fwd.py.jinja
-# hash: 468d32f08660ab76
+# hash: 4152dca5561db13c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -41,7 +41,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring
+from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, no_sums
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -49,7 +49,6 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -268,7 +267,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

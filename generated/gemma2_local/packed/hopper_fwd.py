@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/fwd.py.jinja
-# hash: d7a17ac0280c5467
+# hash: f1e3ba6669cda79d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `gemma2_local`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -43,9 +43,11 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
     piece_columns,
     pieces_of,
     product_layout,
+    sum_parts,
 )
 from ..._runtime.device.gl_capped import add_columns, exp2_of_tanh
 from ..._runtime.device.gl_forward import (
@@ -57,14 +59,12 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
     store_rest,
     store_rows,
-    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import tanh
@@ -271,7 +271,6 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
                 store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
-
                 acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             elif not FIXED:
                 acc = rescale(acc, alpha)

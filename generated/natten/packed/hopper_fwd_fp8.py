@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/fwd.py.jinja
-# hash: 08d69aa082d0bcf0
+# hash: 65431ee1263122aa
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `natten`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -54,6 +54,7 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -62,7 +63,6 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     query_stages,
     rescale,
     store_rows,
@@ -292,7 +292,6 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-
                 acc = no_sums(BLOCK_DV, BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)

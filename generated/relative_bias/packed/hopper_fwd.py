@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 6030100315d95144
+# hash: 32b93a6371695c89
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -45,9 +45,11 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
+    no_sums,
     piece_columns,
     pieces_of,
     product_layout,
+    sum_parts,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -58,14 +60,12 @@ from ..._runtime.device.gl_forward import (
     end_pv,
     lane_layout,
     make_key_ring,
-    no_sums,
     pack_pairs,
     query_stages,
     raise_maximum,
     rescale,
     store_rest,
     store_rows,
-    sum_parts,
     unpack_pairs,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
@@ -270,7 +270,6 @@ def consume(
                 # Epilogue of the previous rows: this product has added their last values.
                 store_rows(o_ptr + o_start, (acc[0] * inv_sum[:, None]).to(DTYPE), o_row, o_len, stride_os, HEAD_DIM_V)
                 store_rest(o_ptr + o_start, acc, inv_sum, o_row, o_len, stride_os, HEAD_DIM_V)
-
                 acc = no_sums(BLOCK_DV, HEAD_DIM_V)
             else:
                 acc = rescale(acc, alpha)

@@ -53,6 +53,8 @@ CALLS = {
     "a far window": Call(shape=Shape(q_len=200, kv_len=400, group=1), q_offset=4096 - 50, positions=4300),
     "wide columns": Call(shape=Shape(q_len=256, kv_len=256, kv_heads=2, dim=128)),
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
+    "few columns of a second part": Call(shape=Shape(q_len=140, kv_len=270, dim=72, dim_v=88)),
+    "narrow columns in parts": Call(shape=Shape(q_len=140, kv_len=270, dim=40, dim_v=48)),
 }
 
 WIDE_CALLS = {
@@ -207,8 +209,8 @@ MUTATIONS = {
         old="tma.store_wait(", new="id(", error=EmulationError, message="is overwritten|before its additions did"
     ),
     "q released while it is read": Mutation(
-        old="dk = warpgroup_mma_wait(0, deps=(dk,))\n        q_ring.release(stage)",
-        new="q_ring.release(stage)\n        dk = warpgroup_mma_wait(0, deps=(dk,))",
+        old="dk = wait_for(0, dk)\n        q_ring.release(stage)",
+        new="q_ring.release(stage)\n        dk = wait_for(0, dk)",
         error=EmulationError,
         message="is overwritten",
     ),
@@ -221,8 +223,8 @@ MUTATIONS = {
     ),
     "sums of keys used while they are added": Mutation(
         variant="forgetting",
-        old="dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))",
-        new="dk, column_sums = warpgroup_mma_wait(1, deps=(dk, column_sums))",
+        old="done = warpgroup_mma_wait(0, deps=dk + (column_sums,))",
+        new="done = warpgroup_mma_wait(1, deps=dk + (column_sums,))",
         error=EmulationError,
         message="still run",
     ),

@@ -75,6 +75,8 @@ CALLS = {
     "jumping scores": Call(shape=Shape(q_len=256, kv_len=768, group=1), q_offset=500, positions=768, jumps=True),
     "padded columns": Call(shape=Shape(q_len=140, kv_len=270, dim=96, dim_v=64)),
     "wide columns": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=64, dim_v=256)),
+    "few columns of a second part": Call(shape=Shape(q_len=140, kv_len=270, dim=72, dim_v=88)),
+    "narrow columns in parts": Call(shape=Shape(q_len=140, kv_len=270, dim=40, dim_v=48)),
     "padding left out": Call(shape=Shape(q_len=130, kv_len=200, group=1, dim=168, dim_v=144)),
 }
 
@@ -222,13 +224,15 @@ class Mutation:
 
 
 RELEASE_V = "    v_ring.release(turn)\n"
-WAIT_FOR_SUMS = "    acc = warpgroup_mma_wait(0, deps=(acc,))\n"
+WAIT_FOR_SUMS = (
+    "    acc = (warpgroup_mma_wait(0, deps=acc),) if len(acc) == 1 else warpgroup_mma_wait(0, deps=acc)\n"
+)
 WAIT_FOR_STAGE = "        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)\n"
-EXPECT = "        mbarrier.expect(self.full.index(stage), desc.block_type.nbytes)\n"
+EXPECT = "        mbarrier.expect(self.full.index(stage), self.pieces * desc.block_type.nbytes)\n"
 MUTATIONS = {
     "no wait for v": Mutation(
-        old="warpgroup_mma(p_tile, v_ring.receive(turn), acc",
-        new="warpgroup_mma(p_tile, v_ring.tile(turn % v_ring.stages), acc",
+        old="v_tile = v_ring.receive(turn)",
+        new="v_tile = v_ring.tile(turn % v_ring.stages)",
         error=EmulationError,
         message="read without a wait|read before anything is copied",
     ),
@@ -261,7 +265,7 @@ MUTATIONS = {
     ),
     "v sent once k is read": Mutation(
         old="        self.v.send(v_desc, v_rows, v_start, turn)",
-        new="        Ring(self.v.tiles, self.v.full, self.k.empty, self.v.stages).send(v_desc, v_rows, v_start, turn)",
+        new="        Ring(self.v.tiles, self.v.full, self.k.empty, self.v.stages, 1).send(v_desc, v_rows, v_start, turn)",
         error=EmulationError,
         message="overwritten|more than 1 arrivals|no partition",
     ),
@@ -283,8 +287,8 @@ MUTATIONS = {
         old="desc.block_type.nbytes", new="desc.block_type.nbytes // 2", error=DeadlockError, message="bytes short"
     ),
     "scores used before they are there": Mutation(
-        old="warpgroup_mma_wait(1, deps=(qk,))",
-        new="warpgroup_mma_wait(2, deps=(qk,))",
+        old="warpgroup_mma_wait(len(acc), deps=(qk,))",
+        new="warpgroup_mma_wait(len(acc) + 1, deps=(qk,))",
         error=EmulationError,
         message="may still run",
     ),
@@ -305,13 +309,13 @@ MUTATIONS = {
         message="named barrier|waits for",
     ),
     "a factor in the layout of scores": Mutation(
-        old="alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
+        old="alpha = gl.convert_layout(alpha, gl.SliceLayout(1, product_layout(acc.shape[1])))[:, None]",
         new="alpha = alpha[:, None]",
         error=EmulationError,
         message="two layouts",
     ),
     "sums of the rows before": Mutation(
-        old="acc = gl.zeros([ROWS, BLOCK_DV], gl.float32, SUMS)\n            else:",
+        old="acc = no_sums(BLOCK_DV, HEAD_DIM_V)\n            else:",
         new="pass\n            else:",
         error=AssertionError,
         message="largest error",

@@ -163,8 +163,8 @@ def test_library(monkeypatch: pytest.MonkeyPatch, library: str, variant: str) ->
 
 MUTATIONS = {
     "rows counted from the start of a sequence": Mutation(
-        old="MOST_ROWS - self.length + row, 0",
-        new="row, 0",
+        old="MOST_ROWS - self.length + row, column",
+        new="row, column",
         error=EmulationError,
         message="TMA copies byte -",
         call="cut blocks",
