@@ -224,9 +224,7 @@ class Mutation:
 
 
 RELEASE_V = "    v_ring.release(turn)\n"
-WAIT_FOR_SUMS = (
-    "    acc = (warpgroup_mma_wait(0, deps=acc),) if len(acc) == 1 else warpgroup_mma_wait(0, deps=acc)\n"
-)
+WAIT_FOR_SUMS = "    acc = (warpgroup_mma_wait(0, deps=acc),) if len(acc) == 1 else warpgroup_mma_wait(0, deps=acc)\n"
 WAIT_FOR_STAGE = "        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)\n"
 EXPECT = "        mbarrier.expect(self.full.index(stage), self.pieces * desc.block_type.nbytes)\n"
 MUTATIONS = {
@@ -265,7 +263,8 @@ MUTATIONS = {
     ),
     "v sent once k is read": Mutation(
         old="        self.v.send(v_desc, v_rows, v_start, turn)",
-        new="        Ring(self.v.tiles, self.v.full, self.k.empty, self.v.stages, 1).send(v_desc, v_rows, v_start, turn)",
+        new="        ring = Ring(self.v.tiles, self.v.full, self.k.empty, self.v.stages, 1)\n"
+        "        ring.send(v_desc, v_rows, v_start, turn)",
         error=EmulationError,
         message="overwritten|more than 1 arrivals|no partition",
     ),
