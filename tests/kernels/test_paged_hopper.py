@@ -61,7 +61,7 @@ def test_prompts(variant: str, family: str, page_size: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("dims", [(64, 64), (64, 128), (96, 128), (256, 256)])
+@pytest.mark.parametrize("dims", [(64, 64), (64, 128), (80, 72), (96, 128), (192, 128), (256, 256)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_head_dims(family: str, dims: tuple[int, int], page_size: int) -> None:
     sizes = Sizes(heads=4, kv_heads=2, dim=dims[0], dim_v=dims[1], dtype=torch.float16)

@@ -89,6 +89,13 @@ def test_a_dense_batch(monkeypatch: pytest.MonkeyPatch, timing: Timing, layout: 
     check(case)
 
 
+@with_timings
+@pytest.mark.parametrize(("dim", "dim_v"), [(80, 72), (40, 48), (192, 128), (72, 168)])
+def test_head_dims(monkeypatch: pytest.MonkeyPatch, timing: Timing, dim: int, dim_v: int) -> None:
+    emulate(monkeypatch, "causal", timing)
+    check(draw_case("causal", 64, (70, 0, 130), (70, 40, 333), replace(WIDE, dim=dim, dim_v=dim_v)))
+
+
 def test_pages_behind_a_window_are_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(monkeypatch, "window", Timing.LATE_PRODUCTS)
     case = replace(draw_case("window", 16, (70, 130), (300, 400), SIZES), own={"size": 40})

@@ -106,6 +106,14 @@ def test_sequences_alike_are_long_earlier() -> None:
         assert forward("causal", head_dims=(64, 64), length=of_table) != tile
 
 
+def test_forwards_have_more_keys_a_tile_if_columns_are_not_stored() -> None:
+    assert (
+        forward("causal", head_dims=(192, 128)) == forward("causal", head_dims=(129, 33)) == FAMILY.mixed_forward_tile
+    )
+    for head_dims in ((193, 128), (192, 129), (128, 192), (192, 192)):
+        assert forward("causal", head_dims=head_dims) == FAMILY.forward_tiles[256]
+
+
 def test_backward_of_long_key_ranges_is_one_kernel() -> None:
     for columns in WIDTHS:
         assert families(head_dims=square(columns)) == ["hopper", "hopper"]
