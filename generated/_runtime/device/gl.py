@@ -257,8 +257,8 @@ class Ring:
         mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)
         mbarrier.expect(self.full.index(stage), self.pieces * desc.block_type.nbytes)
         for i in gl.static_range(self.pieces):
-            piece = self.tiles.index(stage * self.pieces + i)
-            async_load(desc, rows.coords(row, i * COLS), self.full.index(stage), piece)
+            start = rows.coords(row, i * COLS)
+            async_load(desc, start, self.full.index(stage), self.tiles.index(stage * self.pieces + i))
 
     @gluon.jit
     def fill(self, desc, rows, row, stage, phase):
