@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/fwd.py.jinja
-# hash: 1cbf8ed3b07934b4
+# hash: 1115f1d3d5639e76
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_mask` on Hopper: `o = softmax(score) v`.
@@ -47,7 +47,6 @@ from .._runtime.device.gl import (
     describe_rows,
     make_ring,
     make_work_ring,
-    no_sums,
 )
 from .._runtime.device.gl_forward import (
     ROWS,
@@ -57,7 +56,6 @@ from .._runtime.device.gl_forward import (
     lane_layout,
     make_key_ring,
     query_stages,
-    rescale,
     store_rows,
 )
 from .._runtime.device.gl_fp8 import (
@@ -65,9 +63,11 @@ from .._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_columns,
+    no_sums,
     pack_words,
     product_layout,
     raise_maximum,
+    rescale,
     unpack_words,
 )
 from .._runtime.device.gl_math import clamp_index, load_pairs
@@ -186,7 +186,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = no_sums(BLOCK_DV, BLOCK_DV)
+    acc = no_sums(BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
@@ -251,7 +251,7 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = no_sums(BLOCK_DV, BLOCK_DV)
+                acc = no_sums(BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)
             kv_turn += 1

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from .gl import MOST_COUNT, MOST_ROWS
-from .gl_forward import ROWS, change_turns
+from .gl_forward import ROWS, change_turns, scaling, scaling_operands
 from .gl_versions import aggregate
 
 # The virtual tensor of `describe_packed_columns`, like that of rows in `gl`. COLUMN_WRAP_STRIDE is a stride in elements
@@ -127,6 +127,22 @@ def describe_packed_columns(ptr, heads, length, HEAD_DIM: gl.constexpr, BLOCK_D:
         [1, 1, 1, BLOCK_D, COLS],
         LAYOUT,
     )
+
+
+@gluon.jit
+def no_sums(COLS: gl.constexpr):
+    """Sums over values that begin with 0, `[ROWS, COLS]`, in one part."""
+    return (gl.zeros([ROWS, COLS], gl.float32, product_layout(COLS)),)
+
+
+@gluon.jit
+def rescale(acc, alpha):
+    """The sums relative to the new maximum: `acc * alpha`."""
+    COUNT: gl.constexpr = acc[0].shape[1] // 2
+    SCALE: gl.constexpr = scaling(COUNT)
+    OPERANDS: gl.constexpr = scaling_operands(COUNT)
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, product_layout(acc[0].shape[1])))[:, None]
+    return (gl.inline_asm_elementwise(SCALE, OPERANDS, [acc[0], alpha], gl.float32, is_pure=False, pack=COUNT),)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from codegen.plan.hopper.roles import Role, role, sorted_names
 from codegen.plan.kernels.kernel import ArgGroup, Block, KernelPlan, pointers
 from codegen.plan.kernels.signature import Signatures
 
-_OWN = ("begin_block", "begin_pv", "product_layout", "raise_maximum")
+_OWN = ("begin_block", "begin_pv", "no_sums", "product_layout", "raise_maximum", "rescale")
 """Functions that the kernel takes from `gl_fp8` instead of the functions of these names for 16-bit inputs."""
 
 _SCALES = ("q_scale", "k_scale", "v_scale")

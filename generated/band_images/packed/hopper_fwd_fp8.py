@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 109edee6e237ed0b
+# hash: 33fea64af10cbfc4
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -55,7 +55,6 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
-    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -65,7 +64,6 @@ from ..._runtime.device.gl_forward import (
     lane_layout,
     make_key_ring,
     query_stages,
-    rescale,
     store_rows,
 )
 from ..._runtime.device.gl_fp8 import (
@@ -74,9 +72,11 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
+    no_sums,
     pack_words,
     product_layout,
     raise_maximum,
+    rescale,
     unpack_words,
 )
 from ..._runtime.device.gl_math import clamp_index
@@ -230,7 +230,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = no_sums(BLOCK_DV, BLOCK_DV)
+    acc = no_sums(BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -295,7 +295,7 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = no_sums(BLOCK_DV, BLOCK_DV)
+                acc = no_sums(BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)
             kv_turn += 1

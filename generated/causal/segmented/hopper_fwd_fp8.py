@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/fwd.py.jinja
-# hash: 52a8c8f50116f0c0
+# hash: 972b9797f2c31a34
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `causal`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -44,7 +44,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring, no_sums
+from ..._runtime.device.gl import LN2, LOG2E, HeadRows, describe_rows, make_ring, make_work_ring
 from ..._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -53,7 +53,6 @@ from ..._runtime.device.gl_forward import (
     lane_layout,
     make_key_ring,
     query_stages,
-    rescale,
     store_rows,
 )
 from ..._runtime.device.gl_fp8 import (
@@ -61,9 +60,11 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_columns,
+    no_sums,
     pack_words,
     product_layout,
     raise_maximum,
+    rescale,
     unpack_words,
 )
 from ..._runtime.device.gl_math import clamp_index
@@ -224,7 +225,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = no_sums(BLOCK_DV, BLOCK_DV)
+    acc = no_sums(BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row = gl.cast(0, gl.int64), q_len
@@ -303,7 +304,7 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = no_sums(BLOCK_DV, BLOCK_DV)
+                acc = no_sums(BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)
             kv_turn += 1

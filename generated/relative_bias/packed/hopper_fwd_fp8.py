@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: 4e1eaa5e5cd13e68
+# hash: d72666fa708abb15
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -53,7 +53,6 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
-    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -63,7 +62,6 @@ from ..._runtime.device.gl_forward import (
     lane_layout,
     make_key_ring,
     query_stages,
-    rescale,
     store_rows,
 )
 from ..._runtime.device.gl_fp8 import (
@@ -72,9 +70,11 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
+    no_sums,
     pack_words,
     product_layout,
     raise_maximum,
+    rescale,
     unpack_words,
 )
 from ..._runtime.device.gl_math import clamp_index, load_pairs
@@ -225,7 +225,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = no_sums(BLOCK_DV, BLOCK_DV)
+    acc = no_sums(BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -290,7 +290,7 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = no_sums(BLOCK_DV, BLOCK_DV)
+                acc = no_sums(BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)
             kv_turn += 1

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/fwd.py.jinja
-# hash: a9dca32572e7983e
+# hash: 4f12ecb4303918e3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `softcap`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -51,7 +51,6 @@ from ..._runtime.device.gl import (
     load_sequence,
     make_ring,
     make_work_ring,
-    no_sums,
 )
 from ..._runtime.device.gl_forward import (
     ROWS,
@@ -61,7 +60,6 @@ from ..._runtime.device.gl_forward import (
     lane_layout,
     make_key_ring,
     query_stages,
-    rescale,
     store_rows,
 )
 from ..._runtime.device.gl_fp8 import (
@@ -70,9 +68,11 @@ from ..._runtime.device.gl_fp8 import (
     begin_block,
     begin_pv,
     describe_packed_columns,
+    no_sums,
     pack_words,
     product_layout,
     raise_maximum,
+    rescale,
     unpack_words,
 )
 from ..._runtime.device.gl_math import tanh
@@ -221,7 +221,7 @@ def consume(
         change_turns("arrive", 0)
     # Pipeline prologue: a dummy block of rows with P = 0, so that the first product with values adds nothing.
     p_words = pack_words(gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES))  # [ROWS, BLOCK_N // 4]
-    acc = no_sums(BLOCK_DV, BLOCK_DV)
+    acc = no_sums(BLOCK_DV)
     inv_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     # The results of the dummy block are not stored: its rows lie behind the last one.
     o_start, o_row, o_len = gl.cast(0, gl.int64), 0, 0
@@ -278,7 +278,7 @@ def consume(
                     stride_os,
                     HEAD_DIM_V,
                 )
-                acc = no_sums(BLOCK_DV, BLOCK_DV)
+                acc = no_sums(BLOCK_DV)
             else:
                 acc = rescale(acc, alpha)
             kv_turn += 1

@@ -42,7 +42,8 @@ def check(size: int, shape: Shape, q_offset: int | tuple[int, ...] = 0, **option
         # The square next to the diagonal's begins at distance 1, and one of a cut block of rows at 129.
         ("hopper_bwd", 2, Shape(q_len=300, kv_len=256, group=1), 0),
         ("hopper_bwd", 40, Shape(q_len=200, kv_len=140, batch=2, group=1), (250, -60)),
-        (WIDE, 2, Shape(q_len=140, kv_len=100, dim=192, dim_v=128), 40),
+        # Of 140 rows the gradient of a distance is a small difference of large terms, as small as their rounding.
+        (WIDE, 2, Shape(q_len=150, kv_len=100, dim=192, dim_v=128), 40),
     ],
 )
 def test_far_blocks(
