@@ -68,13 +68,13 @@ _WORDS = """
     launch_hopper make_barriers make_ring mbarrier multiprocessors nth num_full num_pairs num_partial num_turns
     p_pairs pair_half product_layout q_desc q_head
     q_ring row_sums row_term tile_columns tma turn v_desc
-    v_ring warpgroup_mma warpgroup_mma_wait
+    v_ring warpgroup_mma_wait
 
     LINE add_rows block_term column_sums key_term make_ones of_lines ones own_start_m
     OWN_KEY OWN_ROW own_col own_key own_position own_q_row own_row own_segment row_start row_turn sums_layout unscaled
 
-    KEYS K_SUMS LINES V_SUMS V_WEIGHTS WITH_DQ async_add delta_desc describe_lines
-    describe_vector do_desc do_ring dq_desc dq_ring dq_sums dq_tiles fence_async_shared first_row fused
+    DQ_COLS KEYS LINES WITH_DQ as_operand begin_addition begin_sums delta_desc describe_parts
+    describe_vector do_desc do_ring dq_columns dq_descs dq_ring dq_sums dq_tiles fence_async_shared first_row fused
     head_parts hopper_bwd hopper_delta in_fragments k_block k_lap k_part lse_desc
     num_key_blocks own_start q_turn row_delta row_lse sum_index
 
@@ -119,8 +119,8 @@ _WORDS = """
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     PIECES PIECE_COLS SUM_COLS V_PIECES V_PIECE_COLS describe_packed_rows end_pv exchange first item kv_ring kv_rows
     make_exchange make_key_ring make_row_ring make_work_ring no_sums num_items pack_pairs piece_columns pieces_of
-    produce producer q_rows q_stage query_stages raise_maximum rescale rings run_zeros scorer sequence_item store_rest
-    store_through sum_parts summer unpack_pairs v_rows v_start work
+    produce producer q_rows q_stage query_stages raise_maximum rescale rescale_part rings run_zeros scorer
+    sequence_item store_rest store_second store_through sum_parts summer unpack_pairs v_rows v_start work
 
     Run empty_gradients fill_decay give_backward words
     PAGED PagedKernels beside check_decay_caches check_dense_plan check_without_base decay_caches g_base

@@ -74,7 +74,7 @@ def test_core_has_what_the_bars_are_about() -> None:
             for variant in ("causal", "full"):
                 assert "flex-max" in cases[f"{variant} {fa3_shape(seq, dim)}"].peers
     assert any(case.variant == "forgetting" and case.peers == ("fla",) for case in cases.values())
-    assert {case.shape.dim for case in cases.values()} == {64, 80, 96, 112, 128, 192, 256}
+    assert {case.shape.dim for case in cases.values()} == {64, 80, 96, 112, 128, 160, 192, 256}
 
 
 def test_front_has_each_shape_with_its_peers_and_causal_beside_each_variant() -> None:
