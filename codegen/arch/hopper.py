@@ -30,8 +30,8 @@ class HopperFamily:
     Attributes:
         arch: the only chip that runs these kernels.
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
-        least_head_dim: smallest head_dim that a tile serves. A tile's columns are a power of two; the forward leaves
-            out those that pad a head, and so does the backward where it sums over columns.
+        least_head_dim: smallest head_dim. The columns of a tile are a power of two, and most products leave out those
+            that pad a head.
         forward_tiles: tiles of the forward: 64 rows for each of two warpgroups, and as many keys and pipeline stages as
             fit shared memory.
         long_forward_tile: tile at 64 columns of long dense calls, if the score is the scaled product and every query
@@ -60,7 +60,7 @@ class HopperFamily:
 
     arch: str = ARCH
     launch_warps: int = 4
-    least_head_dim: Mapping[int, int]
+    least_head_dim: int
     forward_tiles: Mapping[int, TileConfig]
     long_forward_tile: TileConfig
     mixed_forward_tile: TileConfig
@@ -84,11 +84,11 @@ class HopperFamily:
 
     def serves_head_dim(self, head_dim: int) -> bool:
         """True if the family has a tile for a head_dim."""
-        return head_dim <= max(self.forward_tiles) and head_dim >= self.least_head_dim[self.columns(head_dim)]
+        return self.least_head_dim <= head_dim <= max(self.forward_tiles)
 
 
 FAMILY = HopperFamily(
-    least_head_dim={64: 33, 128: 65, 256: 129},
+    least_head_dim=33,
     forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
     long_forward_tile=_tile(192, 128, 12, 2),
     mixed_forward_tile=_tile(128, 128, 8, 2),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 72656a39595bc436
+# hash: 2b907714a6243ccb
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -32,7 +32,7 @@ DEFAULT_MULTIPROCESSORS = 132
 HOPPER_FAMILY = HopperFamily(
     arch="sm_90",
     launch_warps=4,
-    least_head_dim={64: 33, 128: 65, 256: 129},
+    least_head_dim=33,
     forward_tiles={
         64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),
         128: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),

@@ -84,12 +84,11 @@ def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> s
         return f"its kernels run on {HOPPER_FAMILY.arch}, not on {arch}"
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
+    least, most = HOPPER_FAMILY.least_head_dim, max(HOPPER_FAMILY.forward_tiles)
     for head_dim in head_dims:
-        if head_dim > max(HOPPER_FAMILY.least_head_dim):
-            return f"its tiles hold a head_dim of at most {max(HOPPER_FAMILY.least_head_dim)}, not {head_dim}"
-        # The portable kernels have narrower tiles, or two tiles that pad such a head_dim less.
-        least = HOPPER_FAMILY.least_head_dim[tile_columns(head_dim)]
-        if head_dim < least:
+        if head_dim > most:
+            return f"its tiles hold a head_dim of at most {most}, not {head_dim}"
+        if head_dim < least:  # the portable kernels have narrower tiles
             return f"its tiles of {tile_columns(head_dim)} columns need a head_dim of at least {least}, not {head_dim}"
     if length == 0:
         return "a copy by TMA needs at least one key"

@@ -101,7 +101,7 @@ class HopperFamily:
     Attributes:
         arch: the only chip that runs these kernels.
         launch_warps: warps that a kernel is launched with: one warpgroup, which starts the others.
-        least_head_dim: the smallest head_dim that a tile serves.
+        least_head_dim: the smallest head_dim.
         long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
             to one key range that starts at key 0.
         mixed_forward_tile: if q and k have 129 to 192 columns, and v at most 128.
@@ -118,7 +118,7 @@ class HopperFamily:
 
     arch: str
     launch_warps: int
-    least_head_dim: Mapping[int, int]
+    least_head_dim: int
     forward_tiles: Mapping[int, HopperTile]
     long_forward_tile: HopperTile
     mixed_forward_tile: HopperTile
