@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: aecb5711037d9e73
+# hash: 413ef73d21349ac1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -48,7 +48,9 @@ from .._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     make_barriers,
     make_ring,
@@ -71,10 +73,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

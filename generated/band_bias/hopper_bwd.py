@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: e32f55bbf798ccef
+# hash: 8c19fe133265f721
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -50,7 +50,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._runtime.device.gl import (
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     make_barriers,
     make_ring,
@@ -73,10 +75,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

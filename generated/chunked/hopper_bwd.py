@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: f28464d4f6196ee3
+# hash: 9c637a999c36802b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `chunked` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -48,7 +48,9 @@ from .._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     make_barriers,
     make_ring,
@@ -71,10 +73,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

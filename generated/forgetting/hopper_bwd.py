@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: cf195f0f5dde5d83
+# hash: d8c069e75ebaa3e3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -49,7 +49,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._runtime.device.gl import (
     LOG2E,
     HeadRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     longest_first,
     make_barriers,
@@ -80,11 +82,9 @@ from .._runtime.device.gl_backward import (
 )
 from .._runtime.device.gl_backward_steps import (
     add_block,
-    as_operand,
     begin_addition,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

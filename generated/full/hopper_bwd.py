@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 38a4e5213f770a25
+# hash: cbadf387944b271b
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -39,7 +39,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from .._runtime.device.gl import LOG2E, HeadRows, Ring, make_barriers, make_ring, no_sums, product_layout
+from .._runtime.device.gl import (
+    LOG2E,
+    HeadRows,
+    Ring,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    no_sums,
+    product_layout,
+)
 from .._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
@@ -55,10 +65,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

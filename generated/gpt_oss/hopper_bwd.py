@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/bwd.py.jinja
-# hash: be8641dcdec41ec2
+# hash: 3c03a45a77d954e2
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gpt_oss` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -47,7 +47,9 @@ from .._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     make_barriers,
     make_ring,
@@ -70,10 +72,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

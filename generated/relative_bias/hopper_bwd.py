@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 072415fd0252cd86
+# hash: 33ed9a50cd961405
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -49,7 +49,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._runtime.device.gl import (
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     longest_first,
     make_barriers,
@@ -76,10 +78,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: f8707450fd3659f8
+# hash: 786c9d2abc466826
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -47,7 +47,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .._runtime.device.gl import (
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     longest_first,
     make_barriers,
@@ -74,10 +76,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 2e906a5fa3968bd1
+# hash: ad72d833c62e0fb0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -48,7 +48,9 @@ from .._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     make_barriers,
     make_ring,
@@ -73,10 +75,8 @@ from .._runtime.device.gl_backward import (
 from .._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -10,7 +10,7 @@ released it. A wait names the parity of the phase that must be over, which chang
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from .block_seqs import FIRST_ENTRY, KV_LEN, KV_START, LSE_START, Q_LEN, Q_START, RECORD, SEQUENCE
 from .gl_versions import aggregate, async_load
@@ -72,7 +72,7 @@ def piece_columns(COLS, HEAD_DIM):
 @triton.constexpr_function
 def pieces_of(COLS, HEAD_DIM):
     """The number of pieces in which a tile of COLS columns is stored."""
-    return 3 if COLS == 256 and HEAD_DIM <= 192 else 1
+    return 1 if piece_columns(COLS, HEAD_DIM) == COLS else 3
 
 
 @triton.constexpr_function
@@ -103,6 +103,32 @@ def no_sums(COLS: gl.constexpr, HEAD_DIM: gl.constexpr):
     else:
         REST: gl.constexpr = sum_parts(COLS, HEAD_DIM)[1]
         return first, gl.zeros([64, REST], gl.float32, product_layout(REST))
+
+
+@gluon.jit
+def as_operand(weights, part):
+    """Weights of 64 rows in the registers from which a product is added to a part of sums."""
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(part.shape[1]), k_width=2)
+    return gl.convert_layout(weights, LAYOUT)
+
+
+@gluon.jit
+def begin_sums(weights, tile, sums):
+    """Issue `sums += weights tile`. `weights`: `as_operand` of the first part; `sums`: in `sum_parts`."""
+    COLS: gl.constexpr = sums[0].shape[1]
+    if len(sums) == 1:
+        return (warpgroup_mma(weights, tile, sums[0], is_async=True),)
+    else:
+        REST: gl.constexpr = sums[1].shape[1]
+        first = warpgroup_mma(weights, tile.slice(0, COLS, dim=1), sums[0], is_async=True)
+        rest_tile = tile.slice(COLS, REST, dim=1)
+        return first, warpgroup_mma(as_operand(weights, sums[1]), rest_tile, sums[1], is_async=True)
+
+
+@gluon.jit
+def wait_for_sums(sums, LATER: gl.constexpr):
+    """Wait for all parts of sums, but not for the LATER products that were issued after them."""
+    return (warpgroup_mma_wait(LATER, deps=sums),) if len(sums) == 1 else warpgroup_mma_wait(LATER, deps=sums)
 
 
 @triton.constexpr_function

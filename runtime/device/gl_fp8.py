@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from .gl import MOST_COUNT, MOST_ROWS
-from .gl_forward import ROWS, change_turns, scaling, scaling_operands
+from .gl_forward import ROWS, change_turns, rescale_part
 from .gl_versions import aggregate
 
 # The virtual tensor of `describe_packed_columns`, like that of rows in `gl`. COLUMN_WRAP_STRIDE is a stride in elements
@@ -138,11 +138,7 @@ def no_sums(COLS: gl.constexpr):
 @gluon.jit
 def rescale(acc, alpha):
     """The sums relative to the new maximum: `acc * alpha`."""
-    COUNT: gl.constexpr = acc[0].shape[1] // 2
-    SCALE: gl.constexpr = scaling(COUNT)
-    OPERANDS: gl.constexpr = scaling_operands(COUNT)
-    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, product_layout(acc[0].shape[1])))[:, None]
-    return (gl.inline_asm_elementwise(SCALE, OPERANDS, [acc[0], alpha], gl.float32, is_pure=False, pack=COUNT),)
+    return (rescale_part(acc[0], alpha, product_layout(acc[0].shape[1])),)
 
 
 @gluon.jit

@@ -366,10 +366,10 @@ class BackwardPlan:
             steps += ["add_block", "end_wide_block"]
         else:
             steps += ["begin_addition" if kernel.row_sums else "add_tiles"]
-            steps += ["as_operand", "begin_exchange", "begin_sums", "end_block", "end_rows"]
+            steps += ["begin_exchange", "end_block", "end_rows"]
         found = {"gl": shared, "gl_backward": own, "gl_backward_steps": steps, "gl_math": math_imports(parts)}
         if not self.is_wide:
-            shared += ["make_barriers", "no_sums"]
+            shared += ["as_operand", "begin_sums", "make_barriers", "no_sums"]
             (own if kernel.row_sums else shared).append("RowRing" if kernel.row_sums else "Ring")
         if kernel.packed or kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

@@ -19,7 +19,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .gl import HeadRows, SequenceRows, begin_product, parts_of, product_layout
+from .gl import (
+    HeadRows,
+    SequenceRows,
+    as_operand,
+    begin_product,
+    begin_sums,
+    parts_of,
+    product_layout,
+    wait_for_sums,
+)
 from .gl_backward import add_sums, begin_columns, begin_rows, begin_with, in_fragments, of_lines, sums_layout
 from .gl_dropout import bit_layout, dropped_bits
 from .gl_versions import async_add
@@ -194,26 +203,6 @@ def first_lines(dq_ring, part: gl.constexpr, LINES: gl.constexpr):
 
 
 @gluon.jit
-def as_operand(weights, part):
-    """Weights `[KEYS, BLOCK_M]` in the registers from which a product is added to a part of sums."""
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(part.shape[1]), k_width=2)
-    return gl.convert_layout(weights, LAYOUT)
-
-
-@gluon.jit
-def begin_sums(weights, tile, sums):
-    """Issue `sums += weights tile`. `weights`: `as_operand` of the first part; `sums`: in `sum_parts`."""
-    COLS: gl.constexpr = sums[0].shape[1]
-    if len(sums) == 1:
-        return (warpgroup_mma(weights, tile, sums[0], is_async=True),)
-    else:
-        REST: gl.constexpr = sums[1].shape[1]
-        first = warpgroup_mma(weights, tile.slice(0, COLS, dim=1), sums[0], is_async=True)
-        rest_tile = tile.slice(COLS, REST, dim=1)
-        return first, warpgroup_mma(as_operand(weights, sums[1]), rest_tile, sums[1], is_async=True)
-
-
-@gluon.jit
 def store_dq(dq, exchange, turn, PART: gl.constexpr):
     """Hand a part of dq to the warp that adds it."""
     dq_ring = exchange[1]
@@ -226,12 +215,6 @@ def store_dq(dq, exchange, turn, PART: gl.constexpr):
 def store_row_sums(row_sums, exchange, PART: gl.constexpr):
     """Hand the sums of ds over keys of the same rows to the warp that adds dq."""
     exchange[1].vectors.index(PART).store(of_lines(row_sums, gl.SliceLayout(1, sums_layout())))
-
-
-@gluon.jit
-def wait_for(LATER: gl.constexpr, sums):
-    """Wait for sums, but not for the LATER products that were issued after them."""
-    return (warpgroup_mma_wait(LATER, deps=sums),) if len(sums) == 1 else warpgroup_mma_wait(LATER, deps=sums)
 
 
 @gluon.jit
@@ -294,16 +277,16 @@ def end_block(
             done = warpgroup_mma_wait(0, deps=dk + (column_sums,))
             dk, column_sums = done[:DK], done[DK]
         else:
-            dk = wait_for(0, dk)
+            dk = wait_for_sums(dk, 0)
         q_ring.release(stage)
         fence_async_shared()
         if has_before:
             mbarrier.arrive(dq_ring.full.index(PART), count=1)
     else:
         dk = begin_sums(ds_weights, q_tile, dk)
-        dv = wait_for(DK, dv)
+        dv = wait_for_sums(dv, DK)
         do_ring.release(stage)
-        dk = wait_for(0, dk)
+        dk = wait_for_sums(dk, 0)
         q_ring.release(stage)
     if COLUMN_SUMS:
         return dk, dv, column_sums

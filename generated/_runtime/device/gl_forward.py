@@ -9,9 +9,20 @@ the warpgroup takes the exponentials of the next (FlashAttention-3, arXiv:2407.0
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from .gl import Ring, begin_product, get_number, make_numbers, make_ring, product_layout, put_number, store_layout
+from .gl import (
+    Ring,
+    begin_product,
+    begin_sums,
+    get_number,
+    make_numbers,
+    make_ring,
+    product_layout,
+    put_number,
+    store_layout,
+    wait_for_sums,
+)
 from .gl_versions import aggregate
 
 # The query rows of each consumer warpgroup.
@@ -121,22 +132,13 @@ def change_turns(HOW: gl.constexpr, PART: gl.constexpr):
 @gluon.jit
 def begin_pv(p_tile, acc, v_ring, turn):
     """Issue `acc += p v` with the values of `turn`."""
-    v_tile = v_ring.receive(turn)
-    if len(acc) == 1:
-        return (warpgroup_mma(p_tile, v_tile, acc[0], is_async=True),)
-    else:
-        COLS: gl.constexpr = acc[0].shape[1]
-        REST: gl.constexpr = acc[1].shape[1]
-        WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=product_layout(REST), k_width=2)
-        first = warpgroup_mma(p_tile, v_tile.slice(0, COLS, dim=1), acc[0], is_async=True)
-        rest = gl.convert_layout(p_tile, WEIGHTS, assert_trivial=True)
-        return first, warpgroup_mma(rest, v_tile.slice(COLS, REST, dim=1), acc[1], is_async=True)
+    return begin_sums(p_tile, v_ring.receive(turn), acc)
 
 
 @gluon.jit
 def end_pv(acc, v_ring, turn):
     """Wait for the products of `begin_pv`, and release their values."""
-    acc = (warpgroup_mma_wait(0, deps=acc),) if len(acc) == 1 else warpgroup_mma_wait(0, deps=acc)
+    acc = wait_for_sums(acc, 0)
     v_ring.release(turn)
     return acc
 
@@ -232,18 +234,19 @@ def scaling_operands(COUNT):
 def rescale(acc, alpha):
     """The sums of all parts relative to the new maximum: `acc * alpha`."""
     if len(acc) == 1:
-        return (rescale_part(acc[0], alpha),)
+        return (rescale_part(acc[0], alpha, product_layout(acc[0].shape[1])),)
     else:
-        return rescale_part(acc[0], alpha), rescale_part(acc[1], alpha)
+        first = rescale_part(acc[0], alpha, product_layout(acc[0].shape[1]))
+        return first, rescale_part(acc[1], alpha, product_layout(acc[1].shape[1]))
 
 
 @gluon.jit
-def rescale_part(acc, alpha):
-    """The sums of one part relative to the new maximum."""
+def rescale_part(acc, alpha, SUMS: gl.constexpr):
+    """The sums of one part, of layout SUMS, relative to the new maximum."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     SCALE: gl.constexpr = scaling(COUNT)
     OPERANDS: gl.constexpr = scaling_operands(COUNT)
-    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, product_layout(acc.shape[1])))[:, None]
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
     return gl.inline_asm_elementwise(SCALE, OPERANDS, [acc, alpha], gl.float32, is_pure=False, pack=COUNT)
 
 

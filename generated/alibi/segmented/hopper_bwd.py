@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 018d2348e30263c1
+# hash: d0d67dc6dda9e678
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi`, with segment ids on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -52,7 +52,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, no_sums, product_layout
+from ..._runtime.device.gl import (
+    HeadRows,
+    Ring,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    no_sums,
+    product_layout,
+)
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
@@ -68,10 +78,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

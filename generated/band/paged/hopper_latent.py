@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 83433849ccd34b9c
+# hash: 5ca0af5429a895ac
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -164,7 +164,7 @@ def consume(
                 # The even block comes first: its weights are multiplied while this warpgroup takes its exponentials.
                 max_even = exchange.other_maxima(turn, 0, ROW)
                 alpha_even = rescaling(row_max, max_even)
-                acc = begin_others(rescale_part(acc, alpha_even), exchange, ring, turn, 1)
+                acc = begin_others(rescale_part(acc, alpha_even, SUMS), exchange, ring, turn, 1)
                 max_new, alpha = raise_maximum(max_even, found)
                 row_alpha = alpha_even * alpha
             exchange.share_maxima(max_new, PART)
@@ -176,17 +176,17 @@ def consume(
             exchange.share_weights(ring, weights, PART)
             weights = gl.convert_layout(weights, WEIGHTS)
             if PART == 0:
-                acc = begin_own(rescale_part(acc, alpha), weights, ring, 0)
+                acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 0)
                 row_max = exchange.other_maxima(turn, 1, ROW)
                 alpha = rescaling(max_new, row_max)
                 row_sums *= gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None]
                 acc = end_own(acc, ring, turn, 0)
-                acc = begin_others(rescale_part(acc, alpha), exchange, ring, turn, 0)
+                acc = begin_others(rescale_part(acc, alpha, SUMS), exchange, ring, turn, 0)
                 acc = end_others(acc, ring, turn, 0)
             else:
                 row_max = max_new
                 acc = end_others(acc, ring, turn, 1)
-                acc = begin_own(rescale_part(acc, alpha), weights, ring, 1)
+                acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 1)
                 acc = end_own(acc, ring, turn, 1)
             turn += 1
 

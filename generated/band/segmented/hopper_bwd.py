@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 9d80fdfebce01eea
+# hash: a44a01f30707da57
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -55,6 +55,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
+    begin_sums,
     make_barriers,
     make_ring,
     make_work_ring,
@@ -76,10 +78,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

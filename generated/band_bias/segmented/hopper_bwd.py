@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 2601823a7d7872f9
+# hash: 5c1762244cdcb133
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,7 +53,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, no_sums, product_layout
+from ..._runtime.device.gl import (
+    HeadRows,
+    Ring,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    no_sums,
+    product_layout,
+)
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
@@ -69,10 +79,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 0c17302731db14c6
+# hash: 7cff62dd78b549b3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -56,6 +56,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
+    begin_sums,
     describe_packed_rows,
     make_barriers,
     make_ring,
@@ -78,10 +80,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/bwd.py.jinja
-# hash: d6df46d9d8e32702
+# hash: 7eda2b23b3497d18
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -56,6 +56,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
+    begin_sums,
     make_barriers,
     make_ring,
     make_work_ring,
@@ -77,10 +79,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

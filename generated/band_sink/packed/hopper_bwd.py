@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: bc904eb6a3cec8e5
+# hash: a38b23df3b2b4301
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_sink`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -51,7 +51,9 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -75,10 +77,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 15476e65880211a5
+# hash: a116dbf824a0afa4
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_sink`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -54,6 +54,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
+    begin_sums,
     make_barriers,
     make_ring,
     make_work_ring,
@@ -75,10 +77,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

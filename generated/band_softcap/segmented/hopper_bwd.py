@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: e4b7b46afab90ad2
+# hash: 068d09ae5b37a6fd
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -52,7 +52,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from ..._runtime.device.block_seqs import NUM_BLOCKS
-from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, no_sums, product_layout
+from ..._runtime.device.gl import (
+    HeadRows,
+    Ring,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    no_sums,
+    product_layout,
+)
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
@@ -68,10 +78,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

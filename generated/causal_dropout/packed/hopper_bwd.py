@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 7abb4c5de2ee5cf9
+# hash: 87f97e64fd590817
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -52,7 +52,9 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -76,10 +78,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_dropped_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/bwd.py.jinja
-# hash: ed0aba82e6beffee
+# hash: 4f56a6549b9d3350
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `chunked`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -51,7 +51,9 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -75,10 +77,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

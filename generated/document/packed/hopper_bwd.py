@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 40dd2c242114092e
+# hash: 53ebb04cdb39e040
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,7 +53,9 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -77,10 +79,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 3dcfee62026bf2b5
+# hash: 4495608376adce6a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -52,7 +52,9 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -80,11 +82,9 @@ from ..._runtime.device.gl_backward import (
 )
 from ..._runtime.device.gl_backward_steps import (
     add_block,
-    as_operand,
     begin_addition,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 52b1b1c82a216854
+# hash: 182836c069649ab9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -52,7 +52,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from ..._runtime.device.gl import LOG2E, HeadRows, make_barriers, make_ring, make_work_ring, no_sums, product_layout
+from ..._runtime.device.gl import (
+    LOG2E,
+    HeadRows,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    no_sums,
+    product_layout,
+)
 from ..._runtime.device.gl_backward import (
     RowRing,
     add_rows,
@@ -72,11 +82,9 @@ from ..._runtime.device.gl_backward import (
 )
 from ..._runtime.device.gl_backward_steps import (
     add_block,
-    as_operand,
     begin_addition,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: b1826d7d41104d89
+# hash: 1cb31a739bab72f3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -55,7 +55,9 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -83,11 +85,9 @@ from ..._runtime.device.gl_backward import (
 )
 from ..._runtime.device.gl_backward_steps import (
     add_block,
-    as_operand,
     begin_addition,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

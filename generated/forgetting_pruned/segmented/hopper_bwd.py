@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: 5467bb6b66d80db2
+# hash: 1d085259c5ce072d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -54,7 +54,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from ..._runtime.device.gl import LOG2E, HeadRows, make_barriers, make_ring, make_work_ring, no_sums, product_layout
+from ..._runtime.device.gl import (
+    LOG2E,
+    HeadRows,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    no_sums,
+    product_layout,
+)
 from ..._runtime.device.gl_backward import (
     RowRing,
     add_rows,
@@ -74,11 +84,9 @@ from ..._runtime.device.gl_backward import (
 )
 from ..._runtime.device.gl_backward_steps import (
     add_block,
-    as_operand,
     begin_addition,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 25c9db7c9be203e8
+# hash: f65d76f3864b63b1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -49,6 +49,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
+    begin_sums,
     describe_packed_rows,
     make_barriers,
     make_ring,
@@ -71,10 +73,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

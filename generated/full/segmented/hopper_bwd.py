@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/bwd.py.jinja
-# hash: 4e250326643a6b73
+# hash: eaf74108047fc65e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -51,6 +51,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
+    begin_sums,
     make_barriers,
     make_ring,
     make_work_ring,
@@ -72,10 +74,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

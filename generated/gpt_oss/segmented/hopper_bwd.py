@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/bwd.py.jinja
-# hash: af333a3d848d27fa
+# hash: 02ff17e808f09e7e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gpt_oss`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,6 +53,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
+    begin_sums,
     make_barriers,
     make_ring,
     make_work_ring,
@@ -74,10 +76,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/bwd.py.jinja
-# hash: 6d8b05d234f36847
+# hash: 6d016669230c7f7a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `natten`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,6 +53,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
+    begin_sums,
     describe_packed_rows,
     make_barriers,
     make_ring,
@@ -75,10 +77,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

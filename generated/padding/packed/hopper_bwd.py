@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/bwd.py.jinja
-# hash: 0bdb3347d18839e9
+# hash: f844162ca2f04108
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -51,6 +51,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     Ring,
     SequenceRows,
+    as_operand,
+    begin_sums,
     describe_packed_rows,
     make_barriers,
     make_ring,
@@ -73,10 +75,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: 8feb113a8f817ace
+# hash: cdb3aadd5f5b69d0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `prefix_lm`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -53,6 +53,8 @@ from ..._runtime.device.gl import (
     LOG2E,
     HeadRows,
     Ring,
+    as_operand,
+    begin_sums,
     make_barriers,
     make_ring,
     make_work_ring,
@@ -74,10 +76,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 787282563d31bbc5
+# hash: a53547a749556037
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -52,7 +52,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import HeadRows, Ring, make_barriers, make_ring, make_work_ring, no_sums, product_layout
+from ..._runtime.device.gl import (
+    HeadRows,
+    Ring,
+    as_operand,
+    begin_sums,
+    make_barriers,
+    make_ring,
+    make_work_ring,
+    no_sums,
+    product_layout,
+)
 from ..._runtime.device.gl_backward import (
     describe_input,
     describe_parts,
@@ -68,10 +78,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 17fd9bcdeabfd759
+# hash: 6afbb02bfd974815
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -50,7 +50,9 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     Ring,
     SequenceRows,
+    as_operand,
     at_columns,
+    begin_sums,
     columns_before,
     describe_packed_rows,
     make_barriers,
@@ -74,10 +76,8 @@ from ..._runtime.device.gl_backward import (
 from ..._runtime.device.gl_backward_steps import (
     add_block,
     add_tiles,
-    as_operand,
     begin_block,
     begin_exchange,
-    begin_sums,
     end_block,
     end_rows,
     end_wide_block,

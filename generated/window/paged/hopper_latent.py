@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: paged/hopper_latent.py.jinja
-# hash: dedcb1716d127fd5
+# hash: 42a391e45393311d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `window` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -163,7 +163,7 @@ def consume(
                 # The even block comes first: its weights are multiplied while this warpgroup takes its exponentials.
                 max_even = exchange.other_maxima(turn, 0, ROW)
                 alpha_even = rescaling(row_max, max_even)
-                acc = begin_others(rescale_part(acc, alpha_even), exchange, ring, turn, 1)
+                acc = begin_others(rescale_part(acc, alpha_even, SUMS), exchange, ring, turn, 1)
                 max_new, alpha = raise_maximum(max_even, found)
                 row_alpha = alpha_even * alpha
             exchange.share_maxima(max_new, PART)
@@ -175,17 +175,17 @@ def consume(
             exchange.share_weights(ring, weights, PART)
             weights = gl.convert_layout(weights, WEIGHTS)
             if PART == 0:
-                acc = begin_own(rescale_part(acc, alpha), weights, ring, 0)
+                acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 0)
                 row_max = exchange.other_maxima(turn, 1, ROW)
                 alpha = rescaling(max_new, row_max)
                 row_sums *= gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None]
                 acc = end_own(acc, ring, turn, 0)
-                acc = begin_others(rescale_part(acc, alpha), exchange, ring, turn, 0)
+                acc = begin_others(rescale_part(acc, alpha, SUMS), exchange, ring, turn, 0)
                 acc = end_others(acc, ring, turn, 0)
             else:
                 row_max = max_new
                 acc = end_others(acc, ring, turn, 1)
-                acc = begin_own(rescale_part(acc, alpha), weights, ring, 1)
+                acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 1)
                 acc = end_own(acc, ring, turn, 1)
             turn += 1
 

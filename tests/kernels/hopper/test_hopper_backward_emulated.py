@@ -209,8 +209,8 @@ MUTATIONS = {
         old="tma.store_wait(", new="id(", error=EmulationError, message="is overwritten|before its additions did"
     ),
     "q released while it is read": Mutation(
-        old="dk = wait_for(0, dk)\n        q_ring.release(stage)",
-        new="q_ring.release(stage)\n        dk = wait_for(0, dk)",
+        old="dk = wait_for_sums(dk, 0)\n        q_ring.release(stage)",
+        new="q_ring.release(stage)\n        dk = wait_for_sums(dk, 0)",
         error=EmulationError,
         message="is overwritten",
     ),

@@ -224,13 +224,13 @@ class Mutation:
 
 
 RELEASE_V = "    v_ring.release(turn)\n"
-WAIT_FOR_SUMS = "    acc = (warpgroup_mma_wait(0, deps=acc),) if len(acc) == 1 else warpgroup_mma_wait(0, deps=acc)\n"
+WAIT_FOR_SUMS = "    acc = wait_for_sums(acc, 0)\n"
 WAIT_FOR_STAGE = "        mbarrier.wait(self.empty.index(stage), (lap & 1) ^ 1)\n"
 EXPECT = "        mbarrier.expect(self.full.index(stage), self.pieces * desc.block_type.nbytes)\n"
 MUTATIONS = {
     "no wait for v": Mutation(
-        old="v_tile = v_ring.receive(turn)",
-        new="v_tile = v_ring.tile(turn % v_ring.stages)",
+        old="begin_sums(p_tile, v_ring.receive(turn), acc)",
+        new="begin_sums(p_tile, v_ring.tile(turn % v_ring.stages), acc)",
         error=EmulationError,
         message="read without a wait|read before anything is copied",
     ),
@@ -308,7 +308,7 @@ MUTATIONS = {
         message="named barrier|waits for",
     ),
     "a factor in the layout of scores": Mutation(
-        old="alpha = gl.convert_layout(alpha, gl.SliceLayout(1, product_layout(acc.shape[1])))[:, None]",
+        old="alpha = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]",
         new="alpha = alpha[:, None]",
         error=EmulationError,
         message="two layouts",
