@@ -63,10 +63,10 @@ _WORDS = """
     change_turns first_turn o_start
 
     DTYPE KEY LANES Q_BLOCKS ROW ROWS SCORES STAGES SUMS WEIGHTS add_lanes
-    begin_block block_pair describe_rows end_block
-    gluon has_pairs hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
-    launch_hopper make_barriers make_ring mbarrier multiprocessors nth num_full num_pairs num_partial num_turns
-    p_pairs pair_half product_layout q_desc q_head
+    begin_block describe_rows end_block
+    gluon hopper_fwd inv_sum k_desc k_ring kv_head kv_heads kv_turn lane_layout last_full
+    launch_hopper make_barriers make_ring mbarrier multiprocessors nth num_full num_partial num_taken
+    p_pairs product_layout q_desc q_head
     q_ring row_sums row_term tile_columns tma turn v_desc
     v_ring warpgroup_mma_wait
 
@@ -86,10 +86,9 @@ _WORDS = """
     is_wide make_hand_over near_heads p_ring row_block
 
     CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block
-    fetch_first_blocks_first first_blocks_first head_row
-    hand_over heads_in_cache inputs items_of_head load_dq_rows load_sequence locate_item locate_keys pointers
-    produce_wide send_packed_rows
-    send_rows store_dq_rows strides visited_keys visited_rows
+    balanced_blocks count_key_items count_items fetch_first_blocks_first first_blocks_first from_end head_row
+    hand_over heads_in_cache inputs load_dq_rows load_sequence locate_key_blocks locate_keys nth_block single_heads
+    pointers produce_wide send_packed_rows send_rows store_dq_rows strides visited_keys visited_rows
 
     head_seqs num_row_blocks row_first row_seqs work_counter work_ring work_turn
 

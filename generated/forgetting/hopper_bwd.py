@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: d8c069e75ebaa3e3
+# hash: 9ec10f4153ac74bc
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting` on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -63,13 +63,13 @@ from .._runtime.device.gl import (
 from .._runtime.device.gl_backward import (
     RowRing,
     add_rows,
+    count_key_items,
     describe_input,
     describe_parts,
     describe_vector,
     dq_columns,
     heads_in_cache,
-    items_of_head,
-    locate_item,
+    locate_key_blocks,
     make_exchange,
     make_hand_over,
     make_ones,
@@ -117,14 +117,12 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -194,14 +192,12 @@ def consume(
     unscaled = 1.0 / qk_scale
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -319,14 +315,12 @@ def add_dq(
     ROWS: gl.constexpr = gl.BlockedLayout([2], [32], [1], [0])
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset

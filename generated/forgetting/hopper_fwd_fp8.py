@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 984246c1bb25ef28
+# hash: 6457cfd7d2148e3c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
@@ -36,7 +36,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .._runtime.device.gl import LN2, HeadRows, at_columns, columns_before, describe_rows, make_ring, make_work_ring
+from .._runtime.device.gl import (
+    LN2,
+    HeadRows,
+    at_columns,
+    balanced_blocks,
+    columns_before,
+    count_items,
+    describe_rows,
+    make_ring,
+    make_work_ring,
+)
 from .._runtime.device.gl_forward import (
     ROWS,
     add_lanes,
@@ -101,13 +111,12 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    # Later rows see more keys: a work item is a pair of blocks, one from the end and one from the start.
-    num_pairs = gl.cdiv(num_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_blocks, 1, 2)):
-            block = gl.where(pair_half == 0, num_blocks - 1 - block_pair, block_pair)
+    # Later rows see more keys: blocks are counted from the last one.
+    num_items, single_heads = count_items(num_blocks, num_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, from_end, num_taken = balanced_blocks(item, num_items, num_blocks, num_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            block = gl.where(nth_block == 0, num_blocks - 1 - from_end, from_end)
             b = (head // num_heads).to(gl.int64)
             h = (head % num_heads).to(gl.int64)
             start_m = block * BLOCK_M
@@ -134,13 +143,12 @@ def produce_keys(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
     # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
     v_rows, v_start = HeadColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), v_columns
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    # Later rows see more keys: a work item is a pair of blocks, one from the end and one from the start.
-    num_pairs = gl.cdiv(num_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_blocks, 1, 2)):
-            block = gl.where(pair_half == 0, num_blocks - 1 - block_pair, block_pair)
+    # Later rows see more keys: blocks are counted from the last one.
+    num_items, single_heads = count_items(num_blocks, num_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, from_end, num_taken = balanced_blocks(item, num_items, num_blocks, num_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            block = gl.where(nth_block == 0, num_blocks - 1 - from_end, from_end)
             b = (head // num_heads).to(gl.int64)
             h = (head % num_heads).to(gl.int64)
             hkv = h // group_size

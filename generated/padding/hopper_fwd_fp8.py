@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: c1df036f34414720
+# hash: 1e567153c93e9190
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding` on Hopper: `o = softmax(score) v`.
@@ -41,7 +41,9 @@ from .._runtime.device.gl import (
     LOG2E,
     HeadRows,
     at_columns,
+    balanced_blocks,
     columns_before,
+    count_items,
     describe_rows,
     make_ring,
     make_work_ring,
@@ -105,13 +107,12 @@ def produce_rows(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     PARTS: gl.constexpr = BLOCK_M // ROWS
     q_turn = 0
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    # Later rows see more keys: a work item is a pair of blocks, one from the end and one from the start.
-    num_pairs = gl.cdiv(num_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(2 * block_pair + 1 == num_blocks, 1, 2)):
-            block = gl.where(pair_half == 0, num_blocks - 1 - block_pair, block_pair)
+    # Later rows see more keys: blocks are counted from the last one.
+    num_items, single_heads = count_items(num_blocks, num_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, from_end, num_taken = balanced_blocks(item, num_items, num_blocks, num_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            block = gl.where(nth_block == 0, num_blocks - 1 - from_end, from_end)
             b = (head // num_heads).to(gl.int64)
             h = (head % num_heads).to(gl.int64)
             start_m = block * BLOCK_M
@@ -137,12 +138,11 @@ def produce_keys(arguments, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
     # The values follow their keys by one turn. The first turn takes values from behind the last key, which are zeros.
     v_rows, v_start = HeadColumns(gl.cast(0, gl.int32), gl.cast(0, gl.int32)), v_columns
     num_blocks = gl.cdiv(q_len, BLOCK_M)
-    # Later rows see more keys: a work item is a pair of blocks, one from the end and one from the start.
-    num_pairs = gl.cdiv(num_blocks, 2)
-    for item in range(gl.program_id(0), num_pairs * num_heads * batch, gl.num_programs(0)):
-        head, block_pair = item // num_pairs, item % num_pairs
-        # If the number of blocks is odd, the middle block is alone.
-        for _ in range(gl.where(2 * block_pair + 1 == num_blocks, 1, 2)):
+    # Later rows see more keys: blocks are counted from the last one.
+    num_items, single_heads = count_items(num_blocks, num_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, _from_end, num_taken = balanced_blocks(item, num_items, num_blocks, num_heads * batch, single_heads)
+        for _ in range(num_taken):
             b = (head // num_heads).to(gl.int64)
             h = (head % num_heads).to(gl.int64)
             hkv = h // group_size

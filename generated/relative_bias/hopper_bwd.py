@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 33ed9a50cd961405
+# hash: 22b0b2f9f659ea4e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -61,13 +61,13 @@ from .._runtime.device.gl import (
     product_layout,
 )
 from .._runtime.device.gl_backward import (
+    count_key_items,
     describe_input,
     describe_parts,
     describe_vector,
     dq_columns,
     heads_in_cache,
-    items_of_head,
-    locate_item,
+    locate_key_blocks,
     make_exchange,
     make_hand_over,
     make_row_ring,
@@ -114,14 +114,12 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -191,14 +189,12 @@ def consume(
         begin_exchange(exchange, PART)
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -348,14 +344,12 @@ def add_dq(
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset

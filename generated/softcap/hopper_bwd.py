@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: 786c9d2abc466826
+# hash: a5cc5358908da4e1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -59,13 +59,13 @@ from .._runtime.device.gl import (
     product_layout,
 )
 from .._runtime.device.gl_backward import (
+    count_key_items,
     describe_input,
     describe_parts,
     describe_vector,
     dq_columns,
     heads_in_cache,
-    items_of_head,
-    locate_item,
+    locate_key_blocks,
     make_exchange,
     make_hand_over,
     make_row_ring,
@@ -110,14 +110,12 @@ def produce(rings, arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.cons
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -186,14 +184,12 @@ def consume(
         begin_exchange(exchange, PART)
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
@@ -282,14 +278,12 @@ def add_dq(
     q_offset, q_len, kv_len, num_heads, group_size, batch = arguments
     num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    # Earlier keys are seen by more rows: a work item is a pair of blocks, one from the start and one from the end. If
-    # there are fewer rows than keys, it is one block.
-    has_pairs, num_turns = items_of_head(q_len, kv_len, num_key_blocks)
-    for turn in range(gl.program_id(0), num_turns * num_kv_heads * batch, gl.num_programs(0)):
-        head, block = locate_item(turn, has_pairs, num_turns, num_kv_heads * batch)
-        # If the number of blocks is odd, the middle block is alone.
-        for pair_half in range(gl.where(has_pairs & (2 * block + 1 < num_key_blocks), 2, 1)):
-            start_n = gl.where(pair_half == 0, block, num_key_blocks - 1 - block) * BLOCK_N
+    # Earlier keys are seen by more rows.
+    num_items, single_heads = count_key_items(q_len, kv_len, num_key_blocks, num_kv_heads * batch)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        head, block, num_taken = locate_key_blocks(item, num_items, num_key_blocks, num_kv_heads * batch, single_heads)
+        for nth_block in range(num_taken):
+            start_n = gl.where(nth_block == 0, block, num_key_blocks - 1 - block) * BLOCK_N
             b = (head // num_kv_heads).to(gl.int64)
             hkv = (head % num_kv_heads).to(gl.int64)
             q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset

@@ -12,6 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from .gl import (
     Ring,
     allocate_tiles,
+    balanced_blocks,
+    count_items,
     describe_rows,
     load_sequence,
     longest_first,
@@ -58,28 +60,31 @@ def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr
 
 
 @gluon.jit
-def items_of_head(q_len, kv_len, num_key_blocks):
-    """Whether a work item is a pair of blocks of keys or one block, and how many items a head has.
+def count_key_items(q_len, kv_len, num_key_blocks, num_heads):
+    """The work items of a launch, and the heads whose blocks of keys are taken one by one; -1: all, in another order.
 
     More rows see an early block than a late one. If there are as many rows as keys, each pair of an early and a late
     block is seen by equally many rows. If the rows are only a part of the sequence, all of them see many of the blocks,
-    so that no pairs take equally long, and an item is one block.
+    so that no pairs take equally long: then an item is one block.
     """
-    has_pairs = q_len >= kv_len
-    return has_pairs, gl.where(has_pairs, gl.cdiv(num_key_blocks, 2), num_key_blocks)
+    num_items, single_heads = count_items(num_key_blocks, num_heads)
+    if q_len < kv_len:
+        num_items, single_heads = num_key_blocks * num_heads, -1
+    return num_items, single_heads
 
 
 @gluon.jit
-def locate_item(turn, has_pairs, num_turns, num_heads):
-    """The head of work item number `turn`, and its block or pair of blocks.
+def locate_key_blocks(item, num_items, num_key_blocks, num_heads, single_heads):
+    """The blocks of keys of a work item: as `balanced_blocks`, or one block if `single_heads` is -1.
 
-    Pairs are taken head by head. Single blocks are taken in the order of `longest_first`, of so many heads at a time
-    that SHARERS programs read the rows of one head from the cache.
+    Then blocks are taken in the order of `longest_first`, of so many heads at a time that SHARERS programs read the
+    rows of one head from the cache.
     """
-    item = turn
-    if not has_pairs:
-        item = longest_first(turn, num_turns * num_heads, num_turns, gl.cdiv(gl.num_programs(0), SHARERS))
-    return item // num_turns, item % num_turns
+    head, block, num_taken = balanced_blocks(item, num_items, num_key_blocks, num_heads, single_heads)
+    if single_heads < 0:
+        item = longest_first(item, num_items, num_key_blocks, gl.cdiv(gl.num_programs(0), SHARERS))
+        head, block, num_taken = item // num_key_blocks, item % num_key_blocks, 1
+    return head, block, num_taken
 
 
 @gluon.jit

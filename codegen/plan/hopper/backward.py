@@ -352,7 +352,7 @@ class BackwardPlan:
         own = ["describe_vector", "make_row_ring"]
         own += ["locate_keys"] if kernel.packed else ["describe_input"]
         own += ["heads_in_cache"] if kernel.orders_work else []
-        own += ["items_of_head", "locate_item"] if kernel.longest_first and not kernel.shares_work else []
+        own += ["count_key_items", "locate_key_blocks"] if kernel.longest_first and not kernel.shares_work else []
         own += ["fetch_first_blocks_first", "first_blocks_first"] if kernel.work_order == "first_blocks_first" else []
         if self.is_wide:
             own += ["make_hand_over", "store_tile"]

@@ -265,6 +265,8 @@ class ForwardPlan:
         shared = ["LN2", "make_ring", "make_work_ring", "no_sums", "product_layout"]
         if self.in_pieces:
             shared += ["piece_columns", "pieces_of"]
+        if self.kernel.longest_first and not self.kernel.shares_work:
+            shared += ["balanced_blocks", "count_items"]
         packed = ["SequenceRows", "describe_packed_rows", "load_sequence"]
         shared += packed if self.kernel.packed else ["HeadRows", "describe_rows"]
         shared += ["at_columns", "columns_before"] if self._partial.run is not None else []

@@ -375,6 +375,50 @@ def make_work_ring(SIZE: gl.constexpr, READERS: gl.constexpr):
     return WorkRing(make_numbers(2 * SIZE), make_barriers(2, 1), make_barriers(2, READERS), SIZE)
 
 
+# Pairs of blocks are split only if programs would otherwise be idle in more than one of so many turns: programs that take
+# single blocks read the keys of more heads at a time.
+TURNS_PER_IDLE = gl.constexpr(24)
+
+
+@gluon.jit
+def count_items(num_blocks, num_heads):
+    """The work items of a launch, pairs of blocks or single ones, and the heads whose blocks are taken one by one."""
+    programs, pairs_of_head = gl.num_programs(0), gl.cdiv(num_blocks, 2)
+    num_items, single_heads = pairs_of_head * num_heads, 0
+    num_turns = gl.cdiv(num_items, programs)
+    idle = num_turns * programs - num_items
+    if idle * TURNS_PER_IDLE > num_turns * programs:
+        # The pairs of the last turn, in which programs would be idle, and those of the turn before.
+        single_heads = gl.minimum(gl.cdiv(2 * programs - idle, pairs_of_head), num_heads)
+        num_items += single_heads * (num_blocks - pairs_of_head)
+    return num_items, single_heads
+
+
+@gluon.jit
+def balanced_blocks(item, num_items, num_blocks, num_heads, single_heads):
+    """The blocks of a work item: their head, the number of the first, and how many they are.
+
+    Block 0 of each head takes longest, the last one least. A pair is a block from the start and the one as far from the
+    end: all pairs take equally long. But if many programs would have no pair in the last turn, blocks of the last heads
+    are taken one by one, the longest first, and every other turn goes through the programs from the last to the first.
+    """
+    pairs_of_head = gl.cdiv(num_blocks, 2)
+    head, block = item // pairs_of_head, item % pairs_of_head
+    # The middle one of an odd number of blocks is alone.
+    num_taken = gl.where(2 * block + 1 < num_blocks, 2, 1)
+    if single_heads > 0:
+        programs, paired_heads = gl.num_programs(0), num_heads - single_heads
+        # Not all programs have an item in the last turn: it is not turned around, and those before it alternate.
+        turn, last_turn = item // programs, (num_items - 1) // programs
+        place = gl.where((last_turn - turn) % 2 == 0, item, (2 * turn + 1) * programs - 1 - item)
+        single = place - paired_heads * pairs_of_head
+        is_pair = single < 0
+        head = gl.where(is_pair, place // pairs_of_head, paired_heads + single % single_heads)
+        block = gl.where(is_pair, place % pairs_of_head, single // single_heads)
+        num_taken = gl.where(is_pair & (2 * block + 1 < num_blocks), 2, 1)
+    return head, block, num_taken
+
+
 @gluon.jit
 def longest_first(turn, num_items, num_blocks, near_heads):
     """The block that is taken as number `turn`: of `near_heads` heads at a time the longest blocks come first.

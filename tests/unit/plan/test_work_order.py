@@ -1,4 +1,4 @@
-"""The order in which Hopper's backwards take their blocks of keys."""
+"""The order in which Hopper's programs take their blocks of rows or keys."""
 
 from __future__ import annotations
 
@@ -42,10 +42,50 @@ def test_first_blocks_first_takes_each_block_once(heads: int, blocks: int) -> No
     assert turns[items:] == [items, items]
 
 
-def _first_blocks_first(turn: int, num_items: int, num_blocks: int) -> int:
-    """The device function on plain numbers."""
-    gluon_backward: Any = pytest.importorskip("generated._runtime.device.gl_backward")
-    language = SimpleNamespace(maximum=max, where=lambda condition, a, b: a if condition else b)
-    function = FunctionType(gluon_backward.first_blocks_first.fn.__code__, {"gl": language})
-    found: int = function(turn, num_items, num_blocks)
+@pytest.mark.parametrize("programs", [1, 2, 7, 132])
+@pytest.mark.parametrize(("heads", "blocks"), [(1, 1), (3, 1), (1, 5), (4, 6), (40, 64), (32, 43), (300, 3)])
+def test_balanced_blocks_are_each_taken_once(programs: int, heads: int, blocks: int) -> None:
+    taken = [block for own in _balanced(programs, heads, blocks) for block in own]
+    assert sorted(taken) == [(head, block) for head in range(heads) for block in range(blocks)]
+
+
+# Of 8192 tokens and 32 heads, 16384 and 16 or 48, 4096 and 28, 2048 and 40: in blocks of 192 or of 128 rows. With pairs
+# alone, programs would be idle in 3 to 19 % of their turns.
+@pytest.mark.parametrize(
+    ("heads", "blocks"), [(32, 43), (16, 86), (48, 86), (32, 64), (16, 128), (28, 32), (28, 22), (40, 16)]
+)
+def test_balanced_blocks_take_equally_long(heads: int, blocks: int) -> None:
+    # A block visits as many others as come before it in the sequence; starting it takes about as long as visiting one.
+    own = [sum(blocks - block + 1 for _, block in taken) for taken in _balanced(132, heads, blocks)]
+    assert max(own) <= 1.07 * sum(own) / len(own)
+
+
+def _balanced(programs: int, heads: int, blocks: int) -> list[list[tuple[int, int]]]:
+    """The blocks that each program takes, as head and number in the head."""
+    found = []
+    for program in range(programs):
+        num_items, single = _on_numbers("gl", "count_items", programs=programs)(blocks, heads)
+        locate = _on_numbers("gl", "balanced_blocks", programs=programs)
+        turns = [locate(item, num_items, blocks, heads, single) for item in range(program, num_items, programs)]
+        own = [(head, [block, blocks - 1 - block][:count]) for head, block, count in turns]
+        found.append([(head, block) for head, both in own for block in both])
     return found
+
+
+def _first_blocks_first(turn: int, num_items: int, num_blocks: int) -> int:
+    found: int = _on_numbers("gl_backward", "first_blocks_first")(turn, num_items, num_blocks)
+    return found
+
+
+def _on_numbers(module: str, name: str, *, programs: int = 1) -> Any:
+    """A device function that takes plain numbers."""
+    device: Any = pytest.importorskip(f"generated._runtime.device.{module}")
+    language = SimpleNamespace(
+        maximum=max,
+        minimum=min,
+        where=lambda condition, a, b: a if condition else b,
+        cdiv=lambda a, b: -(-a // b),
+        num_programs=lambda _: programs,
+    )
+    names = {"gl": language, "TURNS_PER_IDLE": getattr(device, "TURNS_PER_IDLE", None)}
+    return FunctionType(getattr(device, name).fn.__code__, names)
