@@ -374,8 +374,8 @@ def make_work_ring(SIZE: gl.constexpr, READERS: gl.constexpr):
     return WorkRing(make_numbers(2 * SIZE), make_barriers(2, 1), make_barriers(2, READERS), SIZE)
 
 
-# Pairs of blocks are split only if programs would otherwise be idle in more than one of so many turns: programs that take
-# single blocks read the keys of more heads at a time.
+# Pairs of blocks are split only if programs would otherwise be idle in more than one of so many turns: programs that
+# take single blocks read the keys of more heads at a time.
 TURNS_PER_IDLE = gl.constexpr(24)
 
 
