@@ -226,7 +226,7 @@ def test_check_notes_what_was_measured_on_other_kernels(
     folder = tmp_path / "stale_ops" / "tuned" / "imaginary_1"
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = ROOT / "generated" / "tuned" / "h100" / "causal.json"
+    source = ROOT / "generated" / "tuned" / "h200" / "causal.json"
     (folder / "mine.json").write_text(source.read_text())
     assert cli.main(["check", *wanted]) == cli.EXIT_OK
     out = capsys.readouterr().out
