@@ -200,9 +200,9 @@ def test_installed_generator_finds_both_spec_files(environment: Environment, tmp
 
 @pytest.mark.parametrize("options", [[], ["--package", "attention_codegen"]], ids=["default", "named"])
 def test_installed_ops_are_explained(options: list[str], environment: Environment, tmp_path: Path) -> None:
-    shown = environment.printed(tmp_path, "explain", "causal", "--gpu", "h100", *options)
-    assert shown.startswith("causal on h100 (sm_90)")
-    assert "h100/causal.json" in shown
+    shown = environment.printed(tmp_path, "explain", "causal", "--gpu", "h200", *options)
+    assert shown.startswith("causal on h200 (sm_90)")
+    assert "h200/causal.json" in shown
 
 
 def test_installed_generator_compiles_in_worker_processes(environment: Environment, project: Path) -> None:
