@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: 413ef73d21349ac1
+# hash: 77f4b6adbd94d12e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -23,13 +23,17 @@ of rows. The products of a block have them subtracted: lse from `qk`, delta from
 gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
 `in_fragments` and before the factor `scale`.
 
-A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
-bits may differ between equal calls. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
+is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
+place of Hkv.
+
+A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
+added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has
+a picture.
 
 For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
-over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
-also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
+over the query heads. With WITH_DQ the warpgroups exchange ds through shared memory: each step also multiplies ds of the
+block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `band_hopper_bwd_wide`: the accumulator of dk or of dv then fills half of a
 warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes probabilities and ds of
@@ -105,6 +109,7 @@ def produce(
     rings,
     arguments,
     V_PARTS: gl.constexpr,
+    HEAD_GROUPS: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -112,15 +117,16 @@ def produce(
     """Copy the keys and values of each work item, and the rows of each block of queries that sees them."""
     _q_desc, k_desc, v_desc, _do_desc, _lse_desc, _delta_desc, k_ring, v_ring, _q_ring, _do_ring = rings
     work_ring, q_offset, before, after, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr = arguments
-    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
     item, work_turn = gl.program_id(0), 0
-    while item < num_key_blocks * num_kv_heads * batch:
+    while item < num_key_blocks * num_head_groups * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
-        b = (head // num_kv_heads).to(gl.int64)
-        hkv = (head % num_kv_heads).to(gl.int64)
+        b = (head // num_head_groups).to(gl.int64)
+        head_group = (head % num_head_groups).to(gl.int64)
+        hkv = head_group // HEAD_GROUPS
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         batch_row = b.to(gl.int32)
         kv_rows = HeadRows(batch_row, hkv.to(gl.int32))
@@ -132,7 +138,7 @@ def produce(
             after, before, kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
         )
         for member in range(group_size):
-            h = hkv * group_size + member
+            h = head_group * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -192,15 +198,15 @@ def consume(
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
-    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
     item, work_turn = gl.program_id(0), 0
-    while item < num_key_blocks * num_kv_heads * batch:
+    while item < num_key_blocks * num_head_groups * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
-        b = (head // num_kv_heads).to(gl.int64)
-        hkv = (head % num_kv_heads).to(gl.int64)
+        b = (head // num_head_groups).to(gl.int64)
+        head_group = (head % num_head_groups).to(gl.int64)
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         kv_idx = start_n + PART * KEYS + gl.arange(0, KEYS, layout=KEY)
         dk = no_sums(BLOCK_D, HEAD_DIM)
@@ -257,10 +263,10 @@ def consume(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
-        dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
+        dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
         store_through(dv_start, dv[0], v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         store_second(dv_start, dv, 1.0, own_start, kv_len, stride_dvs, HEAD_DIM_V)
-        dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
+        dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
         store_through(dk_start, dk[0] * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         store_second(dk_start, dk, scale, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
@@ -276,22 +282,22 @@ def add_dq(
 ):
     """Add what each block of keys contributes to dq to memory."""
     work_ring, q_offset, before, after, q_len, kv_len, num_heads, group_size, batch = arguments
-    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn = 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
     item, work_turn = gl.program_id(0), 0
-    while item < num_key_blocks * num_kv_heads * batch:
+    while item < num_key_blocks * num_head_groups * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
-        b = (head // num_kv_heads).to(gl.int64)
-        hkv = (head % num_kv_heads).to(gl.int64)
+        b = (head // num_head_groups).to(gl.int64)
+        head_group = (head % num_head_groups).to(gl.int64)
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
             after, before, kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
         )
         for member in range(group_size):
-            h = hkv * group_size + member
+            h = head_group * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -346,6 +352,7 @@ def band_hopper_bwd(
     dq_sums_ptr,
     batch,
     work_counter_ptr,
+    HEAD_GROUPS: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -361,7 +368,7 @@ def band_hopper_bwd(
     before = gl.load(before) if SCALARS_LOADED else before
     after = gl.load(after) if SCALARS_LOADED else after
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
-    kv_heads = num_heads // group_size
+    kv_heads = num_heads // (group_size * HEAD_GROUPS)
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
     q_desc = describe_input(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
     k_desc = describe_input(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
@@ -411,7 +418,7 @@ def band_hopper_bwd(
             [
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
                 (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
-                (produce, (rings, producer, 2, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
@@ -423,7 +430,7 @@ def band_hopper_bwd(
             [
                 (consume, (inputs, None, consumer, 0) + CONSTANTS),
                 (consume, (inputs, None, consumer, 1) + CONSTANTS),
-                (produce, (rings, producer, 2, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],
             worker_num_regs=[240, 24],
@@ -461,15 +468,15 @@ def score(
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
-    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
     item, work_turn = gl.program_id(0), 0
-    while item < num_key_blocks * num_kv_heads * batch:
+    while item < num_key_blocks * num_head_groups * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
-        b = (head // num_kv_heads).to(gl.int64)
-        hkv = (head % num_kv_heads).to(gl.int64)
+        b = (head // num_head_groups).to(gl.int64)
+        head_group = (head % num_head_groups).to(gl.int64)
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
         dk = gl.zeros([KEYS, BLOCK_D], gl.float32, SUMS)  # [KEYS, BLOCK_D]
@@ -517,7 +524,7 @@ def score(
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
-        dk_start = dk_ptr + b * stride_dkb + hkv * stride_dkh
+        dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
         store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
@@ -549,15 +556,15 @@ def accumulate(
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    num_kv_heads, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
+    num_head_groups, num_key_blocks = num_heads // group_size, gl.cdiv(kv_len, BLOCK_N)
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
     item, work_turn = gl.program_id(0), 0
-    while item < num_key_blocks * num_kv_heads * batch:
+    while item < num_key_blocks * num_head_groups * batch:
         head = item // num_key_blocks
         start_n = (item % num_key_blocks) * BLOCK_N
-        b = (head // num_kv_heads).to(gl.int64)
-        hkv = (head % num_kv_heads).to(gl.int64)
+        b = (head // num_head_groups).to(gl.int64)
+        head_group = (head % num_head_groups).to(gl.int64)
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         dv = gl.zeros([KEYS, BLOCK_DV], gl.float32, SUMS)  # [KEYS, BLOCK_DV]
         mbarrier.wait(k_ring.full.index(0), k_lap)
@@ -567,7 +574,7 @@ def accumulate(
             after, before, kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
         )
         for member in range(group_size):
-            h = hkv * group_size + member
+            h = head_group * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -586,7 +593,7 @@ def accumulate(
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
-        dv_start = dv_ptr + b * stride_dvb + hkv * stride_dvh
+        dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
         store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
@@ -632,6 +639,7 @@ def band_hopper_bwd_wide(
     dq_sums_ptr,
     batch,
     work_counter_ptr,
+    HEAD_GROUPS: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -647,7 +655,7 @@ def band_hopper_bwd_wide(
     before = gl.load(before) if SCALARS_LOADED else before
     after = gl.load(after) if SCALARS_LOADED else after
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
-    kv_heads = num_heads // group_size
+    kv_heads = num_heads // (group_size * HEAD_GROUPS)
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
     q_desc = describe_input(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
     k_desc = describe_input(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, BLOCK_D)
@@ -717,7 +725,7 @@ def band_hopper_bwd_wide(
                     WITH_DQ,
                 ),
             ),
-            (produce, (rings, producer, 1, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+            (produce, (rings, producer, 1, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 1],
         # The registers of each thread. The first consumer gets what is left, as much as the second.

@@ -4,13 +4,14 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 1dea571abf1bcd53
+# hash: 35d6e239aaa072c9
 """The launches of `band_bias`, for every framework: the kernels and their arguments."""
 
 from .. import band_bias as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -145,6 +146,8 @@ def backward(
     dbias_pairs = q.new_zeros((batch, num_heads, q_len, kv_len) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),
@@ -182,12 +185,14 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_bias_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_bias_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, bias, q_offset, before, after, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[2], bias.shape[3]),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, bias, q_offset, before, after, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride()),
+                (bias.shape[2], bias.shape[3]),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=False,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -195,13 +200,16 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_bias_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, bias, q_offset, before, after, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[2], bias.shape[3]),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, bias, q_offset, before, after, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride()),
+            (bias.shape[2], bias.shape[3]),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv, dbias_pairs

@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 503404c5b7cd291f
+# hash: 818f9638dfe01b42
 """Triton kernels of `band_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep         q_idx - kv_idx <= before and kv_idx - q_idx <= after
@@ -432,6 +432,7 @@ def band_bias_bwd_dkdv(
     group_size,
     scale,
     NARROW: tl.constexpr,
+    HEAD_GROUPS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     PTX: tl.constexpr,
@@ -445,18 +446,19 @@ def band_bias_bwd_dkdv(
 ):
     """Gradients with respect to k and v.
 
-    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
-    the second product as they are.
+    One program serves a block of keys and the query heads that share its key head: all of them, or one of HEAD_GROUPS
+    groups. It sums over these heads in a fixed order and without atomics. Its tiles are transposed, keys by queries, so
+    that the probabilities are an operand of the second product as they are.
     """
     before = tl.load(before) if SCALARS_LOADED else before
     after = tl.load(after) if SCALARS_LOADED else after
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    b = (head // num_kv_heads).to(tl.int64)
-    hkv = (head % num_kv_heads).to(tl.int64)
+    b = (head // num_head_groups).to(tl.int64)
+    head_group = (head % num_head_groups).to(tl.int64)
+    hkv = head_group // HEAD_GROUPS
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -479,7 +481,7 @@ def band_bias_bwd_dkdv(
     dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
     dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
     for member in range(group_size):
-        h = hkv * group_size + member
+        h = head_group * group_size + member
         q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
@@ -547,8 +549,8 @@ def band_bias_bwd_dkdv(
                 ds = p * (dp - delta[None, :])
                 dk = add_dot(dk, ds, q_tile)
 
-    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
-    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    dk_base = dk_ptr + b * stride_dkb + head_group * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + head_group * stride_dvh
     store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 

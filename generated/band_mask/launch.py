@@ -4,13 +4,14 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: b59b47e39e77ad5b
+# hash: c16c3afcaf8a003e
 """The launches of `band_mask`, for every framework: the kernels and their arguments."""
 
 from .. import band_mask as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -141,6 +142,8 @@ def backward(
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),
@@ -179,13 +182,14 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_mask_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_mask_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, own_keep, q_offset, before, after, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *own_keep.stride()),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, own_keep, q_offset, before, after, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
                 (own_keep.shape[2], own_keep.shape[3]),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -200,13 +204,15 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_mask_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, own_keep, q_offset, before, after, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *own_keep.stride()),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, own_keep, q_offset, before, after, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
             (own_keep.shape[2], own_keep.shape[3]),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

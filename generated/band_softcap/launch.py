@@ -3,13 +3,14 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 0298d03d90087524
+# hash: 3814e5d15ac4901e
 """The launches of `band_softcap`, for every framework: the kernels and their arguments."""
 
 from .. import band_softcap as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -142,6 +143,8 @@ def backward(
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after, cap),
@@ -181,12 +184,13 @@ def backward(
                 kernels.hopper_bwd.band_softcap_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_softcap_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, q_offset, before, after, cap, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv)),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, q_offset, before, after, cap, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -201,12 +205,14 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_softcap_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, q_offset, before, after, cap, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv)),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, q_offset, before, after, cap, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

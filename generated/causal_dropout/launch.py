@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: bcaf4b3ca615a543
+# hash: 79e3dc2577e44580
 """The launches of `causal_dropout`, for every framework: the kernels and their arguments."""
 
 from .. import causal_dropout as kernels
 from .._runtime.core.checks import keep_numbers
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -116,6 +117,8 @@ def backward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
@@ -155,13 +158,14 @@ def backward(
                 kernels.hopper_bwd.causal_dropout_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, q_offset, seed, first_head, all_heads, row_origin, key_origin, dk),
-                (dv,),
-                (*unit_strides(q, k, v, do), *strides(dk, dv)),
-                (q_len, kv_len, num_heads, group_size, scale, threshold),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, q_offset, seed, first_head, all_heads, row_origin, key_origin),
+                (head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                (q_len, kv_len, num_heads, head_groups.size, scale, threshold),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -176,12 +180,15 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.causal_dropout_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, q_offset, seed, first_head, all_heads, row_origin, key_origin, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv)),
-            (q_len, kv_len, num_heads, group_size, scale, threshold, keep_scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, q_offset, seed, first_head, all_heads, row_origin, key_origin),
+            (head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+            (q_len, kv_len, num_heads, head_groups.size, scale, threshold, keep_scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 8c227d525f4b240a
+# hash: 87ab61be2262ca0c
 """The launches of `chunked`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from .. import chunked as kernels
 from .._runtime.core.configs import Tile, cdiv, next_power_of_2
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -167,6 +168,8 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -200,12 +203,13 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.chunked_hopper_bwd_wide if is_wide else kernels.hopper_bwd.chunked_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, key_ranges, q_offset, size, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), row_stride(key_ranges)),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, key_ranges, q_offset, size, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), row_stride(key_ranges)),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -220,12 +224,14 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.chunked_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, key_ranges, q_offset, size, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), row_stride(key_ranges)),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, key_ranges, q_offset, size, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), row_stride(key_ranges)),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: 08d4e040c796d38b
+# hash: 391301ed5bf0ea10
 """The launches of `forgetting`, for every framework: the kernels and their arguments."""
 
 from .. import forgetting as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -135,6 +136,8 @@ def backward(
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -169,12 +172,15 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.forgetting_hopper_bwd_wide if is_wide else kernels.hopper_bwd.forgetting_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, decay, q_offset, ddecay_rows, dk, dv, ddecay_cols),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *decay.stride()[:2], decay.shape[2]),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, decay, q_offset, ddecay_rows, head_groups.dk, head_groups.dv),
+                (ddecay_cols,),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *decay.stride()[:2]),
+                (decay.shape[2],),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -189,14 +195,17 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.forgetting_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, decay, q_offset, dk, dv, ddecay_cols),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *decay.stride()[:2], decay.shape[2]),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, decay, q_offset, head_groups.dk, head_groups.dv, ddecay_cols),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *decay.stride()[:2]),
+            (decay.shape[2],),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     if dg.numel() > 0:
         backend.launch(
             kernels.decay.forgetting_decay_grad,

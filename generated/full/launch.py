@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 5ecadc11cb62305d
+# hash: ca77e4b174bcc7c9
 """The launches of `full`, for every framework: the kernels and their arguments."""
 
 from .. import full as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -103,6 +104,8 @@ def backward(
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.full_bwd_dq,
@@ -134,12 +137,13 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.full_hopper_bwd_wide if is_wide else kernels.hopper_bwd.full_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv)),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
@@ -153,11 +157,13 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.full_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv)),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

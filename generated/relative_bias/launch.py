@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 0f06bd5f4f4de822
+# hash: 34a667645a71ed64
 """The launches of `relative_bias`, for every framework: the kernels and their arguments."""
 
 from .. import relative_bias as kernels
@@ -11,6 +11,7 @@ from .._runtime.core.configs import cdiv
 from .._runtime.core.distances import bands_of, distance_tile, lag_axis
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -143,6 +144,8 @@ def backward(
     ds_far = q.new_zeros((batch, num_heads, 2, far_parts) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -178,12 +181,13 @@ def backward(
                 kernels.hopper_bwd.relative_bias_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, bias, q_offset, dk, dv, ds_far),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[1]),
-                (q_len, kv_len, num_heads, group_size, scale, bands.near_last),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, bias, q_offset, head_groups.dk, head_groups.dv, ds_far),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride(), bias.shape[1]),
+                (q_len, kv_len, num_heads, head_groups.size, scale, bands.near_last),
                 (dq_sums, batch, backend.work_counter(q)) if is_wide else (dq_sums, batch),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 SUMS_FAR=ds_far.numel() > 0,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
@@ -199,14 +203,16 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.relative_bias_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, bias, q_offset, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *bias.stride(), bias.shape[1]),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, bias, q_offset, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride(), bias.shape[1]),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     # After the kernel that computes delta.
     if ds_distances.numel() > 0 and bands.num_bands > 0 and dq.numel() > 0 and dk.numel() > 0:
         programs = bands.num_bands * bands.num_parts * num_heads * batch

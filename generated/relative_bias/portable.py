@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: b050275f08544b54
+# hash: 429be100c001c80b
 """Triton kernels of `relative_bias`: forward and gradients, and what runs before and after Hopper's backward.
 
 keep          q_idx >= kv_idx
@@ -346,6 +346,7 @@ def relative_bias_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    HEAD_GROUPS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -358,16 +359,17 @@ def relative_bias_bwd_dkdv(
 ):
     """Gradients with respect to k and v.
 
-    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
-    the second product as they are.
+    One program serves a block of keys and the query heads that share its key head: all of them, or one of HEAD_GROUPS
+    groups. It sums over these heads in a fixed order and without atomics. Its tiles are transposed, keys by queries, so
+    that the probabilities are an operand of the second product as they are.
     """
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    b = (head // num_kv_heads).to(tl.int64)
-    hkv = (head % num_kv_heads).to(tl.int64)
+    b = (head // num_head_groups).to(tl.int64)
+    head_group = (head % num_head_groups).to(tl.int64)
+    hkv = head_group // HEAD_GROUPS
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -389,7 +391,7 @@ def relative_bias_bwd_dkdv(
     dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
     dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
     for member in range(group_size):
-        h = hkv * group_size + member
+        h = head_group * group_size + member
         q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
@@ -450,8 +452,8 @@ def relative_bias_bwd_dkdv(
             ds = p * (dp - delta[None, :])
             dk = add_dot(dk, ds, q_tile)
 
-    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
-    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    dk_base = dk_ptr + b * stride_dkb + head_group * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + head_group * stride_dvh
     store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 

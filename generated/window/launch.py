@@ -2,13 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 4762da93bcef7e47
+# hash: e6d373ccaf1cd0c0
 """The launches of `window`, for every framework: the kernels and their arguments."""
 
 from .. import window as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.families import WIDE_KEYS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
+from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
     Tensor,
@@ -119,6 +120,8 @@ def backward(
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -154,12 +157,13 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.window_hopper_bwd_wide if is_wide else kernels.hopper_bwd.window_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, q_offset, size, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv)),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, q_offset, size, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -174,14 +178,16 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.window_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, q_offset, size, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv)),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, q_offset, size, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             PTX=backend.is_nvidia(q),
             NARROW=not backend.is_loaded(size) and size <= 256,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -258,13 +258,14 @@ class BackwardPlan:
         return "h q_total q_start q_len" if self.kernel.packed else "h b num_heads q_len"
 
     def _role(self, own: str, *parts: Part) -> Role:
-        """A role loops over blocks of keys, and for each over the blocks of rows of all query heads of its group."""
+        """A role loops over blocks of keys, and for each over the blocks of rows of all query heads of a group."""
         kernel = self.kernel
         reads = uses(parts, self.visits, self.visit_prologue) | frozenset(own.split())
         reads |= uses(self.visit_head_prologue) if kernel.bounds_per_head else frozenset()
         own += " num_heads group_size BLOCK_N"
         own += " block_seqs_ptr" if kernel.packed else " kv_len batch"
         own += " BLOCK_D BLOCK_DV q_len" if kernel.orders_work else ""
+        own += " HEAD_GROUPS" if "hkv" in reads else ""
         reads |= frozenset({"num_blocks", "q_len"}) if "num_blocks" in reads else frozenset()
         if "num_row_blocks" in reads:
             own += " q_total num_seqs BLOCK_M"
@@ -301,7 +302,7 @@ class BackwardPlan:
     def summer(self) -> Role:
         """The warpgroup of a wide backward that sums dv and dq."""
         place = "kv_start" if self.kernel.packed else "b stride_dvb"
-        own = f"{place} hkv start_n k_lap kv_len dv_ptr stride_dvh stride_dvs "
+        own = f"{place} head_group start_n k_lap kv_len dv_ptr stride_dvh stride_dvs "
         own += "HEAD_DIM HEAD_DIM_V BLOCK_D BLOCK_DV WITH_DQ"
         return self._sums(own)
 
@@ -309,7 +310,8 @@ class BackwardPlan:
     def consumer(self) -> Role:
         """The warpgroups that compute probabilities and ds."""
         kernel, packed = self.kernel, self.kernel.packed
-        own = "start_n k_lap hkv kv_len WITH_DQ RAGGED scale HEAD_DIM HEAD_DIM_V BLOCK_D dk_ptr stride_dkh stride_dks "
+        own = "start_n k_lap head_group kv_len WITH_DQ RAGGED scale HEAD_DIM HEAD_DIM_V BLOCK_D "
+        own += "dk_ptr stride_dkh stride_dks "
         own += "kv_start" if packed else "b stride_dkb"
         if not self.is_wide:
             own += " dv_ptr stride_dvh stride_dvs BLOCK_DV" + ("" if packed else " stride_dvb")

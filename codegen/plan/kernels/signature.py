@@ -136,7 +136,7 @@ class Signatures:
         return [replace(g, host=g.host.renamed(own)) for g in groups]
 
     def dkdv_constants(self, terms: Sequence[GradientTerm]) -> list[str]:
-        return [*_flags(terms), *self.constants()]
+        return [*_flags(terms), "HEAD_GROUPS", *self.constants()]
 
     def row_terms(self, read: Set[str]) -> tuple[list[ArgGroup], list[str]]:
         """Arguments and constants of a kernel of query rows that reads these names."""

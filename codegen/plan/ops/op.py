@@ -39,6 +39,12 @@ from codegen.spec.symbols import symbolised
 TOKEN_IDS = (QUERY_IDS.name, KEY_IDS.name, KEY_LENGTHS.name)
 """Tensors that every op has in a segmented call, beside the variant's own."""
 
+_OF_HEAD_GROUPS = {"dk": "head_groups.dk", "dv": "head_groups.dv", "group_size": "head_groups.size"}
+"""What a backward of keys gets of the groups into which the launches split query heads that share a key head."""
+
+_PADDED_ROWS = {"lse": "row_lse", "delta": "row_delta"}
+"""The vectors of rows of Hopper's backward are padded to whole blocks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
@@ -312,10 +318,9 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             fwd=launch_groups(planned.fwd),
             fwd_fp8=[] if planned.hopper_fwd_fp8 is None else launch_groups(planned.hopper_fwd_fp8),
             dq=launch_groups(planned.dq),
-            dkdv=launch_groups(planned.dkdv),
+            dkdv=launch_groups(planned.dkdv, renamed=_OF_HEAD_GROUPS),
             distances=[] if planned.distances is None else launch_groups(planned.distances),
-            # The vectors of rows of Hopper's backward are padded to whole blocks.
-            hopper_bwd=launch_groups(planned.hopper_bwd, renamed={"lse": "row_lse", "delta": "row_delta"}),
+            hopper_bwd=launch_groups(planned.hopper_bwd, renamed=_OF_HEAD_GROUPS | _PADDED_ROWS),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],
             row_numbers=[group.host for group in planned.hopper_delta.numbers],
         ),

@@ -145,7 +145,7 @@ class OpSource(OpPlan):
     @property
     def gradients_of_runs(self) -> str:
         """The arguments of the packed backward when it computes the runs of a segmented call."""
-        given = ["do", "q", "k", "v", "runs", "dq_sums", "dk", "dv", *self.runs_parameters, "scale", "tile"]
+        given = ["do", "q", "k", "v", "runs", "dq_sums", "head_groups", *self.runs_parameters, "scale", "tile"]
         return ", ".join(given)
 
     @property

@@ -50,14 +50,14 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def heads_in_cache(q_len, num_kv_heads, batch, group_size, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr):
-    """The number of key heads, over all batch rows, whose blocks are worked on at a time.
+def heads_in_cache(q_len, num_head_groups, batch, group_size, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr):
+    """The number of groups of query heads, over all batch rows, whose blocks of keys are worked on at a time.
 
     Programs that begin together add to the rows of dq of these heads: as many as the cache has room for.
     """
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
     near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
-    return gl.minimum(near_heads, num_kv_heads * batch)
+    return gl.minimum(near_heads, num_head_groups * batch)
 
 
 @gluon.jit
@@ -81,10 +81,11 @@ def locate_key_blocks(item, num_items, num_key_blocks, num_heads, single_heads):
     Then blocks are taken in the order of `longest_first`, of so many heads at a time that SHARERS programs read the
     rows of one head from the cache.
     """
-    head, block, num_taken = balanced_blocks(item, num_items, num_key_blocks, num_heads, single_heads)
     if single_heads < 0:
         item = longest_first(item, num_items, num_key_blocks, gl.cdiv(gl.num_programs(0), SHARERS))
         head, block, num_taken = item // num_key_blocks, item % num_key_blocks, 1
+    else:
+        head, block, num_taken = balanced_blocks(item, num_items, num_key_blocks, num_heads, single_heads)
     return head, block, num_taken
 
 
@@ -148,19 +149,19 @@ def describe_lines(ptr, length, LINES: gl.constexpr):
 
 
 @gluon.jit
-def locate_keys(block_seqs_ptr, item, num_kv_heads, BLOCK_N: gl.constexpr):
-    """The sequence, key head and block of keys of work item `item` of a packed call.
+def locate_keys(block_seqs_ptr, item, num_head_groups, BLOCK_N: gl.constexpr):
+    """The sequence, group of query heads and block of keys of work item `item` of a packed call.
 
     As in the portable kernel the blocks of a sequence follow each other, and long sequences come first. Returned are
-    the sequence's number and its first entry; start and length of its queries, and of its keys; the key head; and the
-    first key of the block, counted from the start of the sequence.
+    the sequence's number and its first entry; start and length of its queries, and of its keys; the group of
+    heads; and the first key of the block, counted from the start of the sequence.
     """
-    b, first_entry, q_start, q_len, kv_start, kv_len, _ = load_sequence(block_seqs_ptr, item // num_kv_heads)
-    sequence_item = item - first_entry * num_kv_heads
+    b, first_entry, q_start, q_len, kv_start, kv_len, _ = load_sequence(block_seqs_ptr, item // num_head_groups)
+    sequence_item = item - first_entry * num_head_groups
     num_key_blocks = gl.cdiv(kv_len, BLOCK_N)
-    hkv = (sequence_item // num_key_blocks).to(gl.int64)
+    head_group = (sequence_item // num_key_blocks).to(gl.int64)
     start_n = (sequence_item % num_key_blocks) * BLOCK_N
-    return b, first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n
+    return b, first_entry, q_start, q_len, kv_start, kv_len, head_group, start_n
 
 
 @aggregate

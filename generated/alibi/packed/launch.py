@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: c5b49e3b44733123
+# hash: 097cbc415cbd881e
 """The launches of `alibi`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -169,6 +170,8 @@ def backward(
     dslope_heads = q.new_zeros((1, num_heads, head_parts) if grad_slope else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -206,12 +209,14 @@ def backward(
                 kernels.hopper_bwd.alibi_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.alibi_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, slope, key_block_seqs, q_offset, dslope_heads, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *slope.stride()),
-                (q_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, slope, key_block_seqs, q_offset, dslope_heads, head_groups.dk),
+                (head_groups.dv,),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *slope.stride()),
+                (q_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, key_block_seqs.shape[0], backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 GRAD_SLOPE=grad_slope,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -226,11 +231,13 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.alibi_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, slope, key_block_seqs, q_offset, dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *slope.stride()),
-            (q_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, slope, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *slope.stride()),
+            (q_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv, dslope_heads

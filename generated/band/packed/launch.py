@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: cec9b77531817b33
+# hash: 93b792a6b704b1c0
 """The launches of `band`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -167,6 +168,8 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -204,12 +207,14 @@ def backward(
                 kernels.hopper_bwd.band_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
-                (q_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, head_groups.dk),
+                (head_groups.dv,),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                (q_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
@@ -223,15 +228,17 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
-            (q_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+            (q_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             PTX=backend.is_nvidia(q),
             NARROW=not backend.is_loaded(after, before) and after + before <= 255,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv
 
 
@@ -280,8 +287,7 @@ def gradients_of_runs(
     v: Tensor,
     runs: BackwardRuns,
     dq_sums: Tensor,
-    dk: Tensor,
-    dv: Tensor,
+    head_groups: HeadGroups,
     before: int,
     after: int,
     row_offset: int,
@@ -293,7 +299,6 @@ def gradients_of_runs(
     The same kernel computes the sums of dq, if `dq_sums` is not empty.
     """
     (num_heads, head_dim), head_dim_v = (q.shape[1], q.shape[3]), v.shape[3]
-    group_size = num_heads // k.shape[1]
     row_lse, row_delta, key_block_seqs = runs.lse, runs.delta, runs.keys
     # The kernel counts `q_len // block_m` blocks of rows per head, plus one for each sequence. It gets the number of
     # blocks in place of that of sequences: with a length of 0 the sum is then right.
@@ -303,12 +308,14 @@ def gradients_of_runs(
     is_wide = tile.block_n == WIDE_KEYS
     backend.launch_hopper(
         kernels.hopper_bwd.band_packed_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_packed_hopper_bwd,
-        (min(key_block_seqs.shape[0] * k.shape[1], backend.multiprocessors(q)),),
-        (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, dk, dv),
-        (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
-        (q_len, num_heads, group_size, scale),
+        (min(key_block_seqs.shape[0] * k.shape[1] * head_groups.number, backend.multiprocessors(q)),),
+        (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, head_groups.dk),
+        (head_groups.dv,),
+        (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+        (q_len, num_heads, head_groups.size, scale),
         (dq_sums, runs.row_blocks, backend.work_counter(q)),
         WITH_DQ=dq_sums.numel() > 0,
+        HEAD_GROUPS=head_groups.number,
         **constants,
         **tile_constants(tile, head_dim, head_dim_v),
     )

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: e2d3779f032ed8b4
+# hash: b0c3c3e3d22fdeb9
 """The launches of `band_images`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -226,6 +227,8 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -261,13 +264,14 @@ def backward(
                 kernels.hopper_bwd.band_images_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_images_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, image, key_block_seqs, key_spans, key_block_list, q_offset, before),
-                (after, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *image.stride()),
-                (q_len, num_heads, group_size, scale),
+                (after, head_groups.dk, head_groups.dv),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *image.stride()),
+                (q_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
@@ -281,12 +285,14 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_images_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
+            (key_programs * head_groups.number,),
             (q, k, v, do, lse, delta, image, key_block_seqs, key_spans, key_block_list, q_offset, before, after),
-            (dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *image.stride()),
-            (q_len, num_heads, group_size, scale),
+            (head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *image.stride()),
+            (q_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: d07b7db78724434f
+# hash: 0a34fb86b48d1fe1
 """The launches of `band_mask`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -262,6 +263,8 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),
@@ -306,16 +309,17 @@ def backward(
                 kernels.hopper_bwd.band_mask_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_mask_segmented_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, own_keep, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                (key_ranges, q_offset, before, after, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *own_keep.stride(), *q_segment_ids.stride()),
-                (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
+                (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
+                (*q_segment_ids.stride(), *kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
                 (own_keep.shape[2], own_keep.shape[3], q_segment_ids.shape[1], kv_segment_ids.shape[1]),
                 (row_stride(key_ranges), key_ranges.stride(1)),
-                (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -330,16 +334,18 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_mask_segmented_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
+            (key_programs * head_groups.number,),
             (q, k, v, do, lse, delta, own_keep, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-            (key_ranges, q_offset, before, after, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *own_keep.stride(), *q_segment_ids.stride()),
-            (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
+            (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
+            (*q_segment_ids.stride(), *kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
             (own_keep.shape[2], own_keep.shape[3], q_segment_ids.shape[1], kv_segment_ids.shape[1]),
             (row_stride(key_ranges), key_ranges.stride(1)),
-            (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 8b6ce80383086201
+# hash: 3060b56c7f3153b9
 """The launches of `causal_dropout`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..._runtime.core.checks import keep_numbers
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -155,6 +156,8 @@ def backward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
@@ -202,13 +205,14 @@ def backward(
                 kernels.hopper_bwd.causal_dropout_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, seed),
-                (first_head, all_heads, row_origin, key_origin, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
-                (q_len, num_heads, group_size, scale, threshold),
+                (first_head, all_heads, row_origin, key_origin, head_groups.dk, head_groups.dv),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                (q_len, num_heads, head_groups.size, scale, threshold),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
@@ -222,12 +226,14 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.causal_dropout_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
+            (key_programs * head_groups.number,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed),
-            (first_head, all_heads, row_origin, key_origin, dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv)),
-            (q_len, num_heads, group_size, scale, threshold, keep_scale),
+            (first_head, all_heads, row_origin, key_origin, head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+            (q_len, num_heads, head_groups.size, scale, threshold, keep_scale),
+            HEAD_GROUPS=head_groups.number,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

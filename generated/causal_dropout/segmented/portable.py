@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: portable/portable.py.jinja
-# hash: 9321bfba6696f3b6
+# hash: 6aa3c5c7d9fab628
 """Triton kernels of `causal_dropout`, with segment ids: forward and gradients.
 
 keep            q_idx >= kv_idx and q_segment_ids[b, rows] == kv_segment_ids[b, cols] and kv_segment_ids[b, cols] !=
@@ -533,6 +533,7 @@ def causal_dropout_segmented_bwd_dkdv(
     threshold: tl.uint32,
     keep_scale,
     padding_id,
+    HEAD_GROUPS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     SCALARS_LOADED: tl.constexpr,
     POSITIONS: tl.constexpr,
@@ -547,21 +548,22 @@ def causal_dropout_segmented_bwd_dkdv(
 ):
     """Gradients with respect to k and v.
 
-    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
-    the second product as they are.
+    One program serves a block of keys and the query heads that share its key head: all of them, or one of HEAD_GROUPS
+    groups. It sums over these heads in a fixed order and without atomics. Its tiles are transposed, keys by queries, so
+    that the probabilities are an operand of the second product as they are.
     """
     seed = tl.load(seed) if SCALARS_LOADED else seed
     first_head = tl.load(first_head) if SCALARS_LOADED else first_head
     all_heads = tl.load(all_heads) if SCALARS_LOADED else all_heads
     row_origin = tl.load(row_origin) if SCALARS_LOADED else row_origin
     key_origin = tl.load(key_origin) if SCALARS_LOADED else key_origin
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
     head = tl.program_id(0) // num_blocks
     start_n = (tl.program_id(0) % num_blocks) * BLOCK_N
-    b = (head // num_kv_heads).to(tl.int64)
-    hkv = (head % num_kv_heads).to(tl.int64)
+    b = (head // num_head_groups).to(tl.int64)
+    head_group = (head % num_head_groups).to(tl.int64)
+    hkv = head_group // HEAD_GROUPS
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -588,7 +590,7 @@ def causal_dropout_segmented_bwd_dkdv(
     dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
     dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
     for member in range(group_size):
-        h = hkv * group_size + member
+        h = head_group * group_size + member
         q_base = q_ptr + (b * stride_qb + h * stride_qh) * UNIT
         do_base = do_ptr + (b * stride_dob + h * stride_doh) * UNIT
         row_base = (b * num_heads + h) * q_len
@@ -673,7 +675,7 @@ def causal_dropout_segmented_bwd_dkdv(
     if DROPOUT:
         dv = [part * keep_scale for part in dv]
 
-    dk_base = dk_ptr + b * stride_dkb + hkv * stride_dkh
-    dv_base = dv_ptr + b * stride_dvb + hkv * stride_dvh
+    dk_base = dk_ptr + b * stride_dkb + head_group * stride_dkh
+    dv_base = dv_ptr + b * stride_dvb + head_group * stride_dvh
     store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: a384a66b7700962b
+# hash: 6176a1c3b917ad13
 """The launches of `document`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -210,6 +211,8 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -245,12 +248,14 @@ def backward(
                 kernels.hopper_bwd.document_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.document_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, doc, key_block_seqs, key_ranges, q_offset, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *doc.stride()),
-                (q_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, doc, key_block_seqs, key_ranges, q_offset, head_groups.dk),
+                (head_groups.dv,),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *doc.stride()),
+                (q_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
@@ -264,11 +269,13 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.document_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, doc, key_block_seqs, key_ranges, q_offset, dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *doc.stride()),
-            (q_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, doc, key_block_seqs, key_ranges, q_offset, head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *doc.stride()),
+            (q_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: 905bfc54a4d4f2ba
+# hash: 3d4eac2556689676
 """The launches of `forgetting`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -174,6 +175,8 @@ def backward(
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -210,12 +213,14 @@ def backward(
                 kernels.hopper_bwd.forgetting_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, decay, key_block_seqs, q_offset, ddecay_rows, dk, dv, ddecay_cols),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), decay.stride(1)),
-                (q_len, kv_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, decay, key_block_seqs, q_offset, ddecay_rows, head_groups.dk),
+                (head_groups.dv, ddecay_cols),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), decay.stride(1)),
+                (q_len, kv_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
@@ -229,13 +234,16 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.forgetting_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, decay, key_block_seqs, q_offset, dk, dv, ddecay_cols),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), decay.stride(1)),
-            (q_len, kv_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, decay, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
+            (ddecay_cols,),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), decay.stride(1)),
+            (q_len, kv_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     if dg.numel() > 0:
         backend.launch(
             kernels.decay.forgetting_packed_decay_grad,

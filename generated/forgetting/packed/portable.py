@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: portable/portable.py.jinja
-# hash: 97643d5de5103adc
+# hash: c18aaa037232dfe7
 """Triton kernels of `forgetting`, packed sequences: forward and gradients, and what runs before and after Hopper's
 backward.
 
@@ -328,6 +328,7 @@ def forgetting_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    HEAD_GROUPS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
@@ -338,23 +339,24 @@ def forgetting_packed_bwd_dkdv(
 ):
     """Gradients with respect to k, v and g.
 
-    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
-    the second product as they are.
+    One program serves a block of keys and the query heads that share its key head: all of them, or one of HEAD_GROUPS
+    groups. It sums over these heads in a fixed order and without atomics. Its tiles are transposed, keys by queries, so
+    that the probabilities are an operand of the second product as they are.
     """
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD
+    record = block_seqs_ptr + tl.program_id(0) // num_head_groups * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
     q_start = tl.load(record + Q_START).to(tl.int64)
     kv_start = tl.load(record + KV_START).to(tl.int64)
     q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
-    program = tl.program_id(0) - first_entry * num_kv_heads
+    program = tl.program_id(0) - first_entry * num_head_groups
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
-    hkv = (program // num_blocks).to(tl.int64)
+    head_group = (program // num_blocks).to(tl.int64)
     start_n = (program % num_blocks) * BLOCK_N
+    hkv = head_group // HEAD_GROUPS
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -376,7 +378,7 @@ def forgetting_packed_bwd_dkdv(
     dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
     dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
     for member in range(group_size):
-        h = hkv * group_size + member
+        h = head_group * group_size + member
         q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
         do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
         row_base = h * q_total + q_start
@@ -432,8 +434,8 @@ def forgetting_packed_bwd_dkdv(
         ddecay_cols_ptrs = ddecay_cols_ptr + h * kv_total + kv_start + kv_idx
         tl.store(ddecay_cols_ptrs, ddecay_cols, mask=kv_idx < kv_len)
 
-    dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-    dv_base = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+    dk_base = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
+    dv_base = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
     store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: fe96640a39d75757
+# hash: c14dbb799e7c7091
 """The launches of `gemma2_local`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -266,6 +267,8 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs, keeps_rows=True)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "POSITIONS": q_positions is not None,
@@ -277,7 +280,7 @@ def backward(
             q,
             k,
             v,
-            (o, do, dq, dk, dv),
+            (o, do, dq, head_groups.dk, head_groups.dv),
             q_segment_ids,
             kv_segment_ids,
             padding_id,
@@ -336,23 +339,24 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             if runs is not None:
                 pad_rows(backend, runs, row_lse, row_delta, q_len, tile, linear=False)
-                backend.fill_in_parts(dk, dv)
+                backend.fill_in_parts(head_groups.dk, head_groups.dv)
                 if fused:
                     backend.fill_in_parts(dq_sums)
-                gradients_of_runs(backend, do, q, k, v, runs, dq_sums, dk, dv, row_offset, scale, tile)
+                gradients_of_runs(backend, do, q, k, v, runs, dq_sums, head_groups, row_offset, scale, tile)
             backend.launch_hopper(
                 kernels.hopper_bwd.gemma2_local_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.gemma2_local_segmented_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                (key_ranges, q_offset, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
-                (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
-                (row_stride(key_ranges),),
-                (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                (key_ranges, q_offset, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+                (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
+                (kv_segment_ids.shape[1], row_stride(key_ranges)),
+                (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                 (dq_sums, batch, None if runs is None else runs.keys, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -369,15 +373,17 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.gemma2_local_segmented_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
+            (key_programs * head_groups.number,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
-            (q_offset, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
-            (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
-            (row_stride(key_ranges),),
-            (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            (q_offset, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+            (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
+            (kv_segment_ids.shape[1], row_stride(key_ranges)),
+            (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: d7ece6c1c83ac96d
+# hash: 2337ba1e7e64a2db
 """The launches of `padding`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -143,6 +144,8 @@ def backward(
     if fused:
         block_seqs = row_seqs
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.padding_packed_bwd_dq,
@@ -176,12 +179,13 @@ def backward(
                 kernels.hopper_bwd.padding_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, length, key_block_seqs, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *length.stride()),
-                (q_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, length, key_block_seqs, head_groups.dk, head_groups.dv),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *length.stride()),
+                (q_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
         if fused and dq.numel() > 0:
@@ -194,10 +198,12 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.padding_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, length, key_block_seqs, dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *length.stride()),
-            (q_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, length, key_block_seqs, head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *length.stride()),
+            (q_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 167f2d619013fda5
+# hash: 65b4cacd41c9f3c3
 """The launches of `padding`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -213,6 +214,8 @@ def backward(
     if not fused:
         (ranges,) = tables[1:]
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {"POSITIONS": kv_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -250,15 +253,16 @@ def backward(
                 kernels.hopper_bwd.padding_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_segmented_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges, dk),
-                (dv,),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *length.stride(), *q_segment_ids.stride()),
-                (*kv_segment_ids.stride(), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
-                (row_stride(key_ranges),),
-                (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges),
+                (head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *length.stride()),
+                (*q_segment_ids.stride(), *kv_segment_ids.stride(), row_stride(kv_positions), q_segment_ids.shape[1]),
+                (kv_segment_ids.shape[1], row_stride(key_ranges)),
+                (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -273,14 +277,17 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.padding_segmented_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
-            (q, k, v, do, lse, delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *length.stride(), *q_segment_ids.stride()),
-            (*kv_segment_ids.stride(), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
-            (row_stride(key_ranges),),
-            (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges),
+            (head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *length.stride()),
+            (*q_segment_ids.stride(), *kv_segment_ids.stride(), row_stride(kv_positions), q_segment_ids.shape[1]),
+            (kv_segment_ids.shape[1], row_stride(key_ranges)),
+            (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 9e38a3fbed87edd1
+# hash: c412ffce64730dea
 """The launches of `relative_bias`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile
 from ..._runtime.core.families import WIDE_KEYS
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -160,6 +161,8 @@ def backward(
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = key_block_seqs.shape[0] * num_kv_heads
+    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
     if dq.numel() > 0:
         backend.launch(
@@ -196,23 +199,28 @@ def backward(
                 kernels.hopper_bwd.relative_bias_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_packed_hopper_bwd,
-                (min(key_block_seqs.shape[0] * num_kv_heads, backend.multiprocessors(q)),),
-                (q, k, v, do, row_lse, row_delta, bias, key_block_seqs, q_offset, dk, dv),
-                (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *bias.stride(), bias.shape[1]),
-                (q_len, num_heads, group_size, scale),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (q, k, v, do, row_lse, row_delta, bias, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
+                (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *bias.stride()),
+                (bias.shape[1],),
+                (q_len, num_heads, head_groups.size, scale),
                 (dq_sums, cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                 WITH_DQ=False,
+                HEAD_GROUPS=head_groups.number,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
             )
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.relative_bias_packed_bwd_dkdv,
-            (key_block_seqs.shape[0] * num_kv_heads,),
-            (q, k, v, do, lse, delta, bias, key_block_seqs, q_offset, dk, dv),
-            (*packed_unit_strides(q, k, v, do), *packed_strides(dk, dv), *bias.stride(), bias.shape[1]),
-            (q_len, num_heads, group_size, scale),
+            (key_programs * head_groups.number,),
+            (q, k, v, do, lse, delta, bias, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
+            (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *bias.stride()),
+            (bias.shape[1],),
+            (q_len, num_heads, head_groups.size, scale),
+            HEAD_GROUPS=head_groups.number,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv, dbias_atomic

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: portable/portable.py.jinja
-# hash: 4a1fac98928b2e29
+# hash: eab63bf7f1180643
 """Triton kernels of `relative_bias`, packed sequences: forward and gradients, and what runs before and after
 Hopper's backward.
 
@@ -368,6 +368,7 @@ def relative_bias_packed_bwd_dkdv(
     num_heads,
     group_size,
     scale,
+    HEAD_GROUPS: tl.constexpr,
     Q_OFFSET_PER_BATCH: tl.constexpr,
     PTX: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -379,23 +380,24 @@ def relative_bias_packed_bwd_dkdv(
 ):
     """Gradients with respect to k and v.
 
-    One program serves a block of keys of one key head. It sums over all query heads that share the key head, in a fixed
-    order and without atomics. Its tiles are transposed, keys by queries, so that the probabilities are an operand of
-    the second product as they are.
+    One program serves a block of keys and the query heads that share its key head: all of them, or one of HEAD_GROUPS
+    groups. It sums over these heads in a fixed order and without atomics. Its tiles are transposed, keys by queries, so
+    that the probabilities are an operand of the second product as they are.
     """
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     # A sequence's programs follow each other, long sequences come first; there may be more programs than blocks.
-    record = block_seqs_ptr + tl.program_id(0) // num_kv_heads * RECORD
+    record = block_seqs_ptr + tl.program_id(0) // num_head_groups * RECORD
     b, first_entry = tl.load(record).to(tl.int64), tl.load(record + FIRST_ENTRY)
     q_start = tl.load(record + Q_START).to(tl.int64)
     kv_start = tl.load(record + KV_START).to(tl.int64)
     q_len, kv_len = tl.load(record + Q_LEN), tl.load(record + KV_LEN)
     if b < 0:
         return
-    program = tl.program_id(0) - first_entry * num_kv_heads
+    program = tl.program_id(0) - first_entry * num_head_groups
     num_blocks = tl.cdiv(kv_len, BLOCK_N)
-    hkv = (program // num_blocks).to(tl.int64)
+    head_group = (program // num_blocks).to(tl.int64)
     start_n = (program % num_blocks) * BLOCK_N
+    hkv = head_group // HEAD_GROUPS
     q_shift = tl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
     # Rows begin at multiples of 16 bytes. Strides count units of 16 bytes, so that the compiler knows the alignment.
     UNIT: tl.constexpr = 128 // q_ptr.dtype.element_ty.primitive_bitwidth
@@ -417,7 +419,7 @@ def relative_bias_packed_bwd_dkdv(
     dk = zero_tile(BLOCK_N, HEAD_DIM, BLOCK_D)
     dv = zero_tile(BLOCK_N, HEAD_DIM_V, BLOCK_DV)
     for member in range(group_size):
-        h = hkv * group_size + member
+        h = head_group * group_size + member
         q_base = q_ptr + q_start * stride_qs + h * stride_qh * UNIT
         do_base = do_ptr + q_start * stride_dos + h * stride_doh * UNIT
         row_base = h * q_total + q_start
@@ -476,8 +478,8 @@ def relative_bias_packed_bwd_dkdv(
             ds = p * (dp - delta[None, :])
             dk = add_dot(dk, ds, q_tile)
 
-    dk_base = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
-    dv_base = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+    dk_base = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
+    dv_base = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
     store_tile(dk_base, [part * scale for part in dk], start_n, kv_len, stride_dks, BLOCK_N, HEAD_DIM, BLOCK_D)
     store_tile(dv_base, dv, start_n, kv_len, stride_dvs, BLOCK_N, HEAD_DIM_V, BLOCK_DV)
 

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 8d0784dbf5cb5721
+# hash: 7b09c25bbf68f966
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -25,13 +25,17 @@ to whole blocks of rows. The products of a block have them subtracted: lse from 
 (`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
 the order of `in_fragments` and before the factor `scale`.
 
-A program computes one block of keys of one key head after the other. A warp, `produce`, copies the keys, and the rows
-of each block of queries, to shared memory (TMA). The gradient of q is added to `dq_sums` in any order, so that its last
-bits may differ between equal calls. `templates/hopper/README.md` has a picture.
+A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
+is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
+place of Hkv.
+
+A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
+added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has
+a picture.
 
 For up to 128 columns of q and v, two warpgroups run `consume`. Each owns half of the keys, and sums their dk and dv
-over all query heads that share the key head. With WITH_DQ the warpgroups exchange ds through shared memory: each step
-also multiplies ds of the block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
+over the query heads. With WITH_DQ the warpgroups exchange ds through shared memory: each step also multiplies ds of the
+block before by the keys, and a separate warp, `add_dq`, adds the product to `dq_sums`.
 
 For more columns of q or v there is `streaming_llm_packed_hopper_bwd_wide`: the accumulator of dk or of dv then
 fills half of a warpgroup's registers, so each of the two warpgroups holds one of them. `score` computes
@@ -113,6 +117,7 @@ def produce(
     rings,
     arguments,
     V_PARTS: gl.constexpr,
+    HEAD_GROUPS: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -122,18 +127,19 @@ def produce(
     work_ring, pointers, numbers = arguments
     block_seqs_ptr, q_offset, work_counter_ptr = pointers
     size, sinks, q_total, num_heads, group_size, num_seqs = numbers
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_head_groups
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
-        b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
-            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        b, _first_entry, q_start, q_len, kv_start, kv_len, head_group, start_n = locate_keys(
+            block_seqs_ptr, item, num_head_groups, BLOCK_N
         )
         # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
+        hkv = head_group // HEAD_GROUPS
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
@@ -144,7 +150,7 @@ def produce(
             kv_len, q_len, q_shift, sinks, size, start_n, BLOCK_M, BLOCK_N
         )
         for member in range(group_size):
-            h = hkv * group_size + member
+            h = head_group * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -203,14 +209,14 @@ def consume(
     if WITH_DQ:
         begin_exchange(exchange, PART)
     qk_scale = scale * LOG2E
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_head_groups
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
-        b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
-            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        b, _first_entry, _q_start, q_len, kv_start, kv_len, head_group, start_n = locate_keys(
+            block_seqs_ptr, item, num_head_groups, BLOCK_N
         )
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         kv_idx = start_n + PART * KEYS + gl.arange(0, KEYS, layout=KEY)
@@ -267,10 +273,10 @@ def consume(
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.
-        dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+        dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
         store_through(dv_start, dv[0], v_tile, own_start, kv_len, stride_dvs, HEAD_DIM_V)
         store_second(dv_start, dv, 1.0, own_start, kv_len, stride_dvs, HEAD_DIM_V)
-        dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
+        dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
         store_through(dk_start, dk[0] * scale, v_tile, own_start, kv_len, stride_dks, HEAD_DIM)
         store_second(dk_start, dk, scale, own_start, kv_len, stride_dks, HEAD_DIM)
         fence_async_shared()
@@ -286,15 +292,15 @@ def add_dq(
 ):
     """Add what each block of keys contributes to dq to memory."""
     work_ring, block_seqs_ptr, q_offset, size, sinks, q_total, num_heads, group_size, num_seqs = arguments
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn = 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_head_groups
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
-        b, _first_entry, q_start, q_len, _kv_start, kv_len, hkv, start_n = locate_keys(
-            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        b, _first_entry, q_start, q_len, _kv_start, kv_len, head_group, start_n = locate_keys(
+            block_seqs_ptr, item, num_head_groups, BLOCK_N
         )
         # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
@@ -303,7 +309,7 @@ def add_dq(
             kv_len, q_len, q_shift, sinks, size, start_n, BLOCK_M, BLOCK_N
         )
         for member in range(group_size):
-            h = hkv * group_size + member
+            h = head_group * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -352,6 +358,7 @@ def streaming_llm_packed_hopper_bwd(
     dq_sums_ptr,
     num_seqs,
     work_counter_ptr,
+    HEAD_GROUPS: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -366,7 +373,7 @@ def streaming_llm_packed_hopper_bwd(
     size = gl.load(size) if SCALARS_LOADED else size
     sinks = gl.load(sinks) if SCALARS_LOADED else sinks
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
-    kv_heads = num_heads // group_size
+    kv_heads = num_heads // (group_size * HEAD_GROUPS)
     # Each sequence is padded to whole blocks of rows: this is the largest possible number of rows.
     num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
@@ -416,7 +423,7 @@ def streaming_llm_packed_hopper_bwd(
             [
                 (consume, (inputs, exchange, consumer, 0) + CONSTANTS),
                 (consume, (inputs, exchange, consumer, 1) + CONSTANTS),
-                (produce, (rings, producer, 2, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
                 (add_dq, (dq_descs, dq_ring, adder, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1, 1],
@@ -428,7 +435,7 @@ def streaming_llm_packed_hopper_bwd(
             [
                 (consume, (inputs, None, consumer, 0) + CONSTANTS),
                 (consume, (inputs, None, consumer, 1) + CONSTANTS),
-                (produce, (rings, producer, 2, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+                (produce, (rings, producer, 2, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
             ],
             worker_num_warps=[4, 1],
             worker_num_regs=[240, 24],
@@ -462,14 +469,14 @@ def score(
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
     v_tile = v_ring.tile(0)  # [BLOCK_N, BLOCK_DV]
     qk_scale = scale * LOG2E
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_head_groups
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
-        b, _first_entry, _q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
-            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        b, _first_entry, _q_start, q_len, kv_start, kv_len, head_group, start_n = locate_keys(
+            block_seqs_ptr, item, num_head_groups, BLOCK_N
         )
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
@@ -517,7 +524,7 @@ def score(
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
-        dk_start = dk_ptr + kv_start * stride_dks + hkv * stride_dkh
+        dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
         store_tile(dk_start, dk * scale, start_n, kv_len, stride_dks, HEAD_DIM, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
@@ -549,15 +556,15 @@ def accumulate(
     KEYS: gl.constexpr = BLOCK_N
     SUMS: gl.constexpr = product_layout(BLOCK_DV)
     k_tile = k_ring.tile(0)  # [BLOCK_N, BLOCK_D]
-    num_kv_heads = num_heads // group_size
+    num_head_groups = num_heads // group_size
     num_row_blocks = q_total // BLOCK_M + num_seqs
     q_turn, k_lap = 0, 0
-    # A work item is a block of keys of one key head. After its first item, a program takes the next that is not taken.
-    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_kv_heads
+    # A work item is a block of keys and a group of query heads. After its first, a program takes the next free one.
+    num_items = gl.load(block_seqs_ptr + NUM_BLOCKS) * num_head_groups
     item, work_turn = gl.program_id(0), 0
     while item < num_items:
-        b, _first_entry, q_start, q_len, kv_start, kv_len, hkv, start_n = locate_keys(
-            block_seqs_ptr, item, num_kv_heads, BLOCK_N
+        b, _first_entry, q_start, q_len, kv_start, kv_len, head_group, start_n = locate_keys(
+            block_seqs_ptr, item, num_head_groups, BLOCK_N
         )
         # The first block of the sequence in lse and delta, whose sequences are padded to whole blocks of rows.
         row_first = q_start // BLOCK_M + b
@@ -569,7 +576,7 @@ def accumulate(
             kv_len, q_len, q_shift, sinks, size, start_n, BLOCK_M, BLOCK_N
         )
         for member in range(group_size):
-            h = hkv * group_size + member
+            h = head_group * group_size + member
             for nth in range(num_partial):
                 start_m = row_begin + nth * BLOCK_M
                 start_m = gl.where(start_m < full_begin, start_m, start_m + gap)
@@ -588,7 +595,7 @@ def accumulate(
 
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         mbarrier.arrive(v_ring.empty.index(0), count=1)
-        dv_start = dv_ptr + kv_start * stride_dvs + hkv * stride_dvh
+        dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
         store_tile(dv_start, dv, start_n, kv_len, stride_dvs, HEAD_DIM_V, SUMS)
         k_lap ^= 1
         item = work_ring.receive(work_turn, 4)[0]
@@ -628,6 +635,7 @@ def streaming_llm_packed_hopper_bwd_wide(
     dq_sums_ptr,
     num_seqs,
     work_counter_ptr,
+    HEAD_GROUPS: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -642,7 +650,7 @@ def streaming_llm_packed_hopper_bwd_wide(
     size = gl.load(size) if SCALARS_LOADED else size
     sinks = gl.load(sinks) if SCALARS_LOADED else sinks
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
-    kv_heads = num_heads // group_size
+    kv_heads = num_heads // (group_size * HEAD_GROUPS)
     # Each sequence is padded to whole blocks of rows: this is the largest possible number of rows.
     num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, BLOCK_D)
@@ -707,7 +715,7 @@ def streaming_llm_packed_hopper_bwd_wide(
                     WITH_DQ,
                 ),
             ),
-            (produce, (rings, producer, 1, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+            (produce, (rings, producer, 1, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 1],
         # The registers of each thread. The first consumer gets what is left, as much as the second.

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: ec7b125984fc5eb1
+# hash: ca3d13c81aa937a8
 """The launches of `streaming_llm`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
 from ..._runtime.core.families import WIDE_KEYS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
+from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
     Tensor,
@@ -263,6 +264,8 @@ def backward(
         spans, block_list = tables[2:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
+    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
+    head_groups = split_heads(backend, q, dk, dv, key_programs)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(size, sinks),
@@ -305,15 +308,16 @@ def backward(
                 kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd,
-                (min(cdiv(kv_len, tile.block_n) * num_kv_heads * batch, backend.multiprocessors(q)),),
+                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                (key_spans, key_block_list, q_offset, size, sinks, dk, dv),
-                (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
-                (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
-                (row_stride(key_spans),),
-                (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                (key_spans, key_block_list, q_offset, size, sinks, head_groups.dk, head_groups.dv),
+                (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+                (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
+                (kv_segment_ids.shape[1], row_stride(key_spans)),
+                (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                 (dq_sums, batch, backend.work_counter(q)),
                 WITH_DQ=fused,
+                HEAD_GROUPS=head_groups.number,
                 RAGGED=kv_len % tile.block_n != 0,
                 **constants,
                 **tile_constants(tile, head_dim, head_dim_v),
@@ -328,15 +332,17 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.streaming_llm_segmented_bwd_dkdv,
-            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch,),
+            (key_programs * head_groups.number,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-            (key_spans, key_block_list, q_offset, size, sinks, dk, dv),
-            (*unit_strides(q, k, v, do), *strides(dk, dv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
-            (row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1], kv_segment_ids.shape[1]),
-            (row_stride(key_spans),),
-            (q_len, kv_len, num_heads, group_size, scale, padding_id),
+            (key_spans, key_block_list, q_offset, size, sinks, head_groups.dk, head_groups.dv),
+            (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+            (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), q_segment_ids.shape[1]),
+            (kv_segment_ids.shape[1], row_stride(key_spans)),
+            (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+            HEAD_GROUPS=head_groups.number,
             RAGGED=q_len % tile.block_m != 0,
             **constants,
             **tile_constants(tile, head_dim, head_dim_v),
         )
+    head_groups.add_up(backend, dk, dv)
     return dq, dk, dv

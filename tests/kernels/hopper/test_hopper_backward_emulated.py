@@ -147,6 +147,22 @@ def test_backward_with_early_products(monkeypatch: pytest.MonkeyPatch, variant: 
     assert kernel.launches == 1
 
 
+GROUPS = [
+    ("hopper_bwd", Call(shape=Shape(q_len=140, kv_len=270, kv_heads=2, group=4, dim=72, dim_v=88))),
+    (WIDE, Call(shape=Shape(q_len=80, kv_len=140, batch=2, group=4, dim=192, dim_v=128))),
+]
+
+
+@pytest.mark.parametrize(("stem", "call"), GROUPS)
+@pytest.mark.parametrize("variant", FEW)
+def test_groups_of_query_heads(monkeypatch: pytest.MonkeyPatch, variant: str, stem: str, call: Call) -> None:
+    """Each group has dk and dv of its own, which another kernel adds up: here two groups of two heads each."""
+    kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS, stem=stem)
+    monkeypatch.setattr(f"{PACKAGE}._runtime.core.head_groups.choose_number", lambda *_: 2)
+    check(variant, call)
+    assert kernel.launches == 1
+
+
 @pytest.mark.parametrize("variant", [variant for variant in FEW if variant in FUSED])
 def test_behind_the_portable_dq(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     kernel = emulate_backward(monkeypatch, variant, Timing.LATE_PRODUCTS)

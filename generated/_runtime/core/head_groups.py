@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a backward splits the query heads that share a key head, if there are too few key heads for all multiprocessors.
+
+A program of dk and dv takes a block of keys of one key head, and sums over all query heads that share the head. With
+few key heads, as of one GPU of a model whose heads are spread over several, there are fewer blocks than a GPU has
+multiprocessors. Then the query heads of a key head are split into groups. Each group has its own dk and dv, in float32,
+which another kernel adds up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from .configs import cdiv, next_power_of_2
+
+if TYPE_CHECKING:
+    from .launches import Backend, Tensor
+
+BLOCKS_PER_PROCESSOR = 2
+"""Heads are split until there are this many blocks of keys for each multiprocessor, so that long and short blocks of a
+mask even out."""
+
+LEAST_ROWS = 4096
+"""The fewest rows, of all query heads of a group together, that pay for writing and adding up gradients of its own."""
+
+_SUM_ROWS = 32
+"""Rows of a program that adds up the gradients of groups."""
+
+
+class HeadGroups(NamedTuple):
+    """Groups of query heads that share a key head.
+
+    Attributes:
+        number: groups of each key head. size: query heads of a group.
+        dk, dv: what the kernel of keys fills. If `number` is 1 these are the gradients of the call; else float32,
+            `[B, Hkv * number, S, D]`: the groups of a key head follow each other.
+    """
+
+    number: int
+    size: int
+    dk: Tensor
+    dv: Tensor
+
+    def add_up(self, backend: Backend, dk: Tensor, dv: Tensor) -> None:
+        """Launch the kernel that fills `dk` and `dv` of the call from those of the groups, if there are several."""
+        if self.number == 1:
+            return
+        from ..device.head_groups import add_head_groups
+
+        batch, num_heads, length, head_dim = dk.shape
+        head_dim_v = dv.shape[3]
+        backend.launch(
+            add_head_groups,
+            (cdiv(length, _SUM_ROWS) * num_heads * batch,),
+            (self.dk, self.dv, dk, dv),
+            (*dk.stride()[:3], *dv.stride()[:3], num_heads, length),
+            GROUPS=self.number,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_V=head_dim_v,
+            BLOCK_D=next_power_of_2(head_dim),
+            BLOCK_DV=next_power_of_2(head_dim_v),
+            BLOCK=_SUM_ROWS,
+            num_warps=4,
+        )
+
+
+def split_heads(
+    backend: Backend, q: Tensor, dk: Tensor, dv: Tensor, programs: int, *, sequences: int = 1, keeps_rows: bool = False
+) -> HeadGroups:
+    """The groups of a backward that computes `dk` and `dv`, `[B, Hkv, S, D]`, of q, `[B, Hq, S, D]`.
+
+    Args:
+        programs: blocks of keys, of all key heads.
+        sequences: into which the rows of a packed call are divided.
+        keeps_rows: the batch rows of dk and dv must lie as far apart in memory as those of k. Groups do not keep that,
+            so that only calls of one batch row are split.
+    """
+    num_kv_heads = dk.shape[1]
+    shared = q.shape[1] // num_kv_heads
+    rows = q.shape[2] // max(sequences, 1)
+    number = 1
+    if dk.numel() > 0 and not (keeps_rows and q.shape[0] > 1):
+        number = choose_number(shared, programs, rows, backend.multiprocessors(q))
+    if number == 1:
+        return HeadGroups(1, shared, dk, dv)
+    of_groups = (dk.shape[0], num_kv_heads * number, dk.shape[2])
+    dk_groups, dv_groups = (q.new_empty((*of_groups, x.shape[3]), dtype=backend.FP32) for x in (dk, dv))
+    return HeadGroups(number, shared // number, dk_groups, dv_groups)
+
+
+def choose_number(shared: int, programs: int, rows: int, multiprocessors: int) -> int:
+    """Into how many groups the `shared` query heads of a key head are split: a divisor of `shared`.
+
+    Args:
+        programs: blocks of keys, of all key heads. rows: of a query head.
+
+    >>> choose_number(8, 64, 8192, 132), choose_number(8, 512, 8192, 132), choose_number(8, 8, 1024, 132)
+    (8, 1, 2)
+    """
+    wanted = cdiv(BLOCKS_PER_PROCESSOR * multiprocessors, max(programs, 1))
+    paid = [n for n in range(1, shared + 1) if shared % n == 0 and (n == 1 or shared // n * rows >= LEAST_ROWS)]
+    return next((n for n in paid if n >= wanted), paid[-1])

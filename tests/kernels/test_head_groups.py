@@ -1,0 +1,76 @@
+"""Backwards that split the query heads of a key head into groups, as calls of few key heads do on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from generated._runtime.core import head_groups
+from tests.support.cases import DTYPES, Shape, draw, evaluate, with_frameworks, with_variants
+from tests.support.judge import check_call
+from tests.support.packings import MIXED, draw_packed
+from tests.support.segments import ints
+
+pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
+
+SHAPE = Shape(batch=2, kv_heads=2, group=6, q_len=70, kv_len=90, dim=40, dim_v=24)
+
+
+@pytest.fixture(autouse=True)
+def numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Groups pay however few rows they have. After the test, each backward has split its heads."""
+    found: list[int] = []
+    choose = head_groups.choose_number
+
+    def chosen(*sizes: int) -> int:
+        found.append(choose(*sizes))
+        return found[-1]
+
+    monkeypatch.setattr(head_groups, "LEAST_ROWS", 1)
+    monkeypatch.setattr(head_groups, "choose_number", chosen)
+    yield found
+    assert found
+    assert min(found) > 1
+
+
+@with_variants
+def test_dense(variant: str) -> None:
+    check_call(variant, draw(variant, SHAPE, DTYPES[0]), q_offset="end")
+
+
+@pytest.mark.parametrize("variant", ["causal", "alibi", "gpt_oss"])
+@pytest.mark.covers(framework="jax")
+def test_in_jax(variant: str) -> None:
+    check_call(variant, draw(variant, SHAPE, DTYPES[0]), framework="jax", q_offset="end")
+
+
+@with_variants
+@pytest.mark.covers(mode="packed")
+def test_packed(variant: str) -> None:
+    check_call(variant, draw_packed(variant, MIXED, DTYPES[0], group=4), **MIXED.options())
+
+
+@with_frameworks
+@pytest.mark.covers(mode="segmented")
+def test_segmented(framework: str) -> None:
+    shape = Shape(group=6, q_len=70, dim=40)
+    ids = ints([[0] * 30 + [1] * 40])
+    check_call("causal", draw("causal", shape, DTYPES[0]), framework=framework, q_segment_ids=ids)
+
+
+def test_of_two_heads_each(monkeypatch: pytest.MonkeyPatch, numbers: list[int]) -> None:
+    monkeypatch.setattr(head_groups, "LEAST_ROWS", 2 * SHAPE.q_len)
+    check_call("causal", draw("causal", SHAPE, DTYPES[0]))
+    assert numbers == [3]
+
+
+def test_in_float32() -> None:
+    check_call("causal", draw("causal", SHAPE, torch.float32))
+
+
+def test_equal_calls_have_equal_gradients() -> None:
+    inputs = draw("alibi", SHAPE, DTYPES[0])
+    first, again = (evaluate("alibi", inputs, deterministic=True) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
