@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: a7fc3365a4d93bae
+# hash: da9f44976334f520
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -492,7 +492,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "bd591bc592ec9291",
             "dkdv": "f9b2134e6e2bd7a2",
             "hopper_fwd": "24f65672f92468d5",
-            "hopper_bwd": "f7bd36c213fffe82",
+            "hopper_bwd": "17b17a570e2abede",
             "hopper_bwd_wide": "453c1795219a2664",
             "hopper_delta": "73a40e53ad837283",
         },
@@ -530,7 +530,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "36b2e3c82c527446",
             "dkdv": "2a4bd5c756bcb700",
             "hopper_fwd": "1dbab82d8e290769",
-            "hopper_bwd": "796211c80fa69117",
+            "hopper_bwd": "191f4e34d00e0ae1",
             "hopper_bwd_wide": "a42b283f47f4366b",
             "hopper_delta": "178575ad6dac11a2",
         },
@@ -597,7 +597,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "37ab9880aeb7ebb0",
             "dkdv": "a002b3c80b12778b",
             "hopper_fwd": "65549fb5991e5d9a",
-            "hopper_bwd": "c2f0cea47355e231",
+            "hopper_bwd": "d5df2dcf7a377ca2",
             "hopper_bwd_wide": "bbb8e29e8db3d483",
             "hopper_delta": "cf4f47247674ec38",
         },
@@ -767,7 +767,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "55910151d4b0531e",
             "dkdv": "d327b7d189fa95bb",
             "hopper_fwd": "dee2e2409668333d",
-            "hopper_bwd": "ec6f3ea34c93ca6c",
+            "hopper_bwd": "ae09d003a64074cc",
             "hopper_bwd_wide": "b76f7880d65f4f6b",
             "hopper_delta": "6bdddb896b112d00",
         },
@@ -843,7 +843,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "c08a71f8610b9c9e",
             "dkdv": "a4212e0482a048d5",
             "hopper_fwd": "e65901a85be8c784",
-            "hopper_bwd": "18c2ab8f9ad6d567",
+            "hopper_bwd": "1044686ab7ad9940",
             "hopper_bwd_wide": "5d9845dccdc736e8",
             "hopper_delta": "aa13e6d5da86b8a5",
         },
@@ -878,7 +878,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "75377cbc61e6cc5c",
             "dkdv": "855e26d223f42cec",
             "hopper_fwd": "649e2f37cc5fddb6",
-            "hopper_bwd": "d0994009285a054e",
+            "hopper_bwd": "a8adca6f77ca85f3",
             "hopper_bwd_wide": "96a71d26cb0df971",
             "hopper_delta": "e0579a1df3bb63a4",
         },
@@ -913,7 +913,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "dq": "49c963d971628976",
             "dkdv": "fb232222f5278702",
             "hopper_fwd": "b556ea418ee6adcf",
-            "hopper_bwd": "782f85b89a225947",
+            "hopper_bwd": "986a6cd8f0222053",
             "hopper_bwd_wide": "4a7e83430a2f51e0",
             "hopper_delta": "264cff35389b245f",
         },

@@ -80,11 +80,10 @@ def locate_key_blocks(item, num_items, num_key_blocks, num_heads, single_heads):
     Then blocks are taken in the order of `longest_first`, of so many heads at a time that SHARERS programs read the
     rows of one head from the cache.
     """
+    head, block, num_taken = balanced_blocks(item, num_items, num_key_blocks, num_heads, single_heads)
     if single_heads < 0:
         item = longest_first(item, num_items, num_key_blocks, gl.cdiv(gl.num_programs(0), SHARERS))
         head, block, num_taken = item // num_key_blocks, item % num_key_blocks, 1
-    else:
-        head, block, num_taken = balanced_blocks(item, num_items, num_key_blocks, num_heads, single_heads)
     return head, block, num_taken
 
 

@@ -9,6 +9,7 @@ which another kernel adds up.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from .configs import cdiv, next_power_of_2
@@ -16,11 +17,11 @@ from .configs import cdiv, next_power_of_2
 if TYPE_CHECKING:
     from .launches import Backend, Tensor
 
-BLOCKS_PER_PROCESSOR = 2
-"""Heads are split until there are this many blocks of keys for each multiprocessor, so that long and short blocks of a
-mask even out."""
+BLOCKS_PER_PROCESSOR = 1.75
+"""Heads are split until there are this many blocks of keys for each multiprocessor. The longest block of a causal mask
+takes as long as two average ones, so that with fewer blocks some multiprocessors wait for the longest."""
 
-LEAST_ROWS = 4096
+LEAST_ROWS = 1024
 """The fewest rows, of all query heads of a group together, that pay for writing and adding up gradients of its own."""
 
 _SUM_ROWS = 32
@@ -94,9 +95,9 @@ def choose_number(shared: int, programs: int, rows: int, multiprocessors: int) -
     Args:
         programs: blocks of keys, of all key heads. rows: of a query head.
 
-    >>> choose_number(8, 64, 8192, 132), choose_number(8, 512, 8192, 132), choose_number(8, 8, 1024, 132)
-    (8, 1, 2)
+    >>> choose_number(8, 64, 8192, 132), choose_number(8, 512, 8192, 132), choose_number(8, 8, 512, 132)
+    (4, 1, 4)
     """
-    wanted = cdiv(BLOCKS_PER_PROCESSOR * multiprocessors, max(programs, 1))
+    wanted = math.ceil(BLOCKS_PER_PROCESSOR * multiprocessors / max(programs, 1))
     paid = [n for n in range(1, shared + 1) if shared % n == 0 and (n == 1 or shared // n * rows >= LEAST_ROWS)]
     return next((n for n in paid if n >= wanted), paid[-1])
