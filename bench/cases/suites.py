@@ -17,6 +17,16 @@ TOKENS, HIDDEN = 16384, 2048
 FA3_SEQS = (512, 1024, 2048, 4096, 8192, 16384)
 CORE_SEQS = (16384, 2048, 4096)
 GQA_SEQS = (16384, 8192, 2048)
+FEW_KEY_HEADS = (
+    (8, 1, 8192, 128),
+    (8, 1, 2048, 128),
+    (16, 2, 8192, 128),
+    (32, 8, 2048, 128),
+    (8, 1, 8192, 64),
+    (8, 1, 8192, 256),
+)
+"""Query heads, key heads, tokens and head dim of single sequences with few blocks of keys for a GPU."""
+
 LONG = 16384
 DIMS_SEQ = 8192
 DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
@@ -111,17 +121,17 @@ def fla(_: Sizes) -> list[Case]:
 
 
 def gqa(sizes: Sizes) -> list[Case]:
-    """32 query heads on 8 key heads, 16k tokens, with peers that compile in little time."""
-    return [
-        Case(
-            variant=variant,
-            shape=Shape(batch=TOKENS // seq, heads=32, kv_heads=8, seq=seq, dim=dim),
-            peers=("cudnn", "fa4"),
-        )
+    """32 query heads on 8 key heads, 16k tokens, with peers that compile in little time; then single sequences with few
+    key heads, as on one GPU of several that share the heads of a model."""
+    shapes = [
+        Shape(batch=TOKENS // seq, heads=32, kv_heads=8, seq=seq, dim=dim)
         for seq in sizes.seqs or GQA_SEQS
         for dim in sizes.dims
-        for variant in ("causal", "full")
     ]
+    few = [Shape(batch=1, heads=h, kv_heads=kv, seq=seq, dim=dim) for h, kv, seq, dim in FEW_KEY_HEADS]
+    wanted = [(variant, shape) for shape in shapes for variant in ("causal", "full")]
+    wanted += [("causal", shape) for shape in few if not sizes.seqs and shape.dim in sizes.dims]
+    return [Case(variant=variant, shape=shape, peers=("cudnn", "fa4")) for variant, shape in wanted]
 
 
 def dims(_: Sizes) -> list[Case]:

@@ -82,7 +82,7 @@ _WORDS = """
 
     FIXED REFERENCE add_columns exp2_of_tanh p_dscore
 
-    HEAD_GROUPS HeadGroups head_group head_groups key_programs num_head_groups split_heads
+    HEAD_GROUPS HeadGroups head_group head_groups num_head_groups split_heads
 
     WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block

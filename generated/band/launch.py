@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 13bc169dcb4be49c
+# hash: cc211c2e0d06285f
 """The launches of `band`, for every framework: the kernels and their arguments."""
 
 from .. import band as kernels
@@ -137,8 +137,7 @@ def backward(
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -174,7 +173,12 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, q_offset, before, after, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
                 (q_len, kv_len, num_heads, head_groups.size, scale),
@@ -195,7 +199,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, q_offset, before, after, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
             (q_len, kv_len, num_heads, head_groups.size, scale),

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 3c94f2151f635230
+# hash: 980a0924d0e2aac0
 """The launches of `band_images`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -204,8 +204,7 @@ def backward(
         spans, block_list = tables[2:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -241,7 +240,12 @@ def backward(
                 kernels.hopper_bwd.band_images_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_images_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, image, key_spans, key_block_list, q_offset, before, after),
                 (head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *image.stride()),
@@ -264,7 +268,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_images_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, image, key_spans, key_block_list, q_offset, before, after, head_groups.dk),
             (head_groups.dv,),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *image.stride()),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 79e3dc2577e44580
+# hash: 7531119cae3899d0
 """The launches of `causal_dropout`, for every framework: the kernels and their arguments."""
 
 from .. import causal_dropout as kernels
@@ -117,8 +117,7 @@ def backward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
@@ -158,7 +157,12 @@ def backward(
                 kernels.hopper_bwd.causal_dropout_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, q_offset, seed, first_head, all_heads, row_origin, key_origin),
                 (head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
@@ -180,7 +184,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.causal_dropout_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, q_offset, seed, first_head, all_heads, row_origin, key_origin),
             (head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: 391301ed5bf0ea10
+# hash: d3d40f93d541b46e
 """The launches of `forgetting`, for every framework: the kernels and their arguments."""
 
 from .. import forgetting as kernels
@@ -136,8 +136,7 @@ def backward(
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -172,7 +171,12 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.forgetting_hopper_bwd_wide if is_wide else kernels.hopper_bwd.forgetting_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, decay, q_offset, ddecay_rows, head_groups.dk, head_groups.dv),
                 (ddecay_cols,),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *decay.stride()[:2]),
@@ -195,7 +199,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.forgetting_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, decay, q_offset, head_groups.dk, head_groups.dv, ddecay_cols),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *decay.stride()[:2]),
             (decay.shape[2],),

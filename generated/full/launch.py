@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: ca77e4b174bcc7c9
+# hash: 1bc3dbee04d2e0c2
 """The launches of `full`, for every framework: the kernels and their arguments."""
 
 from .. import full as kernels
@@ -104,8 +104,7 @@ def backward(
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.full_bwd_dq,
@@ -137,7 +136,12 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.full_hopper_bwd_wide if is_wide else kernels.hopper_bwd.full_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
                 (q_len, kv_len, num_heads, head_groups.size, scale),
@@ -157,7 +161,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.full_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
             (q_len, kv_len, num_heads, head_groups.size, scale),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: d99d9ad386739571
+# hash: 64b30a1196adc008
 """The launches of `gemma2_local`, for every framework: the kernels and their arguments."""
 
 from .. import gemma2_local as kernels
@@ -115,8 +115,7 @@ def backward(
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -152,7 +151,12 @@ def backward(
                 kernels.hopper_bwd.gemma2_local_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.gemma2_local_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, q_offset, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
                 (q_len, kv_len, num_heads, head_groups.size, scale),
@@ -173,7 +177,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.gemma2_local_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, q_offset, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
             (q_len, kv_len, num_heads, head_groups.size, scale),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: 47b6baffca7acf57
+# hash: f937934b2269147e
 """The launches of `natten`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -170,8 +170,7 @@ def backward(
         spans, block_list = tables[2:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -206,7 +205,12 @@ def backward(
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.natten_hopper_bwd_wide if is_wide else kernels.hopper_bwd.natten_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, key_spans, key_block_list, q_offset, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), row_stride(key_spans)),
                 (q_len, kv_len, num_heads, head_groups.size, scale),
@@ -227,7 +231,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.natten_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, key_spans, key_block_list, q_offset, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), row_stride(key_spans)),
             (q_len, kv_len, num_heads, head_groups.size, scale),

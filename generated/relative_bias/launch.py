@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 34a667645a71ed64
+# hash: 0f2ae159a93cfcff
 """The launches of `relative_bias`, for every framework: the kernels and their arguments."""
 
 from .. import relative_bias as kernels
@@ -144,8 +144,7 @@ def backward(
     ds_far = q.new_zeros((batch, num_heads, 2, far_parts) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -181,7 +180,12 @@ def backward(
                 kernels.hopper_bwd.relative_bias_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, bias, q_offset, head_groups.dk, head_groups.dv, ds_far),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride(), bias.shape[1]),
                 (q_len, kv_len, num_heads, head_groups.size, scale, bands.near_last),
@@ -203,7 +207,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.relative_bias_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, bias, q_offset, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride(), bias.shape[1]),
             (q_len, kv_len, num_heads, head_groups.size, scale),

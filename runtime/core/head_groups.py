@@ -65,38 +65,40 @@ class HeadGroups(NamedTuple):
 
 
 def split_heads(
-    backend: Backend, q: Tensor, dk: Tensor, dv: Tensor, programs: int, *, sequences: int = 1, keeps_rows: bool = False
+    backend: Backend, q: Tensor, dk: Tensor, dv: Tensor, block_n: int, *, keeps_rows: bool = False
 ) -> HeadGroups:
     """The groups of a backward that computes `dk` and `dv`, `[B, Hkv, S, D]`, of q, `[B, Hq, S, D]`.
 
+    Packed sequences are one batch row. How many there are does not count: what is compiled follows from shapes.
+
     Args:
-        programs: blocks of keys, of all key heads.
-        sequences: into which the rows of a packed call are divided.
+        block_n: keys of a block.
         keeps_rows: the batch rows of dk and dv must lie as far apart in memory as those of k. Groups do not keep that,
             so that only calls of one batch row are split.
     """
-    num_kv_heads = dk.shape[1]
-    shared = q.shape[1] // num_kv_heads
-    rows = q.shape[2] // max(sequences, 1)
-    number = 1
-    if dk.numel() > 0 and not (keeps_rows and q.shape[0] > 1):
-        number = choose_number(shared, programs, rows, backend.multiprocessors(q))
+    batch, num_kv_heads, length, head_dim = dk.shape
+    shared, number = q.shape[1] // num_kv_heads, 1
+    if dk.numel() > 0 and not (keeps_rows and batch > 1):
+        blocks = cdiv(length, block_n) * num_kv_heads * batch
+        number = choose_number(shared, blocks, q.shape[2], backend.multiprocessors(q))
     if number == 1:
         return HeadGroups(1, shared, dk, dv)
-    of_groups = (dk.shape[0], num_kv_heads * number, dk.shape[2])
-    dk_groups, dv_groups = (q.new_empty((*of_groups, x.shape[3]), dtype=backend.FP32) for x in (dk, dv))
+    dk_groups, dv_groups = (
+        q.new_empty((batch, num_kv_heads * number, length, columns), dtype=backend.FP32)
+        for columns in (head_dim, dv.shape[3])
+    )
     return HeadGroups(number, shared // number, dk_groups, dv_groups)
 
 
-def choose_number(shared: int, programs: int, rows: int, multiprocessors: int) -> int:
+def choose_number(shared: int, blocks: int, rows: int, multiprocessors: int) -> int:
     """Into how many groups the `shared` query heads of a key head are split: a divisor of `shared`.
 
     Args:
-        programs: blocks of keys, of all key heads. rows: of a query head.
+        blocks: of keys, of all key heads. rows: of a query head.
 
     >>> choose_number(8, 64, 8192, 132), choose_number(8, 512, 8192, 132), choose_number(8, 8, 512, 132)
     (4, 1, 4)
     """
-    wanted = math.ceil(BLOCKS_PER_PROCESSOR * multiprocessors / max(programs, 1))
+    wanted = math.ceil(BLOCKS_PER_PROCESSOR * multiprocessors / max(blocks, 1))
     paid = [n for n in range(1, shared + 1) if shared % n == 0 and (n == 1 or shared // n * rows >= LEAST_ROWS)]
     return next((n for n in paid if n >= wanted), paid[-1])

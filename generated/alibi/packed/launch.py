@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 097cbc415cbd881e
+# hash: 9befc43eec4bcbfd
 """The launches of `alibi`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -170,8 +170,7 @@ def backward(
     dslope_heads = q.new_zeros((1, num_heads, head_parts) if grad_slope else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -209,7 +208,7 @@ def backward(
                 kernels.hopper_bwd.alibi_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.alibi_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, slope, key_block_seqs, q_offset, dslope_heads, head_groups.dk),
                 (head_groups.dv,),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *slope.stride()),
@@ -231,7 +230,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.alibi_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, slope, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *slope.stride()),
             (q_len, num_heads, head_groups.size, scale),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: b77d0dcdee530fd8
+# hash: b3a94157b76bda56
 """The launches of `alibi`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -269,8 +269,7 @@ def backward(
     dslope_heads = q.new_empty((batch, num_heads, head_parts) if grad_slope else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -310,7 +309,12 @@ def backward(
                 kernels.hopper_bwd.alibi_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.alibi_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, slope, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, dslope_heads, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *slope.stride()),
@@ -335,7 +339,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.alibi_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, slope, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *slope.stride()),

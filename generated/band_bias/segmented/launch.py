@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 064679bcffc0777b
+# hash: 9bb3a1e2ef414066
 """The launches of `band_bias`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -263,8 +263,7 @@ def backward(
     dbias_pairs = q.new_zeros((batch, num_heads, q_len, kv_len) if grad_bias else (0,), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),
@@ -308,7 +307,12 @@ def backward(
                 kernels.hopper_bwd.band_bias_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_bias_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride()),
@@ -326,7 +330,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_bias_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, before, after, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride()),

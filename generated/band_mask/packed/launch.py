@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: d080f3c7040ce08d
+# hash: d79a73e07cf15756
 """The launches of `band_mask`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -164,8 +164,7 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),
@@ -205,7 +204,7 @@ def backward(
                 kernels.hopper_bwd.band_mask_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_mask_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, own_keep, key_block_seqs, q_offset, before, after, head_groups.dk),
                 (head_groups.dv,),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
@@ -227,7 +226,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_mask_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, own_keep, key_block_seqs, q_offset, before, after, head_groups.dk),
             (head_groups.dv,),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),

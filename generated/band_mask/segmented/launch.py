@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 0a34fb86b48d1fe1
+# hash: 404618f72fdc7076
 """The launches of `band_mask`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -263,8 +263,7 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),
@@ -309,7 +308,12 @@ def backward(
                 kernels.hopper_bwd.band_mask_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_mask_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, own_keep, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
@@ -334,7 +338,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_mask_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, own_keep, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
             (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: d06ca0345d71471e
+# hash: d6394bb15a46a5a5
 """The launches of `band_sink`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -173,8 +173,7 @@ def backward(
     dsink_heads = q.new_zeros((1, num_heads, block_seqs.shape[0]), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -212,7 +211,7 @@ def backward(
                 kernels.hopper_bwd.band_sink_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_sink_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, head_groups.dk),
                 (head_groups.dv,),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
@@ -233,7 +232,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_sink_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
             (q_len, num_heads, head_groups.size, scale),

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: c812154e241785c5
+# hash: 31111cd9a65f3626
 """The launches of `band_softcap`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -174,8 +174,7 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after, cap),
@@ -215,7 +214,7 @@ def backward(
                 kernels.hopper_bwd.band_softcap_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.band_softcap_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, cap, head_groups.dk),
                 (head_groups.dv,),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
@@ -236,7 +235,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.band_softcap_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, before, after, cap, head_groups.dk),
             (head_groups.dv,),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 3060b56c7f3153b9
+# hash: 65071b92da2d1bd6
 """The launches of `causal_dropout`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -156,8 +156,7 @@ def backward(
     q_offset = row_offset if row_offsets is None else row_offsets
     threshold, keep_scale = keep_numbers(dropout_p)
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(seed, first_head, all_heads, row_origin, key_origin),
@@ -205,7 +204,7 @@ def backward(
                 kernels.hopper_bwd.causal_dropout_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.causal_dropout_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, seed),
                 (first_head, all_heads, row_origin, key_origin, head_groups.dk, head_groups.dv),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
@@ -226,7 +225,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.causal_dropout_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, seed),
             (first_head, all_heads, row_origin, key_origin, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: host/launch.py.jinja
-# hash: d95c7c0ec3bfaf14
+# hash: e24307e6bb3af1ae
 """The launches of `forgetting`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -278,8 +278,7 @@ def backward(
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -319,7 +318,12 @@ def backward(
                 kernels.hopper_bwd.forgetting_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions),
                 (key_ranges, q_offset, ddecay_rows, head_groups.dk, head_groups.dv, ddecay_cols),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
@@ -343,7 +347,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.forgetting_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions, key_ranges),
             (q_offset, head_groups.dk, head_groups.dv, ddecay_cols),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),

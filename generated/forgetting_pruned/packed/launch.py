@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: 88d86dcdc0a415d4
+# hash: 1afc2f3195810c3e
 """The launches of `forgetting_pruned`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -236,8 +236,7 @@ def backward(
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -275,7 +274,7 @@ def backward(
                 kernels.hopper_bwd.forgetting_pruned_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_pruned_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, first_key, decay, key_block_seqs, key_ranges, q_offset, ddecay_rows),
                 (head_groups.dk, head_groups.dv, ddecay_cols),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
@@ -297,7 +296,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.forgetting_pruned_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, first_key, decay, key_block_seqs, key_ranges, q_offset, head_groups.dk),
             (head_groups.dv, ddecay_cols),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),

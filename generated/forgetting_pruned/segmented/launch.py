@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: 251d89132a57e4af
+# hash: c39308eb71924364
 """The launches of `forgetting_pruned`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -287,8 +287,7 @@ def backward(
     dg = g.new_empty(g.shape)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -329,7 +328,12 @@ def backward(
                 kernels.hopper_bwd.forgetting_pruned_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.forgetting_pruned_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, first_key, q_segment_ids, kv_segment_ids, decay),
                 (q_positions, kv_positions, key_ranges, q_offset, ddecay_rows, head_groups.dk, head_groups.dv),
                 (ddecay_cols,),
@@ -355,7 +359,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.forgetting_pruned_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, first_key, q_segment_ids, kv_segment_ids, decay, q_positions, kv_positions),
             (key_ranges, q_offset, head_groups.dk, head_groups.dv, ddecay_cols),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *first_key.stride()),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 225e3f8f4033c13b
+# hash: 13d13464d4396f88
 """The launches of `full`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -201,8 +201,7 @@ def backward(
     if not fused:
         (ranges,) = tables[1:]
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs, keeps_rows=True)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=True)
     runs = (
         backward_runs(
             backend,
@@ -271,7 +270,12 @@ def backward(
                 kernels.hopper_bwd.full_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.full_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, key_ranges, head_groups.dk),
                 (head_groups.dv,),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
@@ -295,7 +299,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.full_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, key_ranges, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
             (*kv_segment_ids.stride(), q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_ranges)),

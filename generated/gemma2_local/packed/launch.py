@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: 3f3a701fa1ebd68f
+# hash: 5dfd554779ab614f
 """The launches of `gemma2_local`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -162,8 +162,7 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -199,7 +198,7 @@ def backward(
                 kernels.hopper_bwd.gemma2_local_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.gemma2_local_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
                 (q_len, num_heads, head_groups.size, scale),
@@ -219,7 +218,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.gemma2_local_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
             (q_len, num_heads, head_groups.size, scale),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 2337ba1e7e64a2db
+# hash: 6448c9ebfb94f8cb
 """The launches of `padding`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -144,8 +144,7 @@ def backward(
     if fused:
         block_seqs = row_seqs
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     if dq.numel() > 0 and not fused:
         backend.launch(
             kernels.portable.padding_packed_bwd_dq,
@@ -179,7 +178,7 @@ def backward(
                 kernels.hopper_bwd.padding_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, length, key_block_seqs, head_groups.dk, head_groups.dv),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *length.stride()),
                 (q_len, num_heads, head_groups.size, scale),
@@ -198,7 +197,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.padding_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, length, key_block_seqs, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *length.stride()),
             (q_len, num_heads, head_groups.size, scale),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: 65b4cacd41c9f3c3
+# hash: d1c12bae9a1468cf
 """The launches of `padding`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -214,8 +214,7 @@ def backward(
     if not fused:
         (ranges,) = tables[1:]
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"POSITIONS": kv_positions is not None}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -253,7 +252,12 @@ def backward(
                 kernels.hopper_bwd.padding_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.padding_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges),
                 (head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *length.stride()),
@@ -277,7 +281,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.padding_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges),
             (head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *length.stride()),

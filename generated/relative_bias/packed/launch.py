@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: c412ffce64730dea
+# hash: 6e8a6ae7d16d5b39
 """The launches of `relative_bias`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -161,8 +161,7 @@ def backward(
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "PTX": backend.is_nvidia(q)}
     if dq.numel() > 0:
         backend.launch(
@@ -199,7 +198,7 @@ def backward(
                 kernels.hopper_bwd.relative_bias_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, bias, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *bias.stride()),
                 (bias.shape[1],),
@@ -213,7 +212,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.relative_bias_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, bias, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *bias.stride()),
             (bias.shape[1],),

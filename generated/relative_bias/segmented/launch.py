@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 215777d8d7a53150
+# hash: 10a4deff72d80df2
 """The launches of `relative_bias`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -271,8 +271,7 @@ def backward(
     dbias_atomic = q.new_zeros(bias.shape if grad_bias else (0,) * bias.dim(), dtype=backend.FP32)
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "POSITIONS": q_positions is not None,
@@ -315,7 +314,12 @@ def backward(
                 kernels.hopper_bwd.relative_bias_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.relative_bias_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_ranges, q_offset, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride()),
@@ -332,7 +336,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.relative_bias_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, bias, q_segment_ids, kv_segment_ids, q_positions, kv_positions, key_ranges),
             (q_offset, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *bias.stride()),

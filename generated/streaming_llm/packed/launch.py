@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: e6a8c3bb18600e0a
+# hash: f51932683cefb1b5
 """The launches of `streaming_llm`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -157,8 +157,7 @@ def backward(
         block_seqs = row_seqs
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = key_block_seqs.shape[0] * num_kv_heads
-    head_groups = split_heads(backend, q, dk, dv, key_programs, sequences=cu_seqlens_q.shape[0] - 1)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(size, sinks)}
     if dq.numel() > 0 and not fused:
         backend.launch(
@@ -194,7 +193,7 @@ def backward(
                 kernels.hopper_bwd.streaming_llm_packed_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_packed_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
                 (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, size, sinks, head_groups.dk),
                 (head_groups.dv,),
                 (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
@@ -215,7 +214,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.streaming_llm_packed_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (key_block_seqs.shape[0] * num_kv_heads * head_groups.number,),
             (q, k, v, do, lse, delta, key_block_seqs, q_offset, size, sinks, head_groups.dk, head_groups.dv),
             (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
             (q_len, num_heads, head_groups.size, scale),

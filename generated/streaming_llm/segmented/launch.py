@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: ca3d13c81aa937a8
+# hash: 54b863d828b30461
 """The launches of `streaming_llm`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -264,8 +264,7 @@ def backward(
         spans, block_list = tables[2:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    key_programs = cdiv(kv_len, tile.block_n) * num_kv_heads * batch
-    head_groups = split_heads(backend, q, dk, dv, key_programs)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(size, sinks),
@@ -308,7 +307,12 @@ def backward(
                 kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd_wide
                 if is_wide
                 else kernels.hopper_bwd.streaming_llm_segmented_hopper_bwd,
-                (min(key_programs * head_groups.number, backend.multiprocessors(q)),),
+                (
+                    min(
+                        cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                        backend.multiprocessors(q),
+                    ),
+                ),
                 (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
                 (key_spans, key_block_list, q_offset, size, sinks, head_groups.dk, head_groups.dv),
                 (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
@@ -332,7 +336,7 @@ def backward(
     elif dk.numel() > 0:
         backend.launch(
             kernels.portable.streaming_llm_segmented_bwd_dkdv,
-            (key_programs * head_groups.number,),
+            (cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,),
             (q, k, v, do, lse, delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
             (key_spans, key_block_list, q_offset, size, sinks, head_groups.dk, head_groups.dv),
             (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),

@@ -9,17 +9,17 @@ from generated._runtime.core.head_groups import BLOCKS_PER_PROCESSOR, LEAST_ROWS
 
 PROCESSORS = 132
 SHARED = (1, 2, 3, 6, 7, 8, 12, 128)
-PROGRAMS = (1, 8, 64, 131, 132, 230, 231, 1000)
+BLOCKS = (1, 8, 64, 131, 132, 230, 231, 1000)
 ROWS = (0, 1, 512, LEAST_ROWS - 1, LEAST_ROWS, 10 * LEAST_ROWS)
 
 
 def test_of_equal_size_no_more_than_needed_and_worth_their_sums() -> None:
-    for shared, programs, rows in itertools.product(SHARED, PROGRAMS, ROWS):
-        number = choose_number(shared, programs, rows, PROCESSORS)
+    for shared, blocks, rows in itertools.product(SHARED, BLOCKS, ROWS):
+        number = choose_number(shared, blocks, rows, PROCESSORS)
         assert shared % number == 0
         assert number == 1 or shared // number * rows >= LEAST_ROWS
         fewer = [n for n in range(1, number) if shared % n == 0]
-        assert all(n * programs < BLOCKS_PER_PROCESSOR * PROCESSORS for n in fewer)
+        assert all(n * blocks < BLOCKS_PER_PROCESSOR * PROCESSORS for n in fewer)
 
 
 def test_long_calls_of_one_key_head_fill_the_gpu() -> None:
