@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +122,27 @@ def call_op(task: Task | HopperTask) -> None:
     options = {**sequences, **task.options}
     if task.group.pass_ is Pass.FWD:
         inputs.call(op, **options)
-    else:
+        return
+    with whole_heads(task.package.name):
         results_of(op, inputs, task.seq, **options)
+
+
+@contextmanager
+def whole_heads(package: str) -> Iterator[None]:
+    """Backwards of a package split no query heads into groups.
+
+    Small calls compile and check the kernels of calls that have enough blocks of keys without groups.
+    """
+    if find_spec(f"{package}._runtime.core.head_groups") is None:  # a package of an earlier generator
+        yield
+        return
+    groups: Any = import_module(f"{package}._runtime.core.head_groups")
+    blocks = groups.BLOCKS_PER_PROCESSOR
+    groups.BLOCKS_PER_PROCESSOR = 0
+    try:
+        yield
+    finally:
+        groups.BLOCKS_PER_PROCESSOR = blocks
 
 
 def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:

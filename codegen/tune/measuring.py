@@ -17,7 +17,7 @@ from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package
 from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.testing.calls import BOUND, SEGMENTS, Inputs, draw_call, load_op, load_reference, relative_errors
-from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
+from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of, whole_heads
 from codegen.tune.record import Comparison, Group, Workload, config_of
 from codegen.tune.timing import clearings_until, clock, in_turn
 
@@ -164,7 +164,8 @@ class Bench:
         options = {**sequences, "config": self._config(tile)}
         if self.group.pass_ is Pass.FWD:
             return {"o": inputs.call(self.op, **options).detach()}
-        return results_of(self.op, inputs, seq, **options)
+        with whole_heads(self.package.name):
+            return results_of(self.op, inputs, seq, **options)
 
     def _config(self, tile: TileConfig) -> dict[str, dict[str, int]]:
         return config_of({**self.others, self.group.pass_: tile})
@@ -218,7 +219,8 @@ class FamilyBench:
             if self._is_forward:
                 got = {"o": inputs.call(self.op, **options).detach()}
             else:
-                got = results_of(self.op, inputs, contender.seq, **options)
+                with whole_heads(self.package.name):
+                    got = results_of(self.op, inputs, contender.seq, **options)
             return _error_text(got, {name: wanted[name] for name in got.keys() & _OF_A_STEP})
         except Exception as error:  # as for tiles
             return _reason(error)
