@@ -19,13 +19,13 @@ from codegen.load.spec_file import load
 from codegen.render.files import write_atomically
 from codegen.spec.model import Pass
 from codegen.tune import tuner as tuner_module
-from codegen.tune.compiling import Compilation, Compilers, Task, fault_of
+from codegen.tune.compiling import SMALL_HEADS, WHOLE_SEQ, Compilation, Compilers, Task, fault_of, whole_heads
 from codegen.tune.progress import Progress, gain, totals
 from codegen.tune.record import Group, Machine, Outcome, TunedFile, Winner, Workload
 from codegen.tune.space import Kernel, Work, candidates, fits, shared_bytes
 from codegen.tune.tuner import Context, Request, Tuner
 from codegen.util.errors import CodegenError
-from generated._runtime.core import tuned
+from generated._runtime.core import head_groups, tuned
 from tests.support.inline_pool import InlinePool
 from tests.support.paths import DEFAULT_SPEC, ROOT
 from tests.support.tuned_files import HASH, path_in, tile
@@ -238,6 +238,14 @@ def test_an_interrupted_write_leaves_the_file(tmp_path: Path, monkeypatch: pytes
         write_atomically(path, "other")
     assert path.read_text() == "whole"
     assert [each.name for each in path.parent.iterdir()] == ["causal.json"]
+
+
+def test_small_calls_split_no_heads() -> None:
+    """Timed calls have enough blocks of keys without groups of query heads; the calls that stand for them do not."""
+    small = SMALL_HEADS[1], SMALL_HEADS[0], WHOLE_SEQ, WORK.multiprocessors
+    with whole_heads("generated"):
+        assert head_groups.choose_number(*small) == 1
+    assert head_groups.choose_number(*small) > 1
 
 
 def test_progress_says_what_was_gained(capsys: pytest.CaptureFixture[str]) -> None:
