@@ -153,6 +153,20 @@ def test_a_kernel_of_hopper_gets_the_memory_it_works_in(monkeypatch: pytest.Monk
     assert "setmaxnreg" in text
 
 
+def test_groups_of_query_heads_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one key head, each of two query heads has dk and dv of its own: the kernel has four tensors."""
+    q, k = jnp.zeros((1, 1024, 2, 64), jnp.bfloat16), jnp.zeros((1, 1024, 1, 64), jnp.bfloat16)
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+
+    def gradients(*x: jax.Array) -> Any:
+        return jax.vjp(lambda *x: ops.causal(*x, family="hopper"), *x)[1](x[0])
+
+    launched = {message[4][0].decode(): message for message in messages(monkeypatch, gradients, q, k, k)}
+    assert {"causal_hopper_bwd", "add_head_groups"} < launched.keys()
+    parameters = [fields(p) for p in fields(launched["add_head_groups"][1][0])[5]]
+    assert sum(1 in p for p in parameters) == 4
+
+
 def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
     """A tensor of a dense call in the shape that a packed call takes."""
     if entry["tensors"].get(name, {"dims": []})["dims"] == ["b", "h", "q_idx"]:
