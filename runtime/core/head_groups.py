@@ -78,7 +78,7 @@ def split_heads(
     """
     batch, num_kv_heads, length, head_dim = dk.shape
     shared, number = q.shape[1] // num_kv_heads, 1
-    if dk.numel() > 0 and not (keeps_rows and batch > 1):
+    if shared > 1 and dk.numel() > 0 and not (keeps_rows and batch > 1):
         blocks = cdiv(length, block_n) * num_kv_heads * batch
         number = choose_number(shared, blocks, q.shape[2], backend.multiprocessors(q))
     if number == 1:

@@ -142,7 +142,7 @@ def test_later_process_compiles_nothing_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_dense_kernels_are_those_of_other_batches_and_near_lengths(layout: Layout) -> None:
+def test_dense_kernels_are_those_of_near_lengths(layout: Layout) -> None:
     def call() -> None:
         def tensor(heads: int) -> torch.Tensor:
             if layout is Layout.BHSD:
@@ -151,7 +151,7 @@ def test_dense_kernels_are_those_of_other_batches_and_near_lengths(layout: Layou
 
         trained("causal", tensor(4), tensor(2), tensor(2))
 
-    assert warmed(replace(CALL, layout=layout)) == keys(call, "causal")
+    assert warmed(replace(CALL, layout=layout, batch=3)) == keys(call, "causal")
 
 
 def test_packed_and_segmented_kernels_are_those_of_other_documents() -> None:
@@ -164,7 +164,7 @@ def test_packed_and_segmented_kernels_are_those_of_other_documents() -> None:
         trained("causal", q, k, v, q_segment_ids=torch.arange(8192, dtype=torch.int32).view(2, 4096) // 100)
 
     assert warmed(replace(CALL, mode="packed")) == keys(packed, "causal")
-    assert warmed(replace(CALL, mode="segmented")) == keys(segmented, "causal")
+    assert warmed(replace(CALL, mode="segmented", batch=2)) == keys(segmented, "causal")
 
 
 def test_scalars_do_not_matter_and_frozen_tensors_do() -> None:
