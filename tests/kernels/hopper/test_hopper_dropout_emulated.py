@@ -213,7 +213,7 @@ BACKWARD_MUTATIONS = {
     ),
     "another head": Mutation(
         old="(first_head + b * all_heads + h).to(gl.int32)",
-        new="(first_head + b * all_heads + hkv).to(gl.int32)",
+        new="(first_head + b * all_heads + head_group).to(gl.int32)",
         error=AssertionError,
         message="largest error",
     ),
