@@ -10,7 +10,7 @@ import torch
 from generated._runtime.core import head_groups
 from tests.support.cases import DTYPES, Shape, draw, evaluate, with_frameworks, with_variants
 from tests.support.judge import check_call
-from tests.support.packings import MIXED, draw_packed
+from tests.support.packings import MIXED, draw_packed, with_kinds
 from tests.support.segments import ints
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
@@ -46,7 +46,7 @@ def test_in_jax(variant: str) -> None:
     check_call(variant, draw(variant, SHAPE, DTYPES[0]), framework="jax", q_offset="end")
 
 
-@with_variants
+@with_kinds
 @pytest.mark.covers(mode="packed")
 def test_packed(variant: str) -> None:
     check_call(variant, draw_packed(variant, MIXED, DTYPES[0], group=4), **MIXED.options())
