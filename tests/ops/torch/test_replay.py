@@ -200,6 +200,24 @@ def test_a_backward_is_replayed(with_lse: bool) -> None:
         assert count(do) == 0
 
 
+def test_a_backward_that_splits_heads_is_replayed(launches: list[list[Any]]) -> None:
+    """Its launches are those of the computed backward, with the one that adds up the groups' gradients."""
+    op = load_op("causal")
+    q, k, v = (torch.randn(1, heads, 1024, 32, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 1, 1))
+    kernels = importlib.import_module("generated.causal.torch_op").DENSE
+    functions = []
+    with mock.patch.object(kernels, "backward", wraps=kernels.backward) as computed:
+        computed.plan_of = kernels.backward.plan_of
+        for _ in range(5):
+            o = op(q, k, v)
+            launches.clear()
+            torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+            functions.append([launch[4] for launch in launches])
+    assert computed.call_count == 3
+    assert functions[4] == functions[0]
+    assert hash("add_head_groups") in functions[4]
+
+
 @pytest.mark.usefixtures("launches")
 def test_second_derivatives_are_refused_of_replayed_calls() -> None:
     op = load_op("causal")
