@@ -1,4 +1,4 @@
-"""How large a call's integer scalars may be, so that no sum of them leaves 32 bits.
+"""Which integers a call's scalars may be, so that no sum of them leaves 32 bits, and none divides by 0.
 
 A comparison computes its two sides, and the bounds of its blocks compute the difference of the sides. A scalar alone
 may have up to `affine.MOST_POSITION` either way: with a position added, that fits. Several scalars in one sum share it.
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from codegen.analysis.affine import MOST_POSITION
+from codegen.analysis.score_bounds import Range, bounds
 from codegen.ir import expr
 from codegen.ir.expr import Const, Expr, Op, ScalarType, Type, Var
 from codegen.spec.model import ScalarSpec
@@ -29,15 +30,51 @@ def narrowed(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> dict
 
 
 def divisors(roots: Collection[Expr]) -> frozenset[str]:
-    """The names by which expressions divide integers, or take remainders.
+    """The names by which expressions divide integers, or take remainders, alone or as a factor of a product.
 
-    >>> q_idx, n = expr.int_var("q_idx"), expr.int_var("n")
-    >>> sorted(divisors([expr.compare("lt", expr.floordiv(q_idx, n), q_idx)]))
-    ['n']
+    >>> q_idx, n, step = map(expr.int_var, ("q_idx", "n", "step"))
+    >>> sorted(divisors([expr.floordiv(q_idx, n), expr.mod(q_idx, expr.mul(expr.const(2), step))]))
+    ['n', 'step']
     """
+    return frozenset(each.name for each in _divisors(roots) if isinstance(each, Var))
+
+
+def vanishing(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> list[Expr]:
+    """What integers are divided by, if it is computed from scalars and may be 0 within their ranges. A scalar alone is
+    not among it: calls check that it is not 0.
+
+    >>> n = expr.int_var("n")
+    >>> by_fewer = [expr.floordiv(expr.int_var("q_idx"), expr.sub(n, expr.const(3)))]
+    >>> specs = [ScalarSpec(name="n", type=ScalarType.INT, minimum=least) for least in (1, 4)]
+    >>> [len(vanishing({"n": spec}, by_fewer)) for spec in specs]
+    [1, 0]
+    """
+    ranges = {name: _range(scalar) for name, scalar in scalars.items()}
+    computed = [
+        each
+        for each in _divisors(roots)
+        if not isinstance(each, Var) and not expr.loads(each) and expr.names(each) <= scalars.keys()
+    ]
+    return [each for each in computed if bounds(each, ranges).low <= 0 <= bounds(each, ranges).high]
+
+
+def _range(scalar: ScalarSpec) -> Range:
+    low, high = scalar.minimum, scalar.maximum
+    return Range(-MOST_POSITION if low is None else low, MOST_POSITION if high is None else high)
+
+
+def _divisors(roots: Collection[Expr]) -> list[Expr]:
+    """What expressions divide integers by; the factors of products, without numbers."""
     nodes = (node for root in roots for node in expr.walk(root))
-    by = (node.args[1] for node in nodes if isinstance(node, Op) and node.op in ("floordiv", "mod"))
-    return frozenset(each.name for each in by if isinstance(each, Var) and each.type is Type.INT)
+    waiting = [node.args[1] for node in nodes if isinstance(node, Op) and node.op in ("floordiv", "mod")]
+    found: dict[Expr, None] = {}
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Op) and each.op in ("mul", "neg", "abs"):
+            waiting += each.args
+        elif not isinstance(each, Const) and each.type is Type.INT:
+            found[each] = None
+    return list(found)
 
 
 def within(scalar: ScalarSpec, most: int) -> ScalarSpec:

@@ -8,10 +8,11 @@ the row's largest logit, which a kernel finds block by block. If a logit is boun
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from codegen.ir.expr import Const, Expr, Op
+from codegen.ir.expr import Const, Expr, Op, Var
 
 RUNNING_EXPONENT = 8
 """A weight relative to a running maximum is at most 2**8: the maximum rises only for a logit more than 8 above it."""
@@ -68,16 +69,20 @@ def fixed_reference(logit: Expr) -> float | None:
     return reference if found.high - reference <= LARGEST_EXPONENT else None
 
 
-def bounds(e: Expr) -> Range:
-    """The range of an expression, whatever its variables and tensors hold.
+def bounds(e: Expr, variables: Mapping[str, Range] = MappingProxyType({})) -> Range:
+    """The range of an expression, whatever its tensors hold, and its variables but those whose range is given.
 
-    Nothing is known of variables, scalars included: a traced call does not check their limits.
+    Of a logit no variable's range is given, not even a scalar's: a traced call does not check its limits.
     """
     known: dict[Expr, Range] = {}  # a derivative uses many of its nodes more than once
 
     def found(node: Expr) -> Range:
         if node not in known:
-            known[node] = _bounds(node, [found(arg) for arg in node.args] if isinstance(node, Op) else [])
+            known[node] = (
+                variables.get(node.name, ANY)
+                if isinstance(node, Var)
+                else _bounds(node, [found(arg) for arg in node.args] if isinstance(node, Op) else [])
+            )
         return known[node]
 
     return found(e)
@@ -98,6 +103,8 @@ def _bounds(e: Expr, args: Sequence[Range]) -> Range:
             return Range(-args[0].high, -args[0].low)
         case "mul":
             return _product(*args)
+        case "floordiv" if args[1].low == args[1].high > 0:
+            return _within(args[0].low // args[1].low, args[0].high // args[1].low)
         case "min":
             return Range(min(args[0].low, args[1].low), min(args[0].high, args[1].high))
         case "max":

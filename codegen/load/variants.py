@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from codegen.analysis import pruning
 from codegen.analysis.left_out import split_left_out
-from codegen.analysis.scalar_limits import divisors, narrowed, within
+from codegen.analysis.scalar_limits import divisors, narrowed, vanishing, within
 from codegen.analysis.schedule import keeps_nothing
 from codegen.ir import expr
 from codegen.ir.derive import ZERO, derivative
 from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, Expr, ScalarType, TensorSpec, Type
 from codegen.ir.parse import Macro, Scope, parse, parse_example
+from codegen.ir.printers import FormulaPrinter
 from codegen.load.archs import read_archs
 from codegen.load.grammar import (
     DECAY,
@@ -300,6 +301,10 @@ class _VariantReader:
             found[name] = replace(scalars[name], divides=scalars[name].has(0))
             if found[name].divides and scalars[name].example == 0:
                 self.doc.note(self.scalar_items[name], "integers are divided by it, so its example must not be 0")
+        for divisor in vanishing(scalars, roots):
+            text = FormulaPrinter().text(divisor)
+            message = f"integers are divided by {text!r}, which may be 0: limit its scalars by min or max"
+            self.doc.note(self.item, message)
         for name, most in narrowed(scalars, roots).items():
             scalar = found[name] = within(found[name], most)
             low, high, example = scalar.minimum, scalar.maximum, scalar.example
