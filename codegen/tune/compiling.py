@@ -122,21 +122,22 @@ def call_op(task: Task | HopperTask) -> None:
     options = {**sequences, **task.options}
     if task.group.pass_ is Pass.FWD:
         inputs.call(op, **options)
-        return
-    with whole_heads(task.package.name):
-        results_of(op, inputs, task.seq, **options)
+    else:
+        results_of(task.package, op, inputs, task.seq, **options)
 
 
 @contextmanager
-def whole_heads(package: str) -> Iterator[None]:
-    """Backwards of a package split no query heads into groups.
+def whole_heads(package: Package) -> Iterator[None]:
+    """Keep the backwards of a package from splitting query heads that share a key head into groups.
 
-    Small calls compile and check the kernels of calls that have enough blocks of keys without groups.
+    Small calls have few blocks of keys, so that they would be split. The timed calls, whose kernels they compile and
+    check, have enough blocks and are not.
     """
-    if find_spec(f"{package}._runtime.core.head_groups") is None:  # a package of an earlier generator
+    module = f"{package.name}._runtime.core.head_groups"
+    if find_spec(module) is None:  # a package of an earlier generator, which splits no heads
         yield
         return
-    groups: Any = import_module(f"{package}._runtime.core.head_groups")
+    groups: Any = import_module(module)
     blocks = groups.BLOCKS_PER_PROCESSOR
     groups.BLOCKS_PER_PROCESSOR = 0
     try:
@@ -145,11 +146,15 @@ def whole_heads(package: str) -> Iterator[None]:
         groups.BLOCKS_PER_PROCESSOR = blocks
 
 
-def results_of(op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:
-    """o and all gradients of a call. At CUT_SEQ lse has a gradient too; at other lengths not, as in a training step."""
+def results_of(package: Package, op: Any, inputs: Any, seq: int, **options: Any) -> dict[str, Any]:
+    """o and all gradients of a small call, of the kernels that timed calls run.
+
+    At CUT_SEQ lse has a gradient too; at other lengths not, as in a training step.
+    """
     from codegen.testing.calls import evaluate, evaluate_plain
 
-    return evaluate(op, inputs, **options) if seq == CUT_SEQ else evaluate_plain(op, inputs, **options)
+    with whole_heads(package):
+        return evaluate(op, inputs, **options) if seq == CUT_SEQ else evaluate_plain(op, inputs, **options)
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from codegen.arch.tile_rules import TileConfig
 from codegen.compile.packages import Package
 from codegen.spec.model import KERNEL_ENDINGS, Pass
 from codegen.testing.calls import BOUND, SEGMENTS, Inputs, draw_call, load_op, load_reference, relative_errors
-from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of, whole_heads
+from codegen.tune.compiling import CUT_SEQ, SMALL_HEADS, WHOLE_SEQ, first_line, results_of
 from codegen.tune.record import Comparison, Group, Workload, config_of
 from codegen.tune.timing import clearings_until, clock, in_turn
 
@@ -164,8 +164,7 @@ class Bench:
         options = {**sequences, "config": self._config(tile)}
         if self.group.pass_ is Pass.FWD:
             return {"o": inputs.call(self.op, **options).detach()}
-        with whole_heads(self.package.name):
-            return results_of(self.op, inputs, seq, **options)
+        return results_of(self.package, self.op, inputs, seq, **options)
 
     def _config(self, tile: TileConfig) -> dict[str, dict[str, int]]:
         return config_of({**self.others, self.group.pass_: tile})
@@ -219,8 +218,7 @@ class FamilyBench:
             if self._is_forward:
                 got = {"o": inputs.call(self.op, **options).detach()}
             else:
-                with whole_heads(self.package.name):
-                    got = results_of(self.op, inputs, contender.seq, **options)
+                got = results_of(self.package, self.op, inputs, contender.seq, **options)
             return _error_text(got, {name: wanted[name] for name in got.keys() & _OF_A_STEP})
         except Exception as error:  # as for tiles
             return _reason(error)
@@ -282,7 +280,7 @@ def golden_call(
     """A call on the GPU, and its results in float64."""
     inputs, sequences = _drawn(package, group, seq, heads)
     reference = load_reference(group.variant, packed=group.mode == "packed", package=package.name)
-    return inputs, sequences, results_of(reference, inputs.double(), seq, **sequences)
+    return inputs, sequences, results_of(package, reference, inputs.double(), seq, **sequences)
 
 
 @lru_cache(maxsize=1)

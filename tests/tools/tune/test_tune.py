@@ -243,7 +243,7 @@ def test_an_interrupted_write_leaves_the_file(tmp_path: Path, monkeypatch: pytes
 def test_small_calls_split_no_heads() -> None:
     """Timed calls have enough blocks of keys without groups of query heads; the calls that stand for them do not."""
     small = SMALL_HEADS[1], SMALL_HEADS[0], WHOLE_SEQ, WORK.multiprocessors
-    with whole_heads("generated"):
+    with whole_heads(Package(root=str(ROOT), name="generated")):
         assert head_groups.choose_number(*small) == 1
     assert head_groups.choose_number(*small) > 1
 
