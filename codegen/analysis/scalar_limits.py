@@ -40,8 +40,9 @@ def divisors(roots: Collection[Expr]) -> frozenset[str]:
 
 
 def vanishing(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> list[Expr]:
-    """What integers are divided by, if it is computed from scalars and may be 0 within their ranges. A scalar alone is
-    not among it: calls check that it is not 0.
+    """The divisors of integers that are computed from scalars alone and may be 0 within the scalars' ranges.
+
+    A divisor that is itself a scalar is left out, because each call checks that it is not 0.
 
     >>> n = expr.int_var("n")
     >>> by_fewer = [expr.floordiv(expr.int_var("q_idx"), expr.sub(n, expr.const(3)))]
@@ -50,12 +51,19 @@ def vanishing(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> lis
     [1, 0]
     """
     ranges = {name: _range(scalar) for name, scalar in scalars.items()}
-    computed = [
+
+    def may_be_zero(e: Expr) -> bool:
+        found = bounds(e, ranges)
+        return found.low <= 0 <= found.high
+
+    return [
         each
         for each in _divisors(roots)
-        if not isinstance(each, Var) and not expr.loads(each) and expr.names(each) <= scalars.keys()
+        if not isinstance(each, Var)
+        and not expr.loads(each)
+        and expr.names(each) <= scalars.keys()
+        and may_be_zero(each)
     ]
-    return [each for each in computed if bounds(each, ranges).low <= 0 <= bounds(each, ranges).high]
 
 
 def _range(scalar: ScalarSpec) -> Range:
@@ -64,7 +72,7 @@ def _range(scalar: ScalarSpec) -> Range:
 
 
 def _divisors(roots: Collection[Expr]) -> list[Expr]:
-    """What expressions divide integers by; the factors of products, without numbers."""
+    """What expressions divide integers by, without constants. Of a product its factors: it is 0 if one of them is."""
     nodes = (node for root in roots for node in expr.walk(root))
     waiting = [node.args[1] for node in nodes if isinstance(node, Op) and node.op in ("floordiv", "mod")]
     found: dict[Expr, None] = {}

@@ -70,19 +70,18 @@ def fixed_reference(logit: Expr) -> float | None:
 
 
 def bounds(e: Expr, variables: Mapping[str, Range] = MappingProxyType({})) -> Range:
-    """The range of an expression, whatever its tensors hold, and its variables but those whose range is given.
+    """The range of an expression for all values of its tensors, and of its variables within the ranges `variables`.
 
-    Of a logit no variable's range is given, not even a scalar's: a traced call does not check its limits.
+    A variable that is not among these may have any value. For a logit none is given, not even that of a scalar, because
+    a traced call does not check the limits of scalars.
     """
     known: dict[Expr, Range] = {}  # a derivative uses many of its nodes more than once
 
     def found(node: Expr) -> Range:
+        if isinstance(node, Var):
+            return variables.get(node.name, ANY)
         if node not in known:
-            known[node] = (
-                variables.get(node.name, ANY)
-                if isinstance(node, Var)
-                else _bounds(node, [found(arg) for arg in node.args] if isinstance(node, Op) else [])
-            )
+            known[node] = _bounds(node, [found(arg) for arg in node.args] if isinstance(node, Op) else [])
         return known[node]
 
     return found(e)
