@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +143,18 @@ def test_later_process_compiles_nothing_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_dense_kernels_are_those_of_near_lengths(layout: Layout) -> None:
-    def call() -> None:
+def test_dense_kernels_are_those_of_other_batches_and_near_lengths(layout: Layout) -> None:
+    def call(query_heads: int, key_heads: int) -> None:
         def tensor(heads: int) -> torch.Tensor:
             if layout is Layout.BHSD:
                 return torch.ones(3, heads, 4608, 64, dtype=torch.bfloat16)
             return torch.ones(3, 4608, heads, 64, dtype=torch.bfloat16).transpose(1, 2)
 
-        trained("causal", tensor(4), tensor(2), tensor(2))
+        trained("causal", tensor(query_heads), tensor(key_heads), tensor(key_heads))
 
-    assert warmed(replace(CALL, layout=layout, batch=3)) == keys(call, "causal")
+    assert warmed(replace(CALL, layout=layout, heads=(4, 4))) == keys(partial(call, 4, 4), "causal")
+    # If query heads share key heads, the batch decides into how many groups the backward splits them.
+    assert warmed(replace(CALL, layout=layout, batch=3)) == keys(partial(call, 4, 2), "causal")
 
 
 def test_packed_and_segmented_kernels_are_those_of_other_documents() -> None:
@@ -159,12 +162,14 @@ def test_packed_and_segmented_kernels_are_those_of_other_documents() -> None:
         q, k, v = (torch.ones(8500, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
         trained("causal", q, k, v, cu_seqlens_q=torch.tensor([0, 3900, 8500], dtype=torch.int32))
 
-    def segmented() -> None:
-        q, k, v = (torch.ones(2, heads, 4096, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    def segmented(query_heads: int, key_heads: int) -> None:
+        sizes = (query_heads, key_heads, key_heads)
+        q, k, v = (torch.ones(2, heads, 4096, 64, dtype=torch.bfloat16) for heads in sizes)
         trained("causal", q, k, v, q_segment_ids=torch.arange(8192, dtype=torch.int32).view(2, 4096) // 100)
 
     assert warmed(replace(CALL, mode="packed")) == keys(packed, "causal")
-    assert warmed(replace(CALL, mode="segmented", batch=2)) == keys(segmented, "causal")
+    assert warmed(replace(CALL, mode="segmented", heads=(4, 4))) == keys(partial(segmented, 4, 4), "causal")
+    assert warmed(replace(CALL, mode="segmented", batch=2)) == keys(partial(segmented, 4, 2), "causal")
 
 
 def test_scalars_do_not_matter_and_frozen_tensors_do() -> None:

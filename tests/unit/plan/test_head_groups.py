@@ -13,7 +13,7 @@ BLOCKS = (1, 8, 64, 131, 132, 230, 231, 1000)
 ROWS = (0, 1, 512, LEAST_ROWS - 1, LEAST_ROWS, 10 * LEAST_ROWS)
 
 
-def test_of_equal_size_no_more_than_needed_and_worth_their_sums() -> None:
+def test_groups_are_equally_large_no_more_than_needed_and_have_enough_rows() -> None:
     for shared, blocks, rows in itertools.product(SHARED, BLOCKS, ROWS):
         number = choose_number(shared, blocks, rows, PROCESSORS)
         assert shared % number == 0
@@ -27,5 +27,5 @@ def test_long_calls_of_one_key_head_fill_the_gpu() -> None:
     assert number * 64 >= BLOCKS_PER_PROCESSOR * PROCESSORS
 
 
-def test_calls_with_blocks_enough_are_not_split() -> None:
+def test_calls_with_enough_blocks_are_not_split() -> None:
     assert choose_number(8, math.ceil(BLOCKS_PER_PROCESSOR * PROCESSORS), 10**6, PROCESSORS) == 1
