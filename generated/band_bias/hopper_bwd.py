@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 68c9bb7b2eab2e37
+# hash: 953da4cd35dba51c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -27,8 +27,8 @@ blocks of rows. The product `dp` of a block has delta subtracted (`issue_product
 factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
-is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
-place of Hkv.
+is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`
+are then float32 and have a head for each group: `Hkv * HEAD_GROUPS` in place of Hkv.
 
 A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
 added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has

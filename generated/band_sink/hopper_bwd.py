@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/bwd.py.jinja
-# hash: a58db9a54bb463fb
+# hash: 88bc58cd5ec5a18c
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_sink` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -24,8 +24,8 @@ The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, ze
 `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
-is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
-place of Hkv.
+is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`
+are then float32 and have a head for each group: `Hkv * HEAD_GROUPS` in place of Hkv.
 
 A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
 added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has

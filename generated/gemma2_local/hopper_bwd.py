@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: 2285550940be25d4
+# hash: 0fe3620fdeb8e78a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -24,8 +24,8 @@ added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the 
 the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
-is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
-place of Hkv.
+is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`
+are then float32 and have a head for each group: `Hkv * HEAD_GROUPS` in place of Hkv.
 
 A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
 added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has

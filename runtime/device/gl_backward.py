@@ -52,7 +52,7 @@ def describe_vector(ptr, length, ROWS: gl.constexpr):
 def heads_in_cache(q_len, num_head_groups, batch, group_size, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr):
     """The number of groups of query heads, over all batch rows, whose blocks of keys are worked on at a time.
 
-    Programs that begin together add to the rows of dq of these heads: as many as the cache has room for.
+    Programs that begin together add to the rows of dq of these groups: as many as the cache has room for.
     """
     NEAR_ROWS: gl.constexpr = NEAR_BYTES // (6 * BLOCK_D + 2 * BLOCK_DV)
     near_heads = gl.maximum(NEAR_ROWS // gl.maximum(q_len, 1) // group_size, 1)
@@ -152,7 +152,7 @@ def locate_keys(block_seqs_ptr, item, num_head_groups, BLOCK_N: gl.constexpr):
 
     As in the portable kernel the blocks of a sequence follow each other, and long sequences come first. Returned are
     the sequence's number and its first entry; start and length of its queries, and of its keys; the group of
-    heads; and the first key of the block, counted from the start of the sequence.
+    query heads; and the first key of the block, counted from the start of the sequence.
     """
     b, first_entry, q_start, q_len, kv_start, kv_len, _ = load_sequence(block_seqs_ptr, item // num_head_groups)
     sequence_item = item - first_entry * num_head_groups

@@ -70,7 +70,8 @@ def split_heads(
 ) -> HeadGroups:
     """The groups of a backward that computes `dk` and `dv`, `[B, Hkv, S, D]`, of q, `[B, Hq, S, D]`.
 
-    Packed sequences are one batch row. How many there are does not count: what is compiled follows from shapes.
+    All packed sequences together count as one batch row. So the number of groups, which is compiled in, follows from
+    the shapes of tensors and not from how many sequences there are.
 
     Args:
         block_n: keys of a block.
@@ -95,7 +96,7 @@ def choose_number(shared: int, blocks: int, rows: int, multiprocessors: int) -> 
     """Into how many groups the `shared` query heads of a key head are split: a divisor of `shared`.
 
     Args:
-        blocks: of keys, of all key heads. rows: of a query head.
+        blocks: the blocks of keys of all key heads. rows: the rows of one query head.
 
     >>> choose_number(8, 64, 8192, 132), choose_number(8, 512, 8192, 132), choose_number(8, 8, 512, 132)
     (4, 1, 4)

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: 112656ee0eb2a418
+# hash: 0bbaed8028813957
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -31,8 +31,8 @@ to whole blocks of rows. The products of a block have them subtracted: lse from 
 in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
-is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
-place of Hkv.
+is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`
+are then float32 and have a head for each group: `Hkv * HEAD_GROUPS` in place of Hkv.
 
 A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
 added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has

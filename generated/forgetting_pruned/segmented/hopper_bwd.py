@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: ded3c3603e254237
+# hash: b118d3a001544393
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, with segment ids on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -34,8 +34,8 @@ padded to whole blocks of rows. The products of a block have them subtracted: ls
 in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
-is not 1, they are split into so many groups, each with float32 `dk` and `dv` of its own: `Hkv * HEAD_GROUPS` heads in
-place of Hkv.
+is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`
+are then float32 and have a head for each group: `Hkv * HEAD_GROUPS` in place of Hkv.
 
 A warp, `produce`, copies the keys, and the rows of each block of queries, to shared memory (TMA). The gradient of q is
 added to `dq_sums` in any order, so that its last bits may differ between equal calls. `templates/hopper/README.md` has
