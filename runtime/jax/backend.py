@@ -16,6 +16,7 @@ from .tensor import FP32 as FP32
 from .tensor import INT32 as INT32
 from .tensor import aligned as aligned
 from .tensor import begin_alike as begin_alike
+from .tensor import empty_by_tokens as empty_by_tokens
 from .tensor import empty_like_layout as empty_like_layout
 from .tensor import fill_in_parts as fill_in_parts
 from .tensor import has_even_rows as has_even_rows

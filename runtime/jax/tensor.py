@@ -150,3 +150,10 @@ def empty_like_layout(x: Tensor, last: int, dtype: Any = None) -> Tensor:
     """An empty, dense `[B, H, S, last]` tensor with the memory order of `x`, in the dtype of `x` or another."""
     strides = [stride // x.memory[-1] * last for stride in x.strides[:-1]]
     return Tensor(None, (*x.shape[:3], last), (*strides, 1), dtype or x.dtype, memory=(*x.memory[:-1], last))
+
+
+def empty_by_tokens(_like: Tensor, shape: tuple[int, int, int, int], dtype: Any) -> Tensor:
+    """An empty, dense `[B, H, S, D]` tensor with the memory order B, S, H, D."""
+    batch, heads, length, columns = shape
+    strides = (length * heads * columns, columns, heads * columns, 1)
+    return Tensor(None, shape, strides, dtype, memory=(batch, length, heads, columns))

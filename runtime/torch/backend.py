@@ -16,6 +16,7 @@ from .schedule import list_blocks as list_blocks
 from .schedule import work_counter as work_counter
 from .strides import aligned as aligned
 from .strides import begin_alike as begin_alike
+from .strides import empty_by_tokens as empty_by_tokens
 from .strides import empty_like_layout as empty_like_layout
 from .strides import has_even_rows as has_even_rows
 

@@ -61,6 +61,13 @@ def empty_like_layout(x: Tensor, last: int, dtype: torch.dtype | None = None) ->
     return x.new_empty_strided((*x.shape[:3], last), (*dense, 1), dtype=dtype)
 
 
+def empty_by_tokens(like: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Tensor:
+    """An empty `[B, H, S, D]` tensor on the device of `like`, dense, with the memory order B, S, H, D."""
+    _, heads, length, columns = shape
+    strides = (length * heads * columns, columns, heads * columns, 1)
+    return like.new_empty_strided(shape, strides, dtype=dtype)
+
+
 def batch_row(x: Tensor) -> Tensor:
     """Packed `[total, H, D]` as kernels see it: one batch row, `[1, H, total, D]`."""
     return x.transpose(0, 1).unsqueeze(0)

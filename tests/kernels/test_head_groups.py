@@ -11,7 +11,7 @@ from generated._runtime.core import head_groups
 from tests.support.cases import DTYPES, Shape, draw, evaluate, with_frameworks, with_variants
 from tests.support.judge import check_call
 from tests.support.packings import MIXED, draw_packed, with_kinds
-from tests.support.segments import ints
+from tests.support.segments import by_token, ints
 
 pytestmark = pytest.mark.covers(mode="dense", family="portable", dtype="float16", framework="torch")
 
@@ -58,6 +58,36 @@ def test_segmented(framework: str) -> None:
     shape = Shape(group=6, q_len=70, dim=40)
     ids = ints([[0] * 30 + [1] * 40])
     check_call("causal", draw("causal", shape, DTYPES[0]), framework=framework, q_segment_ids=ids)
+
+
+IDS = ([0] * 30 + [1] * 40, [-1] * 7 + [2] * 63, [1] * 20 + [3] * 30 + [1] * 20)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("stored", ["by heads", "by tokens"])
+@pytest.mark.parametrize("variant", ["causal", "alibi"])
+@pytest.mark.covers(mode="segmented")
+def test_segmented_batches(
+    monkeypatch: pytest.MonkeyPatch, numbers: list[int], variant: str, stored: str, batch: int, number: int
+) -> None:
+    shape = Shape(batch=batch, kv_heads=2, group=4, q_len=70, dim=40, dim_v=24)
+    monkeypatch.setattr(head_groups, "LEAST_ROWS", 4 // number * shape.q_len)
+    inputs = draw(variant, shape, DTYPES[0])
+    check_call(variant, by_token(inputs) if stored == "by tokens" else inputs, q_segment_ids=ints(IDS[:batch]))
+    assert numbers == [number]
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("variant", ["causal", "alibi"])
+@pytest.mark.covers(mode="segmented", framework="jax")
+def test_segmented_batches_in_jax(
+    monkeypatch: pytest.MonkeyPatch, numbers: list[int], variant: str, number: int
+) -> None:
+    shape = Shape(batch=3, kv_heads=2, group=4, q_len=70, dim=40, dim_v=24)
+    monkeypatch.setattr(head_groups, "LEAST_ROWS", 4 // number * shape.q_len)
+    check_call(variant, draw(variant, shape, DTYPES[0]), framework="jax", q_segment_ids=ints(IDS))
+    assert set(numbers) == {number}
 
 
 def test_of_two_heads_each(monkeypatch: pytest.MonkeyPatch, numbers: list[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,3 +59,10 @@ class Call:
         if self.kv_lengths:
             options["kv_lengths"] = ints(self.kv_lengths)
         return options if "q_positions" in options else {**options, "q_offset": self.q_offset}
+
+
+def by_token(inputs: Inputs) -> Inputs:
+    """The same tensors, stored as `[B, S, H, D]` in memory."""
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.do)
+    q, k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
+    return replace(inputs, q=q, k=k, v=v, do=do)

@@ -4,7 +4,8 @@
 A program of dk and dv takes a block of keys of one key head, and sums over all query heads that share the head. With
 few key heads, as of one GPU of a model whose heads are spread over several, there are fewer blocks than a GPU has
 multiprocessors. Then the query heads of a key head are split into groups. Each group has its own dk and dv, in float32,
-which another kernel adds up.
+which another kernel adds up. Both are stored by tokens, in the memory order `[B, S, H, D]`. There all batch rows form
+one long row, as the packed kernels need where they compute a segmented call.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from .configs import cdiv, next_power_of_2
+from .segment_runs import batch_rows
 
 if TYPE_CHECKING:
     from .launches import Backend, Tensor
@@ -34,7 +36,7 @@ class HeadGroups(NamedTuple):
     Attributes:
         number: groups of each key head. size: query heads of a group.
         dk, dv: what the kernel of keys fills. If `number` is 1 these are the gradients of the call; else float32,
-            `[B, Hkv * number, S, D]`: the groups of a key head follow each other.
+            `[B, Hkv * number, S, D]`, stored by tokens: the groups of a key head follow each other.
     """
 
     number: int
@@ -75,18 +77,20 @@ def split_heads(
 
     Args:
         block_n: keys of a block.
-        keeps_rows: the batch rows of dk and dv must lie as far apart in memory as those of k. Groups do not keep that,
-            so that only calls of one batch row are split.
+        keeps_rows: packed kernels may compute a segmented call, so its batch rows of dk and dv must remain as many rows
+            apart in memory as those of k. Those of groups are S rows apart. So heads are not split if those of dk are
+            further apart, as in the memory order `[B, H, S, D]`.
     """
     batch, num_kv_heads, length, head_dim = dk.shape
     shared, number = q.shape[1] // num_kv_heads, 1
-    if shared > 1 and dk.numel() > 0 and not (keeps_rows and batch > 1):
+    by_heads = batch_rows(dk) not in (None, 0, length)
+    if shared > 1 and dk.numel() > 0 and not (keeps_rows and by_heads):
         blocks = cdiv(length, block_n) * num_kv_heads * batch
         number = choose_number(shared, blocks, q.shape[2], backend.multiprocessors(q))
     if number == 1:
         return HeadGroups(1, shared, dk, dv)
     dk_groups, dv_groups = (
-        q.new_empty((batch, num_kv_heads * number, length, columns), dtype=backend.FP32)
+        backend.empty_by_tokens(q, (batch, num_kv_heads * number, length, columns), backend.FP32)
         for columns in (head_dim, dv.shape[3])
     )
     return HeadGroups(number, shared // number, dk_groups, dv_groups)

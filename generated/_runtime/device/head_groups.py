@@ -10,13 +10,13 @@ def _add_up(
     groups_ptr, sums_ptr, stride_b, stride_h, stride_s, b, h, rows, length, num_heads,
     GROUPS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Write some rows of a head of `sums` [B, H, S, COLS] from `groups` [B, H * GROUPS, S, COLS], dense float32."""
+    """Write some rows of a head of `sums` [B, H, S, COLS] from `groups` [B, S, H * GROUPS, COLS], dense float32."""
     cols = tl.arange(0, BLOCK_COLS)
     mask = (rows < length)[:, None] & (cols < COLS)[None, :]
-    first_group = (b * num_heads + h) * GROUPS
+    first_groups = ((b * length + rows) * num_heads + h) * GROUPS
     total = tl.zeros([rows.shape[0], BLOCK_COLS], tl.float32)
     for group in tl.static_range(GROUPS):
-        offs = ((first_group + group) * length + rows)[:, None] * COLS + cols[None, :]
+        offs = (first_groups + group)[:, None] * COLS + cols[None, :]
         total += tl.load(groups_ptr + offs, mask=mask, other=0.0)
     sums_ptrs = sums_ptr + b * stride_b + h * stride_h + rows[:, None] * stride_s + cols[None, :]
     tl.store(sums_ptrs, total.to(sums_ptr.dtype.element_ty), mask=mask)

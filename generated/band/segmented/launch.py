@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 08ea30d5653aaa1e
+# hash: d585fb6c60790a21
 """The launches of `band`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -278,7 +278,7 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=True)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=tile.family == "hopper")
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(before, after),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: 71019f17c2130299
+# hash: fca32e7767fdcfa5
 """The launches of `causal`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -260,7 +260,7 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=True)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=tile.family == "hopper")
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "POSITIONS": q_positions is not None}
     runs = (
         backward_runs(

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: 13d13464d4396f88
+# hash: edcc76bb8bfa43c7
 """The launches of `full`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -201,7 +201,7 @@ def backward(
     if not fused:
         (ranges,) = tables[1:]
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=True)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=tile.family == "hopper")
     runs = (
         backward_runs(
             backend,

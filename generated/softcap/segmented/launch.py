@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 040665eef3ce8a78
+# hash: 047b7efb4d0d3570
 """The launches of `softcap`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -264,7 +264,7 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=True)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=tile.family == "hopper")
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "POSITIONS": q_positions is not None,

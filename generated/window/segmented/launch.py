@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 786d150a9c4b32f2
+# hash: 0f417c65547c60ee
 """The launches of `window`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -272,7 +272,7 @@ def backward(
         (ranges,) = tables[1:]
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
-    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=True)
+    head_groups = split_heads(backend, q, dk, dv, tile.block_n, keeps_rows=tile.family == "hopper")
     constants = {
         "Q_OFFSET_PER_BATCH": row_offsets is not None,
         "SCALARS_LOADED": backend.is_loaded(size),

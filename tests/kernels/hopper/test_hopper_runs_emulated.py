@@ -12,12 +12,12 @@ import torch
 from codegen.testing import golden
 from codegen.testing.golden import Inputs
 from emulator import Kernel, Timing
-from generated._runtime.core import segment_runs
+from generated._runtime.core import head_groups, segment_runs
 from tests.kernels.hopper.test_hopper_backward_emulated import WIDE, check_gradients, emulate_backward
 from tests.kernels.hopper.test_hopper_emulated import Sources, check_lse, check_output, emulate
 from tests.support.cases import Shape
 from tests.support.judge import golden_of
-from tests.support.segments import PADDING, Call, runs
+from tests.support.segments import PADDING, Call, by_token, runs
 
 VARIANTS = ("causal", "full", "window", "alibi", "gpt_oss")
 """In order: no score, no mask, a distance in the mask, a score with a vector of row terms, a sink."""
@@ -90,13 +90,6 @@ def differentiated(monkeypatch: pytest.MonkeyPatch, variant: str, wrong: str, st
     return [kernel("packed"), kernel("segmented")]
 
 
-def by_token(inputs: Inputs) -> Inputs:
-    """The same tensors, stored as `[B, S, H, D]` in memory."""
-    tensors = (inputs.q, inputs.k, inputs.v, inputs.do)
-    q, k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
-    return replace(inputs, q=q, k=k, v=v, do=do)
-
-
 @pytest.mark.parametrize("name", IN_ORDER)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_packed_forward_computes_runs(monkeypatch: pytest.MonkeyPatch, variant: str, name: str) -> None:
@@ -140,6 +133,49 @@ def test_the_packed_backward_computes_runs(monkeypatch: pytest.MonkeyPatch, vari
     for each in (inputs, by_token(inputs)):
         check_gradients_of(variant, each, BACKWARDS[name].options())
     assert (packed.launches, segmented.launches) == (2, 2)
+
+
+GROUPED = Call(
+    shape=Shape(q_len=520, batch=2, group=4, dim=72, dim_v=56),
+    tokens={"q_segment_ids": [FEW_OTHERS[-520:], runs((3, 150), (5, 300), (PADDING, 70))]},
+)
+STORED = {
+    "by tokens": (by_token, Shape(q_len=520, batch=2, kv_heads=2, group=4, dim=72, dim_v=56)),
+    "by heads, of which there is one": (lambda inputs: inputs, GROUPED.shape),
+}
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("variant", ["causal", "softcap"])
+def test_the_packed_backward_computes_runs_by_groups_of_heads(
+    monkeypatch: pytest.MonkeyPatch, variant: str, stored: str, number: int
+) -> None:
+    packed, segmented = differentiated(monkeypatch, variant, wrong="segmented")
+    monkeypatch.setattr(head_groups, "choose_number", lambda *_: number)
+    change, shape = STORED[stored]
+    check_gradients_of(variant, change(replace(GROUPED, shape=shape).inputs(variant)), GROUPED.options())
+    assert (packed.launches, segmented.launches) == (1, 1)
+
+
+def test_heads_of_batch_rows_that_are_stored_by_heads_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, segmented = differentiated(monkeypatch, "causal", wrong="segmented")
+
+    def fail_to_choose(*_: int) -> int:
+        pytest.fail("the query heads of a key head are split")
+
+    monkeypatch.setattr(head_groups, "choose_number", fail_to_choose)
+    call = replace(GROUPED, shape=STORED["by tokens"][1])
+    check_gradients_of("causal", call.inputs("causal"), call.options())
+    assert (packed.launches, segmented.launches) == (1, 1)
+
+
+def test_the_segmented_backward_computes_the_rest_by_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, segmented = differentiated(monkeypatch, "causal", wrong="packed")
+    monkeypatch.setattr(head_groups, "choose_number", lambda *_: 2)
+    call = replace(GROUPED, tokens={"q_segment_ids": [FEW_OTHERS[-520:], [3] * 150 + [5] * 250 + [3] * 120]})
+    check_gradients_of("causal", call.inputs("causal"), call.options())
+    assert (packed.launches, segmented.launches) == (1, 1)
 
 
 @pytest.mark.parametrize("name", NO_RUNS)

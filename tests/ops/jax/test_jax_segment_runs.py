@@ -74,6 +74,18 @@ def test_both_backwards_write_to_one_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert found[first + 1 :] == kernels
 
 
+def test_groups_of_heads_are_added_up_behind_both_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_runs, "LEAST_ITEMS", 0)
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+
+    def gradients(q: jax.Array, k: jax.Array) -> Any:
+        return jax.vjp(lambda *x: ops.causal(*x, q_segment_ids=IDS, family="hopper"), q, k, k)[1](q)
+
+    found = [message[4][0].decode() for message in messages(monkeypatch, gradients, Q, Q[:, :, :1])]
+    kernels = ["causal_packed_hopper_bwd", "causal_segmented_hopper_bwd", "run_dq_rows", "add_head_groups"]
+    assert found[found.index("pad_runs") + 1 :] == kernels
+
+
 def test_dq_of_its_own_is_computed_by_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_runs, "LEAST_ITEMS", 0)
     monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
