@@ -32,6 +32,9 @@ CALLS = {
     "runs at 64 columns": Call(
         shape=Shape(q_len=1830, batch=2, kv_heads=2, group=3, dim=64), tokens={"q_segment_ids": [PADDED, RISING]}
     ),
+    "groups of heads": Call(
+        shape=Shape(q_len=1830, batch=2, group=4, dim=128), tokens={"q_segment_ids": [RISING, PADDED]}
+    ),
     "no runs": Call(shape=Shape(q_len=1830, batch=2, kv_heads=2, dim=128), tokens={"q_segment_ids": [RISING, TWICE]}),
     "wide tiles": Call(shape=Shape(q_len=1830, dim=256, dim_v=128), tokens={"q_segment_ids": [RISING]}),
 }
