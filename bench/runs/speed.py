@@ -101,9 +101,9 @@ def run(options: argparse.Namespace, chosen: Plan, results: Results, keep: Calla
     keep()
     results.settings["first_call"] = "compiling included"
     if options.jobs > 0:
-        has_all = compile_all(chosen.cases, options.jobs, clock.at(COMPILE_SHARE))
-        late = "" if has_all else ", as far as there was time"
-        results.settings["first_call"] = f"after compiling beforehand into caches on disk{late}"
+        missing = compile_all(chosen.cases, options.jobs, clock.at(COMPILE_SHARE))
+        ending = f", {missing}" if missing else ""
+        results.settings["first_call"] = f"after compiling beforehand into caches on disk{ending}"
     for number, case in enumerate(chosen.cases, start=1):
         if clock.over:
             print(f"out of time: {len(results.skipped)} cases are skipped", flush=True)

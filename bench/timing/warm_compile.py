@@ -19,7 +19,7 @@ import torch
 
 from bench.cases.case import Case
 from bench.peers.torch_peers import build
-from bench.record import OURS
+from bench.record import OURS, in_one_line
 from bench.timing.measure import draw, verify
 from codegen.compile.pool import my_turn, spread
 from codegen.util.terminal import StatusLine
@@ -54,8 +54,7 @@ def rehearse(task: Task) -> None:
     if name == OURS:
         verify(case)
     inputs = draw(case)
-    # A failure here happens again in `measure`, which reports it.
-    with contextlib.suppress(Exception), timed_alone() if name in TUNED else contextlib.nullcontext():
+    with timed_alone() if name in TUNED else contextlib.nullcontext():
         build(name, case, inputs).results()
     del inputs
     torch.compiler.reset()
@@ -102,27 +101,33 @@ def _compilation(task: Task) -> tuple[str, str]:
     return case.name, name
 
 
-def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> bool:
-    """Rehearse all cases; stop at the time `until` of `time.monotonic`. True if there was time for all."""
+def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> str:
+    """Rehearse all cases; stop at the time `until` of `time.monotonic`. Returned is what is missing, if anything."""
     parts = zip(("compiling", "tuning peers"), tasks(cases), strict=True)
-    return all(compile_in_parallel(rehearse, chosen, jobs, until, title) for title, chosen in parts)
+    missing = [compile_in_parallel(rehearse, chosen, jobs, until, title) for title, chosen in parts]
+    return "; ".join(filter(None, missing))
 
 
 def compile_in_parallel(
     task: Callable[[Item], None], items: Sequence[Item], jobs: int, until: float | None, title: str
-) -> bool:
+) -> str:
     """Run a task that fills the caches for each item, with progress on a terminal and a line at the end.
 
-    True if there was time for all items.
+    Returned is what is missing: there was no time for some items, or some failed. What failed here may fail again when
+    it is measured, and is reported there.
     """
     start = time.perf_counter()
+    errors: list[Exception] = []
     with StatusLine(len(items)) as status:
         status.show(f"{title}, {jobs} processes")
-        for _ in spread(task, items, jobs, until=until):
+        for _, result in spread(task, items, jobs, until=until):
             status.done += 1
+            errors += [result] if isinstance(result, Exception) else []
             status.show(f"{title}, {jobs} processes")
+    missing = [] if status.done == len(items) else ["as far as there was time"]
+    missing += [f"{len(errors)} of {len(items)} failed: {in_one_line(errors[0])}"] if errors else []
     if items:
-        late = "" if status.done == len(items) else "; out of time: the others compile when they are measured"
+        ending = "".join(f"; {each}" for each in missing)
         seconds = time.perf_counter() - start
-        print(f"{title}, {jobs} processes: {status.done}/{len(items)}, {seconds:.0f} s{late}", flush=True)
-    return status.done == len(items)
+        print(f"{title}, {jobs} processes: {status.done}/{len(items)}, {seconds:.0f} s{ending}", flush=True)
+    return ", ".join(missing)

@@ -22,7 +22,7 @@ from bench.options import SPEED, SUITES, parser
 from bench.peers import torch_peers as peers
 from bench.record import TITLES, parse_name
 from bench.runs import speed
-from bench.timing.warm_compile import tasks
+from bench.timing.warm_compile import compile_in_parallel, tasks
 from codegen.testing.golden import Inputs, Shape, load_manifest
 
 SMALL = Shape(batch=1, heads=2, kv_heads=2, seq=300, dim=64)
@@ -244,6 +244,17 @@ def test_what_compiles_the_same_is_rehearsed_once() -> None:
     assert [name for _, name in tuned] == ["flex-max"]
     lengths = [Case(variant="causal", shape=fa3_shape(seq, 64), peers=("fa4", "flex")) for seq in (512, 1024)]
     assert sorted(name for _, name in tasks(lengths)[0]) == ["fa4", "flex", "flex", "ours", "ours"]
+
+
+def _inverse(number: int) -> None:
+    assert 1 / number
+
+
+def test_what_failed_while_it_was_rehearsed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compile_in_parallel(_inverse, [1, 2], 2, None, "compiling") == ""
+    missing = compile_in_parallel(_inverse, [1, 0, 2], 2, None, "compiling")
+    assert missing == "1 of 3 failed: RuntimeError: ZeroDivisionError: division by zero"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"s; {missing}")
 
 
 def test_core_is_estimated_at_eight_minutes() -> None:
