@@ -114,6 +114,16 @@ def _first_word(words: Value) -> Value:
     return Value(first.view(torch.int8).reshape(words.data.shape), words.layout)
 
 
+def _halves_of_bytes(dtype: torch.dtype) -> Callable[[Value], tuple[Value, ...]]:
+    """Words of four 8-bit floats as four float16, the lowest byte first."""
+
+    def convert(words: Value) -> tuple[Value, ...]:
+        halves = words.data.contiguous().view(dtype).view(*words.shape, 4).to(torch.float16)
+        return tuple(Value(half, words.layout) for half in halves.unbind(-1))
+
+    return convert
+
+
 class Instruction(NamedTuple):
     """What an inline instruction computes, on how many elements at once, and whether the compiler may move it."""
 
@@ -130,6 +140,10 @@ ASSEMBLY = {
     "cvt.rn.f16x2.f32 $0, $2, $1;": Instruction(_rounded_to_pairs(torch.float16)),
     "{.reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; "
     "mov.b32 $0, {a, b};}": Instruction(_rounded_to_bytes),
+    "{.reg .b16 a, b; .reg .b32 t, u; mov.b32 {a, b}, $4; cvt.rn.f16x2.e4m3x2 t, a; cvt.rn.f16x2.e4m3x2 u, b; "
+    "mov.b32 {$0, $1}, t; mov.b32 {$2, $3}, u;}": Instruction(_halves_of_bytes(torch.float8_e4m3fn)),
+    "{.reg .b32 t, u; prmt.b32 t, $4, 0, 0x1404; prmt.b32 u, $4, 0, 0x3424; "
+    "mov.b32 {$0, $1}, t; mov.b32 {$2, $3}, u;}": Instruction(_halves_of_bytes(torch.float8_e5m2)),
     "{.reg .b16 a, b; mov.b32 {a, b}, $1; mov.b32 $0, {a, b};}": Instruction(_first_word, 4, False),
     # Not pure: if it were computed earlier, the kernel would wait there for a number that is still being loaded.
     "mov.b32 $0, $1;": Instruction(lambda x: x, is_pure=False),

@@ -170,7 +170,8 @@ class Program:
         check(tile.layout == desc.layout and tile.dtype == desc.dtype, "a tile unlike its descriptor")
         self.check_overwrite(slot)
         for partition, store in slot.stores.items():
-            check(store.is_fenced, f"{slot.name} is copied to without a fence after a store")
+            fenced = store.is_fenced_for(self.partition)
+            check(fenced, f"{slot.name} is copied to without a fence after a store")
             known = self.partition.known.get(partition, -1) >= store.arrival
             check(known, f"{slot.name} is overwritten without a wait for what partition {partition.name} stored")
         slot.stores.clear()
@@ -190,8 +191,11 @@ class Program:
 
     def fence_async_shared(self) -> None:
         for slot in self.slots:
-            if self.partition in slot.stores:
-                slot.stores[self.partition].is_fenced = True
+            for partition, store in slot.stores.items():
+                if partition is self.partition:
+                    store.is_fenced = True
+                elif self.partition.known.get(partition, -1) >= store.arrival:
+                    store.fenced_by_readers.add(self.partition)
 
     def async_add(self, desc: Descriptor, coordinates: list[Operand], tile: Tile) -> None:
         [slot] = self.readable(tile)
@@ -256,7 +260,8 @@ class Program:
 
     def _check_readable(self, slot: Slot, by_hardware: bool) -> None:
         for partition, store in slot.stores.items():
-            check(store.is_fenced or not by_hardware, f"{slot.name} is read without a fence after a store")
+            fenced = store.is_fenced_for(self.partition)
+            check(fenced or not by_hardware, f"{slot.name} is read without a fence after a store")
             known = partition is self.partition or self.partition.known.get(partition, -1) >= store.arrival
             check(known, f"{slot.name} is read without a wait for what partition {partition.name} stored")
         if slot.stores:

@@ -111,6 +111,7 @@ class Kernel:
             min=values.reduction(torch.amin),
             sum=values.reduction(torch.sum),
             constexpr=_constexpr,
+            pointer_type=values.PointerType,
             static_range=range,
             program_id=lambda axis: scalar(self._running().number if axis == 0 else 0),
             num_programs=lambda axis: scalar(self._running().grid if axis == 0 else 1),

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Store:
-    """A store of a partition: TMA and wgmma see it after a fence, other partitions after a wait for the arrival."""
+    """A store of a partition: other partitions see it after a wait for the arrival, and TMA and wgmma after a fence, of
+    this partition or, after its wait, of the one that issues them."""
 
     arrival: int  # the partition's next arrival after the store
     is_fenced: bool = False
+    fenced_by_readers: set[Partition] = field(default_factory=set)
+
+    def is_fenced_for(self, partition: Partition) -> bool:
+        return self.is_fenced or partition in self.fenced_by_readers
 
 
 @dataclass

@@ -27,6 +27,7 @@ DTYPES: dict[Any, torch.dtype] = {
     real.float16: torch.float16,
     real.bfloat16: torch.bfloat16,
     real.float8e4nv: torch.float8_e4m3fn,
+    real.float8e5: torch.float8_e5m2,
     real.float32: torch.float32,
     real.float64: torch.float64,
 }
@@ -211,6 +212,14 @@ class Pointer:
     @property
     def dtype(self) -> PointerType:
         return PointerType(NAMES[self.memory.elements.dtype])
+
+    def to(self, dtype: PointerType, bitcast: bool = False) -> Pointer:
+        """The same memory as elements of another type. Only a pointer to its first element is cast."""
+        wanted = DTYPES[dtype.element_ty]
+        check(bitcast and not self.offsets.data.any(), "a cast of a pointer that is not the first of its memory")
+        elements, step = self.memory.elements, wanted.itemsize // self.memory.elements.element_size()
+        whole = elements[: len(elements) // step * step].view(wanted)
+        return Pointer(Memory(whole, self.memory.align), self.offsets)
 
     def __add__(self, other: Operand) -> Pointer:
         step = scalar(other)

@@ -122,22 +122,19 @@ def _eight_bits() -> list[DecodeCase]:
 
 
 def _latent() -> list[DecodeCase]:
-    """Multi-head latent attention: all heads of the model, or those of one of two or eight GPUs, on one key of 576
-    columns. In the last case each sequence has a prompt behind a cached prefix."""
-    latent = DecodeCase(name="", lengths=(), kv_heads=1, dim=576, value_dim=512)
-
-    def of_batch(heads: int, seq: int, cache: str, implementations: tuple[str, ...]) -> DecodeCase:
-        name = f"B64 S{seq} latent {heads} heads" + (" fp8" if cache == FP8 else "")
-        lengths = (seq,) * 64
-        return replace(latent, name=name, lengths=lengths, heads=heads, cache=cache, implementations=implementations)
-
-    return [
-        *(of_batch(heads, 8192, "bfloat16", ("codegen", "balanced")) for heads in (16, 128)),
-        *(of_batch(heads, 4096, "bfloat16", ("codegen", "balanced")) for heads in (64, 128)),
-        *(of_batch(heads, seq, FP8, ("codegen", "bfloat16")) for heads, seq in ((16, 8192), (128, 4096))),
+    """Multi-head latent attention: all heads of the model, or those of one of two, four or eight GPUs, on one key of
+    576 columns. In the last case each sequence has a prompt behind a cached prefix."""
+    implementations = ("codegen", "balanced")
+    latent = DecodeCase(name="", lengths=(), kv_heads=1, dim=576, value_dim=512, implementations=implementations)
+    found = [
+        replace(latent, name=f"B64 S{length} latent {heads} heads", lengths=(length,) * 64, heads=heads)
+        for length, heads in ((8192, 16), (8192, 128), (4096, 32), (4096, 64), (4096, 128))
+    ]
+    found += [
         replace(latent, name="B1 S131072 latent 128 heads", lengths=(131072,), heads=128),
         replace(latent, name="B2 S8192 latent 128 heads 512 queries", lengths=(8192,) * 2, heads=128, queries=512),
     ]
+    return [*found, *(replace(case, name=f"{case.name} fp8", cache=FP8) for case in found)]
 
 
 def _prompts(variants: Iterable[str]) -> list[DecodeCase]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -34,7 +34,11 @@ def run_paged_call(variant: Variant, job: PagedJob, package: str) -> None:
     paging = importlib.import_module(f"{package}.paging")
     paging.append(*new_tokens(shape, job.dtype), call.k, call.v, torch.zeros(BATCH, dtype=torch.int32))
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
-    if job.value_dim is not None:
+    if job.small:
+        k = call.k.to(torch.float8_e4m3fn)
+        scales = torch.ones(k.shape[:3])
+        replace(call, k=k, v=k[..., : job.value_dim]).call(op, k_scale=scales, v_scale=scales)
+    elif job.value_dim is not None:
         # A call that asks for a tile runs the portable kernel.
         call.call(op)
     else:

@@ -36,8 +36,9 @@ HOPPER_PAGES = (WHOLE_PAGE, 64, 16)
 """Page sizes for which Hopper's family copies pieces of different sizes: a block, half a block, and the least piece."""
 
 
-LATENT_DIM, VALUE_DIM, LATENT_PAGES = 576, 512, (64, 16)
-"""Columns of keys and of values of latent attention, and page sizes that hold a block of keys or a piece of it."""
+LATENT_DIM, VALUE_DIM, LATENT_CACHES = 576, 512, ((64, False), (16, False), (64, True))
+"""Columns of keys and of values of latent attention, and its caches: pages that hold a block of keys or a piece of it,
+and whether they have 8 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,8 @@ class PagedJob:
 
     `queries`: number of queries of each sequence; None for one query in decoding and many in prompts. `family`: the
     kernel family that the call asks for; empty if it asks for none. `value_dim`: the first columns of keys that are the
-    values, as in latent attention; None if values are stored apart.
+    values, as in latent attention; None if values are stored apart. `small`: the cache has 8 bits, and each of its
+    tokens scales of its own.
     """
 
     variant: str
@@ -59,6 +61,7 @@ class PagedJob:
     queries: int | None = None
     family: str = ""
     value_dim: int | None = None
+    small: bool = False
 
     @property
     def ending(self) -> str:
@@ -151,8 +154,9 @@ def _latent_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
             tile=tiles[max(tiles)],
             page_size=page_size,
             value_dim=VALUE_DIM,
+            small=small,
         )
-        for name, dtype, page_size in product(selection.variants, selection.dtypes, LATENT_PAGES)
+        for name, dtype, (page_size, small) in product(selection.variants, selection.dtypes, LATENT_CACHES)
         if dtype != "float32" and has_latent_kernel(spec.variants[name])
     ]
 

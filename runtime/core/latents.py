@@ -1,20 +1,38 @@
 """Latent attention on paged caches: which calls run the kernel of Hopper's family for it. No framework is imported."""
 
-from ..archs import NARROW_HEAD_DIM
+from ..archs import HOPPER_FAMILY, NARROW_HEAD_DIM
+from ..kernels import TRAITS
 from .launches import Backend
 from .paged import CacheCall
 from .prompts import LEAST_PAGE, PAGE_FACTOR, is_copied
-from .row_classes import RowClass
+from .row_classes import LATENT_KEYS, LATENT_ROWS, RowClass
 from .tiles import PORTABLE
 
-ROWS = 64
-"""Rows of the kernel's tile."""
-
-KEYS = 64
-"""Keys of a block, and most columns of a key that belong to no value: weights take their place in shared memory."""
+MOST_REST = 64
+"""Most columns of a key that belong to no value: weights take their place in shared memory."""
 
 VALUE_COLUMNS = (256, 512)
 """Columns of values that the kernel computes, half of them in each warpgroup."""
+
+
+def converts_cache(op: str, call: CacheCall, arch: str, *, shares_values: bool, copied: bool) -> bool:
+    """Whether sequences of more than 16 rows run the kernel on a cache of 8-bit floats, which it converts.
+
+    Args:
+        shares_values: whether values are the first columns of keys. copied: whether TMA could copy the keys; the kernel
+            loads them, in pieces of 16 bytes.
+    """
+    asks_portable = call.family == PORTABLE or call.config
+    has_kernel = arch == HOPPER_FAMILY.arch and TRAITS[op].hopper_reads_latents
+    # Keys are loaded as words of four columns.
+    is_small = (call.q.element_size(), call.k.element_size()) == (2, 1) and call.k.shape[-1] % 4 == 0
+    fits = has_kernel and is_small and copied and shares_values and _fits_columns(call)
+    return fits and not asks_portable and call.page_table is not None
+
+
+def _fits_columns(call: CacheCall) -> bool:
+    head_dim, head_dim_v = call.q.shape[-1], call.v.shape[-1]
+    return head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= MOST_REST
 
 
 def runs_latent(backend: Backend, call: CacheCall, rows: RowClass, *, shares_values: bool) -> bool:
@@ -23,13 +41,14 @@ def runs_latent(backend: Backend, call: CacheCall, rows: RowClass, *, shares_val
     The order of its sums differs from that of the portable kernel. So this reads nothing that depends on the batch.
     """
     q, k, tile = call.q, call.k, rows.tile
-    head_dim, head_dim_v = q.shape[-1], call.v.shape[-1]
-    fits_columns = head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= KEYS
+    fits_tile = (tile.block_m, tile.block_n) == (LATENT_ROWS, LATENT_KEYS) and not rows.folds
+    if k.element_size() == 1:
+        # No other kernel has so many rows of an 8-bit cache.
+        return fits_tile
     is_half = q.dtype == k.dtype and k.element_size() == 2 and call.k_scale is None and call.value_scale is None
     has_pages = call.page_table is not None and call.page_size >= LEAST_PAGE and call.page_size % PAGE_FACTOR == 0
     # A tile that a call asks for is one of the portable kernel.
     asks_portable = call.family == PORTABLE or call.config
-    if asks_portable or not (shares_values and fits_columns and is_half and has_pages):
+    if asks_portable or not (shares_values and _fits_columns(call) and is_half and has_pages):
         return False
-    fits_tile = (tile.block_m, tile.block_n) == (ROWS, KEYS) and not rows.folds
     return fits_tile and backend.copies_by_tma(k) and is_copied(call.cache_strides(k), k.shape[0], k.element_size())

@@ -258,11 +258,13 @@ def with_classes(
     *,
     are_full: bool = False,
     hopper_tile: HopperTile | None = None,
+    converts: bool = False,
 ) -> CacheCall:
     """A call with the classes of its sequences, on a chip of so many processors.
 
     `are_full`: the packed sequences fill q. If as many sequences of the most queries fill q, they are all alike.
-    `hopper_tile`: the tile of long prompts in Hopper's family, None if they run the portable family.
+    `hopper_tile`: the tile of long prompts in Hopper's family, None if they run the portable family. `converts`: see
+    `latents.converts_cache`.
     """
     q = call.q
     total = q.shape[0] if call.packed else q.shape[0] * q.shape[2]
@@ -283,6 +285,7 @@ def with_classes(
         hopper_tile=hopper_tile,
         hopper_rows=hopper_rows(call.family, call.group, q.shape[1], processors),
         asks_decode=any(name == DECODE for name, _ in call.config),
+        converts=converts,
     )
     return call._replace(classes=tuple(row_classes(sizes, call.splits)))
 

@@ -25,6 +25,9 @@ FEW_ROWS = CLASSES[-2]
 SPLITS_PER_PROCESSOR = 2
 """Splits per multiprocessor into which a sequence that is alone is cut, so that it occupies the chip."""
 
+LATENT_ROWS, LATENT_KEYS = 64, 64
+"""The tile of Hopper's kernel of latent attention."""
+
 FOLDED = 8
 """Number of splits that are folded in their order, the same as in `runtime/device/paged.py`."""
 
@@ -84,6 +87,7 @@ class PagedSizes(NamedTuple):
     `most_keys`: keys that a sequence's pages can hold. `itemsize`, `kv_itemsize`: bytes of an element of q and of the
     caches. `are_alike`: each sequence has the most queries. `hopper_tile`: the tile of sequences of at least
     `hopper_rows` rows, if they run Hopper's family. `asks_decode`: the call gives the tile of sequences with few rows.
+    `converts`: sequences of more than 16 rows run Hopper's kernel of latent attention on caches of 8-bit floats.
     """
 
     packed: bool
@@ -102,6 +106,7 @@ class PagedSizes(NamedTuple):
     hopper_tile: HopperTile | None = None
     hopper_rows: int = 0
     asks_decode: bool = False
+    converts: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -158,7 +163,7 @@ def _hopper_class(sizes: PagedSizes, tile: HopperTile, first_rows: int) -> RowCl
 
 def _most_rows(sizes: PagedSizes) -> int:
     """The rows of the largest tile that works."""
-    if sizes.kv_itemsize == 1:
+    if sizes.kv_itemsize == 1 and not sizes.converts:
         # With 64 rows Triton 3.6 multiplies by `wgmma` on Hopper, and then reads converted 8-bit floats wrongly.
         return 32
     # Accumulators of wide float32 rows fill the registers.
@@ -173,6 +178,8 @@ def _is_large(sizes: PagedSizes, block_m: int) -> bool:
 def _tile(sizes: PagedSizes, last_rows: int) -> PagedTile:
     """The tile of sequences with at most `last_rows` rows."""
     tile, most = sizes.tiles.prompts, _most_rows(sizes)
+    if sizes.converts and last_rows > CLASSES[0]:
+        return tile._replace(block_m=LATENT_ROWS, block_n=LATENT_KEYS)
     if last_rows <= FEW_ROWS:
         # One tile holds all rows of such a sequence, so that its keys are read once.
         tile = sizes.tiles.decode

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core.latents import converts_cache
 from ..core.paged import LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
 from ..core.paged_calls import PAGE_LAYOUTS, cache_call, lies_in_pages, own_shape, with_classes
+from ..core.prompts import is_copied
 from ..core.row_classes import FEW_ROWS, RowClass
-from .kernels import multiprocessors, paged_call_tiles
+from .kernels import arch_of, multiprocessors, paged_call_tiles
 from .paged_reference import paged_reference
 from .passes import LOGICAL, Call, Forward, Kernels
-from .tensor import Tensor
+from .tensor import Tensor, begin_alike
 
 _OWN_AXES = {
     "page_starts": ".",
@@ -123,7 +125,10 @@ def _columns(x: Tensor, count: int) -> Tensor:
 def _launched(op: str, call: CacheCall) -> CacheCall:
     """The same call with the classes of its sequences and their tiles."""
     tiles = paged_call_tiles(op, call.q, call.k, call.group, call.config)
-    return _JaxCacheCall(*with_classes(call, multiprocessors(call.q), tiles))
+    k = call.k
+    copied, shares_values = is_copied(call.cache_strides(k), k.shape[0], k.element_size()), begin_alike(k, call.v)
+    converts = converts_cache(op, call, arch_of(call.q), shares_values=shares_values, copied=copied)
+    return _JaxCacheCall(*with_classes(call, multiprocessors(call.q), tiles, converts=converts))
 
 
 class PagedForward(Forward):

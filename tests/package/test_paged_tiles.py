@@ -119,6 +119,17 @@ def test_stale_entries_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------- what a call asks
 
 
+@pytest.mark.parametrize("converts", [False, True])
+def test_only_a_converted_cache_of_8_bits_has_64_rows(converts: bool) -> None:
+    """Steps of one head for each of 8 GPUs, of a whole model, and prompts."""
+    found = tiles(group=128, head_dim=576, kv_dtype="float8_e4m3fn")
+    small: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 576, "kv_itemsize": 1, "converts": converts}
+    for group, queries, rows in ((16, 1, 16), (32, 1, 64), (128, 1, 64), (128, 40, 64)):
+        (one,) = row_classes(sizes(found, group=group, most_queries=queries, **small), None)
+        assert one.tile.block_m == (rows if converts else min(rows, 32))
+        assert not (converts and rows == 64 and one.folds)
+
+
 @pytest.mark.parametrize(("keys_per_split", "block_n"), [(None, 64), (128, 32)])
 def test_a_tile_for_few_wide_rows_is_kept(keys_per_split: int | None, block_n: int) -> None:
     """Without a config more than 16 wide rows have the tile of prompts, and splits of at least 1024 keys."""

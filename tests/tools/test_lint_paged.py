@@ -17,7 +17,7 @@ from codegen.lint.look import Finding, Task, look_at
 from codegen.lint.paged_jobs import (
     FEW_QUERIES,
     HOPPER_PAGES,
-    LATENT_PAGES,
+    LATENT_CACHES,
     WHOLE_PAGE,
     PagedJob,
     paged_jobs,
@@ -119,9 +119,12 @@ def test_prompts_in_hoppers_family_are_found() -> None:
 def test_latent_attention_is_found() -> None:
     selection = replace(EVERYTHING, archs=["sm_90"], variants=["causal", "alibi", "streaming_llm"], dtypes=["bfloat16"])
     jobs = [job for job in paged_jobs(SPEC, selection, TUNED) if job.value_dim is not None]
-    assert [(job.variant, job.page_size) for job in jobs] == [("causal", page_size) for page_size in LATENT_PAGES]
-    main = look(jobs[-1])["causal_paged_hopper_latent"]
-    assert (main.errors, main.warnings) == ((), ())
+    assert [(job.variant, job.page_size, job.small) for job in jobs] == [("causal", *cache) for cache in LATENT_CACHES]
+    for job in jobs[1:]:
+        main = look(job)["causal_paged_hopper_latent"]
+        # The warps that convert keys leave the others fewer registers: those spill, most of it outside of the loop.
+        assert main.errors == ()
+        assert [each.split()[0] for each in main.warnings] == (["spills"] if job.small else [])
 
 
 def test_a_few_queries_of_the_widest_heads_compile() -> None:

@@ -160,6 +160,7 @@ def latent_arguments(variant: Variant, roots: Sequence[Expr], *, offset: bool) -
     """The arguments of Hopper's forward of one split whose values are the first columns of keys, in order."""
     return [
         pointers("q", "k"),
+        ArgGroup(names=("k_scale", "v_scale"), host=host("{}.k_scale, {}.value_scale", "call", "call")),
         _of_call("page_table", "page_starts"),
         pointers("records", "counts"),
         *([ArgGroup(names=("q_offset",), host=host("{}.offset", "call"), varies=True)] if offset else []),
@@ -182,6 +183,8 @@ def latent_constants(variant: Variant, *, offset: bool) -> list[str]:
     return [
         *(["Q_AT_END", "Q_OFFSET_PER_BATCH"] if offset else []),
         *(["SCALARS_LOADED"] if variant.scalars else []),
+        "K_SCALE",
+        "V_SCALE",
         "FLAT_TABLE",
         "PAGE_SIZE",
         "GROUP",

@@ -37,7 +37,7 @@ from .devices import multiprocessors, paged_call_tiles
 from .dispatch import runs_reference, values_are_checked
 from .dtypes import FLOAT_DTYPES, as_integers, is_autocast, is_integer
 from .inputs import check_offset_word, check_strided, check_tensor, offset_number, offset_tensor, positive_scale
-from .prompts import tile_of_prompts
+from .prompts import converts_cache, tile_of_prompts
 from .sequences import begins_of
 from .transforms import refuse_tangents
 
@@ -125,7 +125,8 @@ def with_classes(op: str, call: CacheCall) -> CacheCall:
     """A call with the classes of its sequences."""
     tiles = paged_call_tiles(op, call.q, call.k, call.group, call.config)
     hopper = tile_of_prompts(op, call)
-    return paged_calls.with_classes(call, multiprocessors(call.q), tiles, are_full=True, hopper_tile=hopper)
+    processors, converts = multiprocessors(call.q), converts_cache(op, call)
+    return paged_calls.with_classes(call, processors, tiles, are_full=True, hopper_tile=hopper, converts=converts)
 
 
 # -------------------------------------------------------------------------------------------------------------- checks

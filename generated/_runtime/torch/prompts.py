@@ -3,11 +3,13 @@
 
 from torch import Tensor
 
+from ..core import latents
 from ..core.checks import fail
 from ..core.paged import CacheCall
 from ..core.prompts import hopper_tile, is_copied
 from ..core.tiles import HOPPER, PORTABLE, HopperTile
 from .devices import arch_of
+from .strides import begin_alike, may_begin_alike
 
 
 def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:
@@ -22,9 +24,24 @@ def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:
     return hopper_tile(op, call, arch_of(q), dtypes, copied=copied)
 
 
+def converts_cache(op: str, call: CacheCall) -> bool:
+    """Whether a call runs Hopper's kernel of latent attention on a cache of 8-bit floats.
+
+    It depends only on properties that fake tensors have, too: of values, strides say whether they may be columns of k.
+    """
+    k = call.k
+    copied = _is_copied(k, call.cache_strides(k), k.shape[0])
+    shares_values = may_begin_alike(k, call.v)
+    return latents.converts_cache(op, call, arch_of(call.q), shares_values=shares_values, copied=copied)
+
+
 def check_pointers(op: str, call: CacheCall) -> None:
-    """Check that memory which torch did not allocate begins where TMA can read it."""
-    if not any(rows.tile.family == HOPPER for rows in call.classes):
+    """Check that memory which torch did not allocate begins where Hopper's kernels can read it, and that values which
+    look like the first columns of keys are these columns."""
+    converts = converts_cache(op, call)
+    if converts and not begin_alike(call.k, call.v):
+        fail(op, "v", f"the first columns of k, or family={PORTABLE!r}", "columns of other memory with k's strides")
+    if not converts and not any(rows.tile.family == HOPPER for rows in call.classes):
         return
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         if x.data_ptr() % 16:

@@ -43,6 +43,11 @@ def begin_alike(x: Tensor, y: Tensor) -> bool:
     return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.dtype == y.dtype
 
 
+def may_begin_alike(x: Tensor, y: Tensor) -> bool:
+    """As `begin_alike`, as far as tensors without memory tell."""
+    return x.stride() == y.stride() and x.dtype == y.dtype and x.storage_offset() == y.storage_offset()
+
+
 def has_even_rows(x: Tensor) -> bool:
     """Whether rows of 8-bit numbers begin at even addresses, so that two columns make one 16-bit number."""
     return x.data_ptr() % 2 == 0 and not any(stride % 2 for stride in x.stride()[:-1])

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: paged/hopper_latent.py.jinja
-# hash: 5ca0af5429a895ac
+# hash: 66146fe67a5f14bc
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -11,6 +11,8 @@
     keep          q_idx - kv_idx <= before and kv_idx - q_idx <= after
     q             [B, Hq, Sq, D], or [total_q, Hq, D] of packed sequences
     k             [pages, page size, Hkv, D]
+    k_scale       [Hkv] or [pages, page size, Hkv], what keys in the cache are times, or None: 1
+    v_scale       the same of values, or a number
     page_table    [B, most pages]  int32, or with page_starts [all pages]: the pages of each sequence, in order; none
                   where a page is a batch row
     page_starts   [B + 1]  int32, where the pages of each sequence begin in page_table
@@ -44,14 +46,20 @@ from ..._runtime.device.gl_latent import (
     compute_scores,
     end_others,
     end_own,
+    in_units,
+    largest_elements,
     load_queries,
     load_record,
     make_exchange,
     make_latent_ring,
     make_queries,
+    raise_unit,
     rescaling,
+    scaled,
+    score_factors,
     store_half,
 )
+from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, cache_scale, first_unit, make_byte_ring
 from ..._runtime.device.gl_pages import PageRows, describe_pages
 
 
@@ -92,21 +100,64 @@ def produce_keys(
 
 
 @gluon.jit
+def convert_keys(
+    arguments,
+    Q_AT_END: gl.constexpr,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    K_SCALE: gl.constexpr,
+    V_SCALE: gl.constexpr,
+    FLAT_TABLE: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+):
+    """Load the keys of each split from a cache of 8-bit floats, and store them as float16."""
+    k_ptr, ring, scales, pointers, strides, table_stride, num_kv_heads, numbers = arguments
+    page_table_ptr, page_starts_ptr, records_ptr, counts_ptr = pointers
+    stride_kh, stride_ks, k_page_rows = strides
+    q_offset, before, after = numbers
+    turn = 0
+    num_items = gl.load(counts_ptr) * num_kv_heads
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        hkv, b, _q_start, q_len, start_row, keys_begin, keys_end, _part, kv_len = load_record(
+            records_ptr, item, num_kv_heads
+        )
+        pages = page_table_ptr + (gl.load(page_starts_ptr + b) if FLAT_TABLE else b * table_stride)
+        q_shift = kv_len - q_len if Q_AT_END else gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
+        q_first = start_row // GROUP + q_shift
+        q_last = (gl.minimum(start_row + ROWS, q_len * GROUP) - 1) // GROUP + q_shift
+        first_seen = gl.maximum(q_first - before, 0)
+        end_seen = gl.minimum(q_last + after + 1, kv_len)
+        end_seen = gl.where(first_seen < end_seen, end_seen, 0)
+        # Nothing is read of keys that no row may see: their pages may be gone.
+        first, end = gl.maximum(keys_begin, first_seen), gl.minimum(keys_end, end_seen)
+        # The stride of heads counts units of 16 bytes, which are four words.
+        rows = ByteRows(
+            as_words(k_ptr) + hkv * stride_kh * 4, hkv, num_kv_heads, pages, k_page_rows, stride_ks // 4, first, end
+        )
+        turn = ring.fill(rows, scales, keys_begin, keys_end, turn, K_SCALE, V_SCALE, PAGE_SIZE, HEAD_DIM, HEAD_DIM_V)
+
+
+@gluon.jit
 def consume(
     arguments,
     PART: gl.constexpr,
     Q_AT_END: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
+    K_SCALE: gl.constexpr,
+    V_SCALE: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
 ):
     """Compute the columns of warpgroup PART of each split."""
-    queries, ring, exchange, pointers, strides, num_kv_heads, partial_rows, scale, numbers = arguments
+    queries, ring, exchange, pointers, strides, num_kv_heads, partial_rows, scale, scales, numbers = arguments
     q_ptr, records_ptr, counts_ptr, o_ptr, lse_ptr, partial_o_ptr, partial_sums_ptr = pointers
     stride_qb, stride_qh, stride_qs, stride_ob, stride_oh, stride_os, stride_lseb, stride_lseh = strides
     q_offset, before, after = numbers
-    DTYPE: gl.constexpr = q_ptr.dtype.element_ty
+    k_scale, v_scale = scales
+    DTYPE: gl.constexpr = queries[0].dtype
     HALF: gl.constexpr = HEAD_DIM_V // 2
     FIRST_COL: gl.constexpr = PART * HALF
     SCORES: gl.constexpr = product_layout(KEYS)
@@ -116,7 +167,6 @@ def consume(
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
     BLOCK_N: gl.constexpr = KEYS
-    qk_scale = scale * LOG2E
     turn, q_turn = 0, 0
     num_items = gl.load(counts_ptr) * num_kv_heads
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
@@ -128,10 +178,17 @@ def consume(
         rows = gl.minimum(tile_rows // GROUP, q_len - 1)
         q_head = hkv * GROUP + tile_rows % GROUP
         q_rows = b * stride_qb + (q_start + rows) * stride_qs + q_head * stride_qh
-        load_queries(queries[PART].index(0), q_ptr, q_rows, is_row, FIRST_COL, HEAD_DIM)
+        units = gl.full([ROWS], 1.0, gl.float32, ROW)  # [ROWS]
+        if q_ptr.dtype.element_ty != DTYPE:
+            largest = largest_elements(q_ptr, q_rows, is_row, PART, HEAD_DIM, HEAD_DIM_V)
+            units = exchange.query_units(largest, q_turn, PART, ROW)
+        load_queries(queries[PART].index(0), q_ptr, q_rows, is_row, units, FIRST_COL, HEAD_DIM)
         if PART == 1:
-            load_queries(queries[2].index(0), q_ptr, q_rows, is_row, HEAD_DIM_V, HEAD_DIM)
+            load_queries(queries[2].index(0), q_ptr, q_rows, is_row, units, HEAD_DIM_V, HEAD_DIM)
         exchange.share_queries()
+        # Scores are times it: then exponentials are one `exp2`.
+        factors = score_factors(scale * cache_scale(k_scale, hkv, K_SCALE) * LOG2E, units)  # [ROWS]
+        v_unit = first_unit(v_scale, hkv, V_SCALE)
         q_shift = kv_len - q_len if Q_AT_END else gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_first = start_row // GROUP + q_shift
         q_last = (gl.minimum(start_row + ROWS, q_len * GROUP) - 1) // GROUP + q_shift
@@ -149,42 +206,50 @@ def consume(
         mbarrier.wait(exchange.has_queries.index(0), q_turn & 1)
         for pair_n in range(keys_begin, keys_end, 2 * KEYS):
             start_n = pair_n + PART * KEYS
-            qk = compute_scores(queries, ring, 2 * turn + PART, SCORES)  # [ROWS, KEYS]
+            qk = compute_scores(queries, ring, 2 * turn + PART, PART, K_SCALE, SCORES)  # [ROWS, KEYS]
             if (start_n < full_begin) | (start_n + KEYS > gl.minimum(full_end, keys_end)):
                 kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
                 keep = ((q_idx[:, None] - kv_idx[None, :] <= before) & (kv_idx[None, :] - q_idx[:, None] <= after)) & (
                     kv_idx < keys_end
                 )[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
-            found = gl.max(qk, 1) * qk_scale
+            found = gl.max(qk, 1) * factors
             if PART == 0:
                 max_new, alpha = raise_maximum(row_max, found)
                 row_alpha = alpha
+                unit = raise_unit(v_unit, ring, 0, V_SCALE, KEY)
+                alpha = in_units(alpha, v_unit, unit, V_SCALE)
             else:
                 # The even block comes first: its weights are multiplied while this warpgroup takes its exponentials.
                 max_even = exchange.other_maxima(turn, 0, ROW)
+                unit_even = exchange.other_unit(v_unit, 0, V_SCALE)
                 alpha_even = rescaling(row_max, max_even)
-                acc = begin_others(rescale_part(acc, alpha_even, SUMS), exchange, ring, turn, 1)
+                acc = rescale_part(acc, in_units(alpha_even, v_unit, unit_even, V_SCALE), SUMS)
+                acc = begin_others(acc, exchange, ring, turn, 1)
                 max_new, alpha = raise_maximum(max_even, found)
                 row_alpha = alpha_even * alpha
-            exchange.share_maxima(max_new, PART)
+                unit = raise_unit(unit_even, ring, 1, V_SCALE, KEY)
+                alpha = in_units(alpha, unit_even, unit, V_SCALE)
+            exchange.share_maxima(max_new, unit, PART, V_SCALE)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, KEYS]
+            p = gl.exp2(qk * factors[:, None] - max_ref[:, None])  # [ROWS, KEYS]
             row_sums = add_lanes(row_sums, row_alpha, p, LANES)
-            weights = p.to(DTYPE)
+            weights = scaled(p, ring, unit, PART, V_SCALE, KEY).to(DTYPE)
             exchange.share_weights(ring, weights, PART)
             weights = gl.convert_layout(weights, WEIGHTS)
             if PART == 0:
                 acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 0)
                 row_max = exchange.other_maxima(turn, 1, ROW)
+                v_unit = exchange.other_unit(v_unit, 1, V_SCALE)
                 alpha = rescaling(max_new, row_max)
                 row_sums *= gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None]
+                alpha = in_units(alpha, unit, v_unit, V_SCALE)
                 acc = end_own(acc, ring, turn, 0)
                 acc = begin_others(rescale_part(acc, alpha, SUMS), exchange, ring, turn, 0)
                 acc = end_others(acc, ring, turn, 0)
             else:
-                row_max = max_new
+                row_max, v_unit = max_new, unit
                 acc = end_others(acc, ring, turn, 1)
                 acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 1)
                 acc = end_own(acc, ring, turn, 1)
@@ -193,6 +258,7 @@ def consume(
         row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
         row_sum = exchange.join_sums(row_sum, q_turn, PART, ROW)
         q_turn += 1
+        acc *= v_unit
         if part < 0:
             # A row without any key gives o = 0 and lse = -inf.
             row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
@@ -216,6 +282,8 @@ def consume(
 def band_paged_hopper_latent(
     q_ptr,
     k_ptr,
+    k_scale,
+    v_scale,
     page_table_ptr,
     page_starts_ptr,
     records_ptr,
@@ -245,6 +313,8 @@ def band_paged_hopper_latent(
     Q_AT_END: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     SCALARS_LOADED: gl.constexpr,
+    K_SCALE: gl.constexpr,
+    V_SCALE: gl.constexpr,
     FLAT_TABLE: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
     GROUP: gl.constexpr,
@@ -253,28 +323,61 @@ def band_paged_hopper_latent(
 ):
     before = gl.load(before) if SCALARS_LOADED else before
     after = gl.load(after) if SCALARS_LOADED else after
-    DTYPE: gl.constexpr = q_ptr.dtype.element_ty
+    # Products of 8-bit keys are computed in float16.
+    CONVERTS: gl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth == 8
+    DTYPE: gl.constexpr = gl.float16 if CONVERTS else q_ptr.dtype.element_ty
     HALF: gl.constexpr = HEAD_DIM_V // 2
-    k_desc = describe_pages(k_ptr, num_kv_heads, stride_kh, stride_ks, HEAD_DIM, PAGE_SIZE, KEYS)
-    ring = make_latent_ring(k_desc, k_page_rows, HEAD_DIM_V)
+    if CONVERTS:
+        filled = make_byte_ring(k_ptr.dtype.element_ty, HEAD_DIM_V)
+    else:
+        k_desc = describe_pages(k_ptr, num_kv_heads, stride_kh, stride_ks, HEAD_DIM, PAGE_SIZE, KEYS)
+        filled = make_latent_ring(k_desc, k_page_rows, HEAD_DIM_V)
     queries = (make_queries(DTYPE, HALF), make_queries(DTYPE, HALF), make_queries(DTYPE, REST))
     exchange = make_exchange()
     pointers = (q_ptr, records_ptr, counts_ptr, o_ptr, lse_ptr, partial_o_ptr, partial_sums_ptr)
     strides = (stride_qb, stride_qh, stride_qs, stride_ob, stride_oh, stride_os, stride_lseb, stride_lseh)
+    scales = (k_scale, v_scale)
     # A scale of 0 times the score -inf of a key that is not kept would be NaN.
     scale = gl.maximum(softmax_scale, 1e-30)
     numbers = (q_offset, before, after)
-    consumer = (queries, ring, exchange, pointers, strides, num_kv_heads, partial_rows, scale, numbers)
-    CONSTANTS: gl.constexpr = (Q_AT_END, Q_OFFSET_PER_BATCH, GROUP, HEAD_DIM, HEAD_DIM_V)
+    consumer = (queries, filled.read(), exchange, pointers, strides, num_kv_heads, partial_rows, scale, scales, numbers)
+    CONSTANTS: gl.constexpr = (Q_AT_END, Q_OFFSET_PER_BATCH, K_SCALE, V_SCALE, GROUP, HEAD_DIM, HEAD_DIM_V)
     pages = (page_table_ptr, page_starts_ptr, records_ptr, counts_ptr)
-    keys = (k_desc, ring, pages, table_stride, num_kv_heads, numbers)
     # The registers of each thread. The first consumer gets what is left.
-    gl.warp_specialize(
-        [
-            (consume, (consumer, 0) + CONSTANTS),
-            (consume, (consumer, 1) + CONSTANTS),
-            (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
-        ],
-        worker_num_warps=[4, 1],
-        worker_num_regs=[240, 40],
-    )
+    if CONVERTS:
+        k_strides = (stride_kh, stride_ks, k_page_rows)
+        cache = (k_ptr, filled, scales, pages, k_strides, table_stride, num_kv_heads, numbers)
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (
+                    convert_keys,
+                    (
+                        cache,
+                        Q_AT_END,
+                        Q_OFFSET_PER_BATCH,
+                        K_SCALE,
+                        V_SCALE,
+                        FLAT_TABLE,
+                        PAGE_SIZE,
+                        GROUP,
+                        HEAD_DIM,
+                        HEAD_DIM_V,
+                    ),
+                ),
+            ],
+            worker_num_warps=[4, 4],
+            worker_num_regs=[200, 104],
+        )
+    else:
+        keys = (k_desc, filled, pages, table_stride, num_kv_heads, numbers)
+        gl.warp_specialize(
+            [
+                (consume, (consumer, 0) + CONSTANTS),
+                (consume, (consumer, 1) + CONSTANTS),
+                (produce_keys, (keys, Q_AT_END, Q_OFFSET_PER_BATCH, FLAT_TABLE, PAGE_SIZE, GROUP, HEAD_DIM_V)),
+            ],
+            worker_num_warps=[4, 1],
+            worker_num_regs=[240, 40],
+        )

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: fc02bb13de447748
+# hash: 551bb4438540d5a2
 """Launches of the kernels of `band` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -117,6 +117,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], before: int
                 (
                     q,
                     k,
+                    call.k_scale,
+                    call.value_scale,
                     call.page_table,
                     call.page_starts,
                     records,
@@ -141,6 +143,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], before: int
                 Q_AT_END=call.at_end,
                 Q_OFFSET_PER_BATCH=call.row_offsets is not None,
                 SCALARS_LOADED=backend.is_loaded(before, after),
+                K_SCALE=call.scale_kind(call.k_scale),
+                V_SCALE=call.scale_kind(call.value_scale),
                 FLAT_TABLE=call.page_starts is not None,
                 PAGE_SIZE=call.page_size,
                 GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/paged_launch.py.jinja
-# hash: 0624c79c616e5f21
+# hash: 4868c5c043750c33
 """Launches of the kernels of `causal` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -110,6 +110,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
                 (
                     q,
                     k,
+                    call.k_scale,
+                    call.value_scale,
                     call.page_table,
                     call.page_starts,
                     records,
@@ -131,6 +133,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
                 ),
                 Q_AT_END=call.at_end,
                 Q_OFFSET_PER_BATCH=call.row_offsets is not None,
+                K_SCALE=call.scale_kind(call.k_scale),
+                V_SCALE=call.scale_kind(call.value_scale),
                 FLAT_TABLE=call.page_starts is not None,
                 PAGE_SIZE=call.page_size,
                 GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/paged_launch.py.jinja
-# hash: 95c81828988e1108
+# hash: 273239f456c6e817
 """Launches of the kernels of `full` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -104,6 +104,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
                 (
                     q,
                     k,
+                    call.k_scale,
+                    call.value_scale,
                     call.page_table,
                     call.page_starts,
                     records,
@@ -122,6 +124,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
                     rows.partial_rows,
                     call.scale,
                 ),
+                K_SCALE=call.scale_kind(call.k_scale),
+                V_SCALE=call.scale_kind(call.value_scale),
                 FLAT_TABLE=call.page_starts is not None,
                 PAGE_SIZE=call.page_size,
                 GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: ab0da13dc168f50c
+# hash: 7dcd82b4d0dcbe24
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -114,6 +114,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
                 (
                     q,
                     k,
+                    call.k_scale,
+                    call.value_scale,
                     call.page_table,
                     call.page_starts,
                     records,
@@ -137,6 +139,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
                 Q_AT_END=call.at_end,
                 Q_OFFSET_PER_BATCH=call.row_offsets is not None,
                 SCALARS_LOADED=backend.is_loaded(length),
+                K_SCALE=call.scale_kind(call.k_scale),
+                V_SCALE=call.scale_kind(call.value_scale),
                 FLAT_TABLE=call.page_starts is not None,
                 PAGE_SIZE=call.page_size,
                 GROUP=call.group,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: dfaa1c410212170b
+# hash: cf468e39883f7745
 """Launches of the kernels of `window` on paged caches."""
 
 from ..._runtime.core.families import HOPPER_WARPS
@@ -114,6 +114,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
                 (
                     q,
                     k,
+                    call.k_scale,
+                    call.value_scale,
                     call.page_table,
                     call.page_starts,
                     records,
@@ -137,6 +139,8 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
                 Q_AT_END=call.at_end,
                 Q_OFFSET_PER_BATCH=call.row_offsets is not None,
                 SCALARS_LOADED=backend.is_loaded(size),
+                K_SCALE=call.scale_kind(call.k_scale),
+                V_SCALE=call.scale_kind(call.value_scale),
                 FLAT_TABLE=call.page_starts is not None,
                 PAGE_SIZE=call.page_size,
                 GROUP=call.group,

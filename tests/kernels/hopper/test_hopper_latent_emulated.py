@@ -33,13 +33,34 @@ pytestmark = [
 
 
 class Case(NamedTuple):
-    """A call: q `[B, H, Sq, D]`, and keys of each sequence, which lie in pages among others of NaN."""
+    """A call: q `[B, H, Sq, D]`, and keys of each sequence, which lie in pages among others of NaN.
+
+    `scales`: of the tokens of a cache of 8-bit floats, of keys and of values, `[pages, page size, 1]`.
+    """
 
     q: Tensor
     rows: list[Tensor]
     cache: Tensor
     pages: dict[str, Any]
     dim_v: int
+    scales: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def factors(self) -> list[tuple[Tensor, Tensor]]:
+        """What the keys and the values of each sequence are times."""
+        if self.scales is None:
+            return [(torch.ones(1), torch.ones(1))] * len(self.rows)
+        size, found = self.cache.shape[1], []
+        for row, pages in zip(self.rows, self.pages["page_table"], strict=True):
+            used = pages[: -(-len(row) // size)]
+            k, v = (scale[used].flatten()[: len(row), None].double() for scale in self.scales)
+            found.append((k, v))
+        return found
+
+    def small(self, dtype: torch.dtype, scales: tuple[Tensor, Tensor] | None = None) -> Case:
+        """The same call with a cache of 8-bit floats."""
+        rows, cache = [row.to(dtype) for row in self.rows], self.cache.to(dtype)
+        return self._replace(rows=rows, cache=cache, scales=scales)
 
     def call(self, variant: str, **others: Any) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = getattr(ops, variant)(
@@ -55,11 +76,12 @@ class Case(NamedTuple):
     def expected(self, variant: str) -> tuple[Tensor, Tensor]:
         """o and lse of the reference, sequence by sequence, in float64."""
         found = []
-        for q, row in zip(self.q.double(), self.rows, strict=True):
-            keys = row.double()[None, None].expand(1, q.shape[0], -1, -1)
+        for q, row, (k_factor, v_factor) in zip(self.q.double(), self.rows, self.factors, strict=True):
+            keys = (row.double() * k_factor)[None, None].expand(1, q.shape[0], -1, -1)
+            values = (row.double() * v_factor)[None, None].expand(1, q.shape[0], -1, -1)[..., : self.dim_v]
             options = SCALARS.get(variant, {}) | {"q_offset": len(row) - q.shape[1]}
             reference = importlib.import_module(f"{PACKAGE}.{variant}.torch_reference").reference
-            found.append(reference(q[None], keys, keys[..., : self.dim_v], scale=0.07, return_lse=True, **options))
+            found.append(reference(q[None], keys, values, scale=0.07, return_lse=True, **options))
         return torch.cat([o for o, _ in found]), torch.cat([lse for _, lse in found])
 
 
@@ -170,6 +192,77 @@ def test_pages_behind_a_window_are_never_read(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(got[1], want[1])
 
 
+def emulate_bytes(monkeypatch: pytest.MonkeyPatch, variant: str, timing: Timing, **options: Any) -> Kernel:
+    """As `emulate`, for caches of 8-bit floats, which no other kernel reads with so many rows."""
+    monkeypatch.setattr(f"{PACKAGE}._runtime.torch.prompts.arch_of", lambda _: "sm_90")
+    return emulate(monkeypatch, variant, timing, **options)
+
+
+@with_timings
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("variant", ["causal", "window"])
+def test_caches_of_8_bits(monkeypatch: pytest.MonkeyPatch, variant: str, dtype: str, timing: Timing) -> None:
+    """Each token has scales of its own. Those of values differ so much that weights times them do not fit float16."""
+    kernel = emulate_bytes(monkeypatch, variant, timing)
+    case = draw((333, 0, 64, 200), 32, 3, 16)
+    shape = (*case.cache.shape[:2], 1)
+    scales = torch.rand(shape) + 0.5, 10 ** (torch.rand(shape) * 8 - 9)
+    case = case.small(getattr(torch, dtype), scales)
+    o, lse = case.call(variant, k_scale=scales[0], v_scale=scales[1])
+    want, want_lse = case.expected(variant)
+    torch.testing.assert_close(lse.double(), want_lse.double(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(o.double(), want.double(), atol=2e-3 * float(want.abs().max()), rtol=2e-3)
+    assert kernel.launches == 1
+
+
+@pytest.mark.parametrize(("dim", "dim_v", "page_size"), [(288, 256, 24), (528, 512, 64), (320, 256, 8)])
+def test_shapes_of_8_bits(monkeypatch: pytest.MonkeyPatch, dim: int, dim_v: int, page_size: int) -> None:
+    """A scale for each head, pages of any size, and parts of the columns; the sums of several splits are merged."""
+    kernel = emulate_bytes(monkeypatch, "causal", Timing.LATE_PRODUCTS)
+    case = draw((450, 40), 64, 2, page_size, dim, dim_v).small(torch.float8_e4m3fn)
+    ones = torch.ones(*case.cache.shape[:2], 1)
+    scaled = case._replace(scales=(0.5 * ones, 2 * ones))
+    o, lse = case.call("causal", k_scale=torch.tensor([0.5]), v_scale=2.0, splits=128)
+    want, want_lse = scaled.expected("causal")
+    torch.testing.assert_close(lse.double(), want_lse.double(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(o.double(), want.double(), atol=8e-3, rtol=2e-3)
+    assert kernel.launches == 1
+
+
+def test_a_plan_serves_caches_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan knows from the strides of v that it is a part of k; without v it is one for other kernels."""
+    kernel = emulate_bytes(monkeypatch, "causal", Timing.LATE_PRODUCTS)
+    case = draw((250, 70), 64, 1, 64).small(torch.float8_e5m2)
+    factors = {"k_scale": 1.0, "v_scale": 1.0}
+    want = case.call("causal", **factors)
+    plan = ops.causal.plan(case.q, case.cache, case.cache[..., :512], **case.pages)
+    assert all(torch.equal(x, y) for x, y in zip(case.call("causal", schedule=plan, **factors), want, strict=True))
+    assert kernel.launches == 2
+    with pytest.raises(ValueError, match="schedule: expected a plan for the kernels of this call"):
+        case.call("causal", schedule=ops.causal.plan(case.q, case.cache, **case.pages), **factors)
+
+
+def test_values_that_only_look_like_columns_of_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_bytes(monkeypatch, "causal", Timing.LATE_PRODUCTS)
+    case = draw((250, 70), 64, 1, 64).small(torch.float8_e5m2)
+    others = case.cache.clone()[..., :512]
+    with pytest.raises(ValueError, match="causal: v: expected the first columns of k, or family='portable'"):
+        ops.causal(case.q, case.cache, others, k_scale=1.0, v_scale=1.0, **case.pages)
+
+
+def test_bfloat16_queries_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with keys of 8 bits are computed in float16, whose range is smaller than that of bfloat16."""
+    monkeypatch.setattr(f"{PACKAGE}._runtime.torch.paged.INTERPRET", False)
+    emulate_bytes(monkeypatch, "causal", Timing.LATE_PRODUCTS)
+    case = draw((150, 70), 64, 1, 64).small(torch.float8_e4m3fn)
+    sizes = 10.0 ** torch.arange(-20, 12, 0.5)
+    case = case._replace(q=(case.q * sizes[:, None, None]).bfloat16())
+    o, lse = case.call("causal", k_scale=1.0, v_scale=1.0, splits=1)
+    want, want_lse = case.expected("causal")
+    torch.testing.assert_close(lse.double(), want_lse.double(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(o.double(), want.double(), atol=2e-2, rtol=1e-2)
+
+
 @pytest.mark.parametrize("why", ["family", "values apart", "small pages", "float32"])
 def test_other_calls_run_the_portable_kernel(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     kernel = emulate(monkeypatch, "causal", Timing.LATE_PRODUCTS)
@@ -191,9 +284,9 @@ def test_other_calls_run_the_portable_kernel(monkeypatch: pytest.MonkeyPatch, wh
         ("    mbarrier.wait(exchange.has_weights.index(1 - PART), turn & 1)\n", "", Timing.LATE_PRODUCTS),
         ("        mbarrier.wait(self.has_maxima.index(PART), turn & 1)\n", "", Timing.LATE_PRODUCTS),
         ("        mbarrier.wait(self.has_sums.index(1 - PART), q_turn & 1)\n", "", Timing.LATE_PRODUCTS),
-        ("        ring.rest.ring.tile(PART).store(weights)\n        fence_async_shared()\n",
-         "        ring.rest.ring.tile(PART).store(weights)\n", Timing.LATE_PRODUCTS),
-        ("    ring.rest.ring.release(2 * turn + 1 - PART)\n", "", Timing.LATE_PRODUCTS),
+        ("        ring.rest.tile(PART).store(weights)\n        fence_async_shared()\n",
+         "        ring.rest.tile(PART).store(weights)\n", Timing.LATE_PRODUCTS),
+        ("    ring.rest.release(2 * turn + 1 - PART)\n", "", Timing.LATE_PRODUCTS),
         ("    acc = warpgroup_mma_wait(0, deps=(acc,))\n    values.release(2 * turn + PART)\n",
          "    values.release(2 * turn + PART)\n    acc = warpgroup_mma_wait(0, deps=(acc,))\n", Timing.LATE_PRODUCTS),
     ],
@@ -209,3 +302,27 @@ def test_errors_are_found(monkeypatch: pytest.MonkeyPatch, old: str, new: str, t
     emulate(monkeypatch, "causal", timing, mutate)
     with pytest.raises((EmulationError, DeadlockError)):
         check(draw((333, 150), 64, 1, 64), "causal")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        if self.converted:\n            fence_async_shared()\n", ""),
+        ("    if i == 0:\n        mbarrier.wait(ring.empty.index(stage), phase ^ 1)\n", ""),
+        ("        mbarrier.wait(self.has_largest.index(1 - PART), q_turn & 1)\n", ""),
+    ],
+)
+def test_errors_with_8_bits_are_found(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """Kernels that convert keys with a wait or a fence too few fail here."""
+
+    def mutate(sources: Sources) -> Sources:
+        assert sum(source.count(old) for source in sources.values()) == 1, old
+        return {name: source.replace(old, new) for name, source in sources.items()}
+
+    # The interpreter computes bfloat16 in float32, for which there is no such kernel.
+    monkeypatch.setattr(f"{PACKAGE}._runtime.torch.paged.INTERPRET", False)
+    emulate_bytes(monkeypatch, "causal", Timing.LATE_PRODUCTS, mutate=mutate)
+    case = draw((333, 150), 64, 1, 64)
+    case = case.small(torch.float8_e4m3fn)._replace(q=case.q.bfloat16())
+    with pytest.raises((EmulationError, DeadlockError)):
+        case.call("causal", k_scale=1.0, v_scale=1.0, splits=1)

@@ -283,6 +283,19 @@ def code(ptx: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(("//", ".loc", ".file", "$L__tmp", "$L__func"))]
 
 
+@pytest.mark.parametrize(("heads", "kernel"), [(128, "hopper_latent"), (16, "fwd")])
+def test_latent_attention_on_caches_of_8_bits(monkeypatch: pytest.MonkeyPatch, heads: int, kernel: str) -> None:
+    q, cache = jnp.zeros((2, 1, heads, 576), jnp.bfloat16), jnp.zeros((64, 64, 1, 576), jnp.float8_e4m3fn)
+    table, lengths = jnp.zeros((2, 32), jnp.int32), jnp.asarray([2000, 7])
+
+    def call(q: jax.Array, cache: jax.Array) -> Any:
+        given: dict[str, Any] = {"page_table": table, "kv_lengths": lengths, "k_scale": 0.5, "v_scale": 0.5}
+        return ops.causal(q, cache, values_in_keys=512, layout="bshd", **given)
+
+    names = [message[4][0].decode() for message in messages(monkeypatch, call, q, cache)]
+    assert names == ["causal_paged_plan", f"causal_paged_{kernel}", "merge_splits"]
+
+
 def test_a_call_on_pages_fills_its_results_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward and the merge of each class of sequences write to the same memory of o and lse."""
     begins, lengths = jnp.asarray([0, 1, 2, 42]), jnp.asarray([2000, 7, 40])

@@ -65,6 +65,20 @@ def test_latent_attention(kernel: str, heads: int, is_shared: bool, most_spills:
     assert used.spill_stores <= most_spills
 
 
+@pytest.mark.parametrize(("kind", "most_spills"), [("number", 300), ("token", 800)])
+def test_latent_attention_on_8_bit_caches(kind: str, most_spills: int) -> None:
+    """The producer converts keys in hardware, and has no fence: it would wait for all loads that have begun."""
+    q, k = drawn(128, 1, 576, torch.float8_e4m3fn)
+    scale = 0.1 if kind == "number" else torch.ones(k.shape[:3])
+    kernel = compiled(q, k, k[..., :512], kernel="causal_paged_hopper_latent", k_scale=scale, v_scale=scale)
+    used = usage(kernel, ARCH)
+    assert used.shared <= CHIPS[ARCH].shared_memory
+    assert used.spill_stores <= most_spills
+    ptx = kernel.asm["ptx"]
+    first, last = ptx.index("cvt.rn.f16x2.e4m3x2"), ptx.rindex("cvt.rn.f16x2.e4m3x2")
+    assert "fence.proxy.async" not in ptx[first:last]
+
+
 def test_caches_of_the_dtype_of_q_take_no_scale() -> None:
     q, k = drawn(32, 8, 128, torch.bfloat16)
     names = compiled(q, k, k.clone()).src.fn.arg_names
