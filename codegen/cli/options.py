@@ -142,12 +142,16 @@ def warm_options(parser: argparse.ArgumentParser) -> None:
     add("--heads", type=_heads, default=(32, 8), metavar="N/N", help=what)
     what = "sequence lengths; include one that is a multiple of the tiles and one that is not"
     add("--seqs", type=_numbers, default=[4096, 4095], metavar="LIST", help=f"{what} (default: 4096,4095)")
-    what = "batch size; affects only calls on paged caches (default: 1)"
+    what = "batch size; affects calls on paged caches, and backwards of query heads that share key heads (default: 1)"
     add("--batch", type=at_least(1), default=1, metavar="N", help=what)
     what = "order of q, k and v in memory: bhsd or bshd (default: bhsd; with --model bshd)"
     add("--layout", metavar="NAME", help=what)
     what = "tokens per page of paged caches (default: 64)"
     add("--page-sizes", type=_numbers, default=[64], metavar="LIST", help=what)
+    what = "dtype of paged caches, float8_e4m3fn or float8_e5m2 (default: that of q)"
+    add("--cache", metavar="NAME", help=what)
+    what = "scales of such caches: number, head or token (default: number)"
+    add("--scales", metavar="NAME", help=what)
     add("--frozen", action="store_true", help="leave out gradients of a variant's own tensors, such as slopes")
     what = "compiler processes (default: one per core)"
     add("--jobs", type=at_least(1), default=os.cpu_count() or 1, metavar="N", help=what)

@@ -31,6 +31,19 @@ class Layout(StrEnum):
     BSHD = "bshd"
 
 
+class Scales(StrEnum):
+    """What the scales of a cache of 8-bit floats are: a number other than 1, or floats for each key head, or for each
+    token and head."""
+
+    NUMBER = "number"
+    HEAD = "head"
+    TOKEN = "token"
+
+
+CACHES = ("float8_e4m3fn", "float8_e5m2")
+"""Dtypes of paged caches other than that of q."""
+
+
 class WarmPass(StrEnum):
     """The passes of a call, whose kernels are compiled."""
 
@@ -52,7 +65,7 @@ class WarmCall:
 
     `head_dim` is that of queries and keys, `head_dim_v` that of values. On paged caches with one key head, values with
     fewer columns are the first columns of the keys, as in latent attention. `trained`: gradients of the variant's own
-    tensors are asked for, too.
+    tensors are asked for, too. `cache`: the dtype of paged caches, "" for that of q. `scales`: those of 8-bit floats.
     """
 
     variant: str
@@ -67,9 +80,12 @@ class WarmCall:
     backward: bool = True
     trained: bool = True
     page_size: int = 0
+    cache: str = ""
+    scales: Scales = Scales.NUMBER
 
     def __str__(self) -> str:
         pages = f" pages of {self.page_size}" if self.page_size else ""
+        pages += f" {self.cache} {self.scales}" if self.cache else ""
         heads = "/".join(map(str, self.heads))
         head_dims = pair(self.head_dim, self.head_dim_v)
         return f"{self.variant} {self.mode}{pages} {self.dtype} H{heads} S{self.seq} D{head_dims} {self.layout}"
@@ -99,6 +115,8 @@ class Request:
     page_sizes: tuple[int, ...]
     backward: bool
     trained: bool
+    cache: str = ""
+    scales: Scales = Scales.NUMBER
 
     def calls(self, package: str) -> Iterator[WarmCall]:
         """The calls, in the order of the request. Variants without a paged call, such as those with dropout, have
@@ -121,7 +139,8 @@ class Request:
             if mode != PAGED:
                 yield call
             elif not entries[layer.variant]["dropout"]:
-                yield from (replace(call, page_size=size) for size in self.page_sizes)
+                paged = replace(call, cache=self.cache, scales=self.scales)
+                yield from (replace(paged, page_size=size) for size in self.page_sizes)
 
 
 def run_call(call: WarmCall, package: Package, variant: Variant | None) -> None:
@@ -191,6 +210,18 @@ def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
         drawn = draw_paged_call(variant, shape, call.dtype, "cpu")
         if call.layout is Layout.BSHD:
             drawn = replace(drawn, q=drawn.q.transpose(1, 2).contiguous().transpose(1, 2))
+        scales: dict[str, Any] = {}
+        if call.cache:
+            k, v = (x.to(getattr(torch, call.cache)) for x in (drawn.k, drawn.v))
+            drawn = replace(drawn, k=k, v=k[..., : call.head_dim_v] if shape.values_in_keys else v)
+            scales = {name: _scale(call.scales, k) for name in ("k_scale", "v_scale")}
         slots = torch.zeros(call.batch, dtype=torch.int32)
-        paging.append(*new_tokens(shape, call.dtype), drawn.k, drawn.v, slots)
-        drawn.call(op)
+        paging.append(*new_tokens(shape, call.dtype), drawn.k, drawn.v, slots, **scales)
+        drawn.call(op, **scales)
+
+
+def _scale(kind: Scales, cache: torch.Tensor) -> float | torch.Tensor:
+    """Scales of a cache `[pages, page size, Hkv, D]`."""
+    if kind is Scales.NUMBER:
+        return 0.5
+    return torch.ones(cache.shape[2:3] if kind is Scales.HEAD else cache.shape[:3])

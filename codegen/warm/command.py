@@ -26,7 +26,7 @@ from codegen.util.choices import checked_names
 from codegen.util.errors import CodegenError
 from codegen.util.terminal import StatusLine
 from codegen.util.text import aligned
-from codegen.warm.calls import MODES, PAGED, Layer, Layout, Request, Target, WarmCall, WarmPass
+from codegen.warm.calls import CACHES, MODES, PAGED, Layer, Layout, Request, Scales, Target, WarmCall, WarmPass
 from codegen.warm.compiling import Kernel, Outcome, compile_task, has_launchers, tasks
 from codegen.warm.model import layers_of
 
@@ -79,6 +79,12 @@ def request_of(args: argparse.Namespace, package: Path) -> Request:
             for each in variants
             for dim, dim_v in dims
         )
+    caches = checked_names("--cache", [args.cache] if args.cache else [], CACHES)
+    scales = checked_names("--scales", [args.scales] if args.scales else [], list(Scales))
+    if scales and not caches:
+        raise CodegenError("--scales: expected only with --cache, got it without")
+    if caches and PAGED not in modes:
+        raise CodegenError(f"--cache: expected only with --modes paged, got --modes {','.join(modes)}")
     most = MAX_PAGED_HEAD_DIM if modes == (PAGED,) else MAX_HEAD_DIM
     for layer in layers:
         _check(layer, most)
@@ -92,6 +98,8 @@ def request_of(args: argparse.Namespace, package: Path) -> Request:
         page_sizes=tuple(args.page_sizes),
         backward=WarmPass.BACKWARD in passes,
         trained=not args.frozen,
+        cache=caches[0] if caches else "",
+        scales=Scales(scales[0]) if scales else Scales.NUMBER,
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..core.checks import fail
 from ..core.configs import next_power_of_2
 from ..core.paged import check_divisor, check_divisors, check_last_slot, check_token_scale
+from .devices import interprets
 from .dispatch import runs_reference, values_are_checked
 from .dtypes import as_integers
 from .launching import launch
@@ -36,7 +37,7 @@ def append(
         return k_cache, v_cache, *written
     for x, cache, scale in ((k.detach(), k_cache, scales[0]), (v.detach(), v_cache, scales[1])):
         # Triton's interpreter rounds to 8-bit floats wrongly: a mantissa that overflows does not raise the exponent.
-        if runs_reference(k) or (k.device.type == "cpu" and cache.dtype.itemsize == 1):
+        if runs_reference(k) or (interprets(k) and cache.dtype.itemsize == 1):
             _assign(x, cache, slots, scale)
         else:
             _launch(x, cache, slots, scale)

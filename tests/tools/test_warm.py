@@ -24,7 +24,7 @@ from codegen.load.spec_file import load
 from codegen.testing.calls import load_op
 from codegen.util.errors import CodegenError
 from codegen.warm import command, compiling
-from codegen.warm.calls import Layer, Layout, Target, WarmCall
+from codegen.warm.calls import Layer, Layout, Scales, Target, WarmCall
 from codegen.warm.command import Failure, Report, lines
 from codegen.warm.compiling import Kernel, Outcome, compile_task, kernels_of, tasks
 from codegen.warm.model import layers_of
@@ -209,6 +209,9 @@ def test_latent_attention_on_pages_runs_its_kernel() -> None:
     latent = replace(CALL, mode="paged", page_size=64, backward=False, head_dim=576, head_dim_v=512, heads=(128, 1))
     names = {name for name, _ in warmed(latent)}
     assert names >= {"append_tokens", "causal_paged_hopper_latent"}
+    small = replace(latent, cache="float8_e4m3fn", scales=Scales.TOKEN)
+    assert {name for name, _ in warmed(small)} == names
+    assert {name for name, _ in warmed(small) - warmed(latent)} == {"append_tokens", "causal_paged_hopper_latent"}
 
     def own_caches() -> None:
         q, k, v = (
@@ -298,6 +301,9 @@ def test_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytes
             "--model: expected a config.json, or a folder that holds one, got nosuch, which does not exist",
         ),
         (["causal", "--gpu", "h101"], "--gpu: expected one of"),
+        (["causal", "--cache", "float8_e4m3fn"], "--cache: expected only with --modes paged, got --modes dense"),
+        (["causal", "--modes", "paged", "--cache", "int8"], "--cache: expected one of float8_e4m3fn, float8_e5m2"),
+        (["causal", "--modes", "paged", "--scales", "head"], "--scales: expected only with --cache, got it without"),
     ],
 )
 def test_bad_input_is_one_error(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
