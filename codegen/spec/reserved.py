@@ -144,6 +144,8 @@ _WORDS = """
     FIRST_COL HALF HOPPER_WARPS REST alpha_even begin_others begin_own compute_scores end_others end_own found
     load_queries load_record make_latent_ring make_queries max_even numbers pair_n queries rescaling ring
     row_alpha runs_latent store_half weights
+    ByteRows CONVERTS as_words convert_keys in_units largest_elements make_byte_ring raise_unit scale_weights
+    score_factors unit_even
     OPTIONS lse_start packed_forward results run_blocks runs
     BackwardRuns backward_runs gradients_of_runs num_run_blocks pad_rows query_gradients_of_runs run_rows store_dq
     columns output_dtype q_scale result_dtype scaled_run value_columns

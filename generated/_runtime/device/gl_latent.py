@@ -346,7 +346,7 @@ def in_units(alpha, before, after, V_SCALE: gl.constexpr):
 
 
 @gluon.jit
-def scaled(p, ring, v_unit, PART: gl.constexpr, V_SCALE: gl.constexpr, KEY: gl.constexpr):
+def scale_weights(p, ring, v_unit, PART: gl.constexpr, V_SCALE: gl.constexpr, KEY: gl.constexpr):
     """Weights times the scales of their values, in the unit of the sums."""
     if V_SCALE == "token":
         return p * (ring.scales.index(2 + PART).load(KEY) * (1.0 / v_unit))[None, :]

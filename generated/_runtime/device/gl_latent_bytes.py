@@ -72,7 +72,7 @@ def to_halves(words, MANTISSA: gl.constexpr):
 
 
 @gluon.jit
-def cache_scale(scale, head, KIND: gl.constexpr):
+def head_scale(scale, head, KIND: gl.constexpr):
     """The scale of a key head in a cache: its numbers are times it. 1 if the cache has none, or one for each token."""
     if KIND == "number":
         return gl.cast(scale, gl.float32)
@@ -83,9 +83,9 @@ def cache_scale(scale, head, KIND: gl.constexpr):
 
 
 @gluon.jit
-def first_unit(scale, head, KIND: gl.constexpr):
+def value_unit(scale, head, KIND: gl.constexpr):
     """The first unit of the sums of values: their scale, or close to 0 if each token has a scale of its own."""
-    return gl.cast(1e-30, gl.float32) if KIND == "token" else cache_scale(scale, head, KIND)
+    return gl.cast(1e-30, gl.float32) if KIND == "token" else head_scale(scale, head, KIND)
 
 
 @aggregate
@@ -200,7 +200,7 @@ class ByteRing:
                 if i < HALF:
                     put_piece(self.ring.left, self.left, halves, stage, phase, i, HALF)
                 elif i == HALF:
-                    # Who has released `left` has also read the scales of the block before.
+                    # `left` was released after the scales of the block before it had been read.
                     if K_SCALE == "token":
                         self.ring.scales.index(stage).store(k_scales)
                     if V_SCALE == "token":

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: paged/hopper_latent.py.jinja
-# hash: 0bbabdb3e3308b7f
+# hash: 7301e51a0f1d2a93
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `full` on Hopper, paged caches, latent attention: values are the first columns of keys.
@@ -53,11 +53,11 @@ from ..._runtime.device.gl_latent import (
     make_queries,
     raise_unit,
     rescaling,
-    scaled,
+    scale_weights,
     score_factors,
     store_half,
 )
-from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, cache_scale, first_unit, make_byte_ring
+from ..._runtime.device.gl_latent_bytes import ByteRows, as_words, head_scale, make_byte_ring, value_unit
 from ..._runtime.device.gl_pages import PageRows, describe_pages
 
 
@@ -113,10 +113,17 @@ def convert_keys(
         first_seen = 0
         end_seen = kv_len
         # Nothing is read of keys that no row may see: their pages may be gone.
-        first, end = gl.maximum(keys_begin, first_seen), gl.minimum(keys_end, end_seen)
+        first_seen, end_seen = gl.maximum(keys_begin, first_seen), gl.minimum(keys_end, end_seen)
         # The stride of heads counts units of 16 bytes, which are four words.
         rows = ByteRows(
-            as_words(k_ptr) + hkv * stride_kh * 4, hkv, num_kv_heads, pages, k_page_rows, stride_ks // 4, first, end
+            as_words(k_ptr) + hkv * stride_kh * 4,
+            hkv,
+            num_kv_heads,
+            pages,
+            k_page_rows,
+            stride_ks // 4,
+            first_seen,
+            end_seen,
         )
         turn = ring.fill(rows, scales, keys_begin, keys_end, turn, K_SCALE, V_SCALE, PAGE_SIZE, HEAD_DIM, HEAD_DIM_V)
 
@@ -157,17 +164,17 @@ def consume(
         rows = gl.minimum(tile_rows // GROUP, q_len - 1)
         q_head = hkv * GROUP + tile_rows % GROUP
         q_rows = b * stride_qb + (q_start + rows) * stride_qs + q_head * stride_qh
-        units = gl.full([ROWS], 1.0, gl.float32, ROW)  # [ROWS]
+        q_unit = gl.full([ROWS], 1.0, gl.float32, ROW)  # [ROWS]
         if q_ptr.dtype.element_ty != DTYPE:
-            largest = largest_elements(q_ptr, q_rows, is_row, PART, HEAD_DIM, HEAD_DIM_V)
-            units = exchange.query_units(largest, q_turn, PART, ROW)
-        load_queries(queries[PART].index(0), q_ptr, q_rows, is_row, units, FIRST_COL, HEAD_DIM)
+            q_unit = largest_elements(q_ptr, q_rows, is_row, PART, HEAD_DIM, HEAD_DIM_V)
+            q_unit = exchange.query_units(q_unit, q_turn, PART, ROW)
+        load_queries(queries[PART].index(0), q_ptr, q_rows, is_row, q_unit, FIRST_COL, HEAD_DIM)
         if PART == 1:
-            load_queries(queries[2].index(0), q_ptr, q_rows, is_row, units, HEAD_DIM_V, HEAD_DIM)
+            load_queries(queries[2].index(0), q_ptr, q_rows, is_row, q_unit, HEAD_DIM_V, HEAD_DIM)
         exchange.share_queries()
         # Scores are times it: then exponentials are one `exp2`.
-        factors = score_factors(scale * cache_scale(k_scale, hkv, K_SCALE) * LOG2E, units)  # [ROWS]
-        v_unit = first_unit(v_scale, hkv, V_SCALE)
+        qk_scale = score_factors(scale * head_scale(k_scale, hkv, K_SCALE) * LOG2E, q_unit)  # [ROWS]
+        v_unit = value_unit(v_scale, hkv, V_SCALE)
         full_end = kv_len // BLOCK_N * BLOCK_N
 
         row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
@@ -181,12 +188,12 @@ def consume(
                 kv_idx = start_n + gl.arange(0, KEYS, layout=KEY)
                 keep = (kv_idx < keys_end)[None, :]
                 qk = gl.where(keep, qk, float("-inf"))
-            found = gl.max(qk, 1) * factors
+            found = gl.max(qk, 1) * qk_scale
             if PART == 0:
                 max_new, alpha = raise_maximum(row_max, found)
                 row_alpha = alpha
-                unit = raise_unit(v_unit, ring, 0, V_SCALE, KEY)
-                alpha = in_units(alpha, v_unit, unit, V_SCALE)
+                unit_new = raise_unit(v_unit, ring, 0, V_SCALE, KEY)
+                alpha = in_units(alpha, v_unit, unit_new, V_SCALE)
             else:
                 # The even block comes first: its weights are multiplied while this warpgroup takes its exponentials.
                 max_even = exchange.other_maxima(turn, 0, ROW)
@@ -196,14 +203,14 @@ def consume(
                 acc = begin_others(acc, exchange, ring, turn, 1)
                 max_new, alpha = raise_maximum(max_even, found)
                 row_alpha = alpha_even * alpha
-                unit = raise_unit(unit_even, ring, 1, V_SCALE, KEY)
-                alpha = in_units(alpha, unit_even, unit, V_SCALE)
-            exchange.share_maxima(max_new, unit, PART, V_SCALE)
+                unit_new = raise_unit(unit_even, ring, 1, V_SCALE, KEY)
+                alpha = in_units(alpha, unit_even, unit_new, V_SCALE)
+            exchange.share_maxima(max_new, unit_new, PART, V_SCALE)
             # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
             max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
-            p = gl.exp2(qk * factors[:, None] - max_ref[:, None])  # [ROWS, KEYS]
+            p = gl.exp2(qk * qk_scale[:, None] - max_ref[:, None])  # [ROWS, KEYS]
             row_sums = add_lanes(row_sums, row_alpha, p, LANES)
-            weights = scaled(p, ring, unit, PART, V_SCALE, KEY).to(DTYPE)
+            weights = scale_weights(p, ring, unit_new, PART, V_SCALE, KEY).to(DTYPE)
             exchange.share_weights(ring, weights, PART)
             weights = gl.convert_layout(weights, WEIGHTS)
             if PART == 0:
@@ -212,12 +219,12 @@ def consume(
                 v_unit = exchange.other_unit(v_unit, 1, V_SCALE)
                 alpha = rescaling(max_new, row_max)
                 row_sums *= gl.convert_layout(alpha, gl.SliceLayout(1, LANES), assert_trivial=True)[:, None]
-                alpha = in_units(alpha, unit, v_unit, V_SCALE)
+                alpha = in_units(alpha, unit_new, v_unit, V_SCALE)
                 acc = end_own(acc, ring, turn, 0)
                 acc = begin_others(rescale_part(acc, alpha, SUMS), exchange, ring, turn, 0)
                 acc = end_others(acc, ring, turn, 0)
             else:
-                row_max, v_unit = max_new, unit
+                row_max, v_unit = max_new, unit_new
                 acc = end_others(acc, ring, turn, 1)
                 acc = begin_own(rescale_part(acc, alpha, SUMS), weights, ring, 1)
                 acc = end_own(acc, ring, turn, 1)
@@ -286,10 +293,10 @@ def full_paged_hopper_latent(
     DTYPE: gl.constexpr = gl.float16 if CONVERTS else q_ptr.dtype.element_ty
     HALF: gl.constexpr = HEAD_DIM_V // 2
     if CONVERTS:
-        filled = make_byte_ring(k_ptr.dtype.element_ty, HEAD_DIM_V)
+        paged_ring = make_byte_ring(k_ptr.dtype.element_ty, HEAD_DIM_V)
     else:
         k_desc = describe_pages(k_ptr, num_kv_heads, stride_kh, stride_ks, HEAD_DIM, PAGE_SIZE, KEYS)
-        filled = make_latent_ring(k_desc, k_page_rows, HEAD_DIM_V)
+        paged_ring = make_latent_ring(k_desc, k_page_rows, HEAD_DIM_V)
     queries = (make_queries(DTYPE, HALF), make_queries(DTYPE, HALF), make_queries(DTYPE, REST))
     exchange = make_exchange()
     pointers = (q_ptr, records_ptr, counts_ptr, o_ptr, lse_ptr, partial_o_ptr, partial_sums_ptr)
@@ -297,24 +304,23 @@ def full_paged_hopper_latent(
     scales = (k_scale, v_scale)
     # A scale of 0 times the score -inf of a key that is not kept would be NaN.
     scale = gl.maximum(softmax_scale, 1e-30)
-    consumer = (queries, filled.read(), exchange, pointers, strides, num_kv_heads, partial_rows, scale, scales)
+    consumer = (queries, paged_ring.read(), exchange, pointers, strides, num_kv_heads, partial_rows, scale, scales)
     CONSTANTS: gl.constexpr = (K_SCALE, V_SCALE, GROUP, HEAD_DIM, HEAD_DIM_V)
     pages = (page_table_ptr, page_starts_ptr, records_ptr, counts_ptr)
     # The registers of each thread. The first consumer gets what is left.
     if CONVERTS:
-        k_strides = (stride_kh, stride_ks, k_page_rows)
-        cache = (k_ptr, filled, scales, pages, k_strides, table_stride, num_kv_heads)
+        producer = (k_ptr, paged_ring, scales, pages, (stride_kh, stride_ks, k_page_rows), table_stride, num_kv_heads)
         gl.warp_specialize(
             [
                 (consume, (consumer, 0) + CONSTANTS),
                 (consume, (consumer, 1) + CONSTANTS),
-                (convert_keys, (cache, K_SCALE, V_SCALE, FLAT_TABLE, PAGE_SIZE, HEAD_DIM, HEAD_DIM_V)),
+                (convert_keys, (producer, K_SCALE, V_SCALE, FLAT_TABLE, PAGE_SIZE, HEAD_DIM, HEAD_DIM_V)),
             ],
             worker_num_warps=[4, 4],
             worker_num_regs=[200, 104],
         )
     else:
-        keys = (k_desc, filled, pages, table_stride, num_kv_heads)
+        keys = (k_desc, paged_ring, pages, table_stride, num_kv_heads)
         gl.warp_specialize(
             [
                 (consume, (consumer, 0) + CONSTANTS),
