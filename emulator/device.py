@@ -194,7 +194,8 @@ class Program:
             for partition, store in slot.stores.items():
                 if partition is self.partition:
                     store.is_fenced = True
-                elif self.partition.known.get(partition, -1) >= store.arrival:
+                elif partition is not self._launch and self.partition.known.get(partition, -1) >= store.arrival:
+                    # What is stored ahead of all partitions is fenced there: none of them waits for it.
                     store.fenced_by_readers.add(self.partition)
 
     def async_add(self, desc: Descriptor, coordinates: list[Operand], tile: Tile) -> None:
