@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
 from codegen.arch.paged import PagedPass
 from codegen.lint.calls import BATCH, HEADS, KV_HEADS, LENGTH
+from codegen.lint.jobs import FP8
 from codegen.lint.paged_jobs import PagedJob
 from codegen.spec.model import Variant
 from codegen.testing.paged_calls import PagedShape, draw_paged_call, new_tokens
@@ -30,16 +31,13 @@ def run_paged_call(variant: Variant, job: PagedJob, package: str) -> None:
         dim_v=job.value_dim,
         values_in_keys=job.value_dim is not None,
     )
-    call = draw_paged_call(variant, shape, job.dtype, "cpu")
+    call = draw_paged_call(variant, shape, job.dtype, "cpu", cache_dtype=FP8 if job.small else "")
+    scales = {name: torch.ones(call.k.shape[:3]) for name in ("k_scale", "v_scale")} if job.small else {}
     paging = importlib.import_module(f"{package}.paging")
-    paging.append(*new_tokens(shape, job.dtype), call.k, call.v, torch.zeros(BATCH, dtype=torch.int32))
+    paging.append(*new_tokens(shape, job.dtype), call.k, call.v, torch.zeros(BATCH, dtype=torch.int32), **scales)
     op = getattr(importlib.import_module(f"{package}.torch"), variant.name)
-    if job.small:
-        k = call.k.to(torch.float8_e4m3fn)
-        scales = torch.ones(k.shape[:3])
-        replace(call, k=k, v=k[..., : job.value_dim]).call(op, k_scale=scales, v_scale=scales)
-    elif job.value_dim is not None:
+    if job.value_dim is not None:
         # A call that asks for a tile runs the portable kernel.
-        call.call(op)
+        call.call(op, **scales)
     else:
         call.call(op, config={str(job.pass_): asdict(job.tile)}, family=job.family or None)

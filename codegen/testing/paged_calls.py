@@ -90,8 +90,10 @@ class PagedCall:
         return PagedCall(q=q, k=k, v=v, own=own, table=table, lengths=lengths)
 
 
-def draw_paged_call(variant: Variant, shape: PagedShape, dtype: str, device: str, seed: int = 0) -> PagedCall:
-    """Random values on pages in a random order."""
+def draw_paged_call(
+    variant: Variant, shape: PagedShape, dtype: str, device: str, seed: int = 0, cache_dtype: str = ""
+) -> PagedCall:
+    """Random values on pages in a random order. `cache_dtype`: that of the caches; empty if it is that of q."""
     generator = torch.Generator(device=device).manual_seed(seed)
     typed = getattr(torch, dtype)
 
@@ -108,7 +110,10 @@ def draw_paged_call(variant: Variant, shape: PagedShape, dtype: str, device: str
             return torch.randint(0, most, tuple(sizes), generator=generator, device=device, dtype=kind)
         return (torch.rand(*sizes, generator=generator, device=device) * 0.1).to(kind)
 
-    cache = (shape.pages, shape.page_size, shape.kv_heads)
+    def cached(columns: int) -> Tensor:
+        x = normal(shape.pages, shape.page_size, shape.kv_heads, columns)
+        return x.to(getattr(torch, cache_dtype)) if cache_dtype else x
+
     own = own_arguments(variant, shape, shape.pages, fill, device)
     table = random_table(shape, shape.pages, device, seed)
     if variant.decay:
@@ -117,11 +122,11 @@ def draw_paged_call(variant: Variant, shape: PagedShape, dtype: str, device: str
         )
         _fill_decay_caches(own, table, steps * -0.1)
     q = normal(shape.batch, shape.heads, shape.queries, shape.head_dim)
-    k = normal(*cache, shape.head_dim)
+    k = cached(shape.head_dim)
     return PagedCall(
         q=q,
         k=k,
-        v=k[..., : shape.head_dim_v] if shape.values_in_keys else normal(*cache, shape.head_dim_v),
+        v=k[..., : shape.head_dim_v] if shape.values_in_keys else cached(shape.head_dim_v),
         own=own,
         table=table,
         lengths=torch.tensor(list(shape.lengths), dtype=torch.int32, device=device),

@@ -207,14 +207,10 @@ def _run_paged(call: WarmCall, package: str, variant: Variant) -> None:
             dim_v=call.head_dim_v,
             values_in_keys=kv_heads == 1 and call.head_dim_v < call.head_dim,
         )
-        drawn = draw_paged_call(variant, shape, call.dtype, "cpu")
+        drawn = draw_paged_call(variant, shape, call.dtype, "cpu", cache_dtype=call.cache)
         if call.layout is Layout.BSHD:
             drawn = replace(drawn, q=drawn.q.transpose(1, 2).contiguous().transpose(1, 2))
-        scales: dict[str, Any] = {}
-        if call.cache:
-            k, v = (x.to(getattr(torch, call.cache)) for x in (drawn.k, drawn.v))
-            drawn = replace(drawn, k=k, v=k[..., : call.head_dim_v] if shape.values_in_keys else v)
-            scales = {name: _scale(call.scales, k) for name in ("k_scale", "v_scale")}
+        scales = {name: _scale(call.scales, drawn.k) for name in ("k_scale", "v_scale")} if call.cache else {}
         slots = torch.zeros(call.batch, dtype=torch.int32)
         paging.append(*new_tokens(shape, call.dtype), drawn.k, drawn.v, slots, **scales)
         drawn.call(op, **scales)

@@ -162,8 +162,8 @@ def _hopper_class(sizes: PagedSizes, tile: HopperTile, first_rows: int) -> RowCl
 
 
 def _most_rows(sizes: PagedSizes) -> int:
-    """The rows of the largest tile that works."""
-    if sizes.kv_itemsize == 1 and not sizes.converts:
+    """The rows of the largest tile of the portable kernels that works."""
+    if sizes.kv_itemsize == 1:
         # With 64 rows Triton 3.6 multiplies by `wgmma` on Hopper, and then reads converted 8-bit floats wrongly.
         return 32
     # Accumulators of wide float32 rows fill the registers.

@@ -72,7 +72,7 @@ def to_halves(words, MANTISSA: gl.constexpr):
 
 @gluon.jit
 def head_scale(scale, head, KIND: gl.constexpr):
-    """The scale of a key head in a cache: its numbers are times it. 1 if the cache has none, or one for each token."""
+    """The scale by which a head's numbers in a cache are multiplied: 1 if there is none, or one for each token."""
     if KIND == "number":
         return gl.cast(scale, gl.float32)
     elif KIND == "head":

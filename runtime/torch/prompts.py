@@ -29,6 +29,8 @@ def converts_cache(op: str, call: CacheCall) -> bool:
     It depends only on properties that fake tensors have, too: of values, strides say whether they may be columns of k.
     """
     k = call.k
+    if k.element_size() != 1:
+        return False  # as most calls: the rest would cost each of them time
     copied = _is_copied(k, call.cache_strides(k), k.shape[0])
     shares_values = may_begin_alike(k, call.v)
     return latents.converts_cache(op, call, arch_of(call.q), shares_values=shares_values, copied=copied)
@@ -37,10 +39,10 @@ def converts_cache(op: str, call: CacheCall) -> bool:
 def check_pointers(op: str, call: CacheCall) -> None:
     """Check that memory which torch did not allocate begins where Hopper's kernels can read it, and that values which
     look like the first columns of keys are these columns."""
-    converts = converts_cache(op, call)
-    if converts and not begin_alike(call.k, call.v):
+    is_converted = any(latents.is_converted(call, rows) for rows in call.classes)
+    if is_converted and not begin_alike(call.k, call.v):
         fail(op, "v", f"the first columns of k, or family={PORTABLE!r}", "columns of other memory with k's strides")
-    if not converts and not any(rows.tile.family == HOPPER for rows in call.classes):
+    if not is_converted and not any(rows.tile.family == HOPPER for rows in call.classes):
         return
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         if x.data_ptr() % 16:

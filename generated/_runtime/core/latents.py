@@ -23,17 +23,24 @@ def converts_cache(op: str, call: CacheCall, arch: str, *, shares_values: bool, 
         shares_values: whether values are the first columns of keys. copied: whether TMA could copy the keys; the kernel
             loads them, in pieces of 16 bytes.
     """
-    asks_portable = call.family == PORTABLE or call.config
     has_kernel = arch == HOPPER_FAMILY.arch and TRAITS[op].hopper_reads_latents
     # Keys are loaded as words of four columns.
     is_small = (call.q.element_size(), call.k.element_size()) == (2, 1) and call.k.shape[-1] % 4 == 0
-    fits = has_kernel and is_small and copied and shares_values and _fits_columns(call)
-    return fits and not asks_portable and call.page_table is not None
+    return has_kernel and is_small and copied and _may_run(call, shares_values=shares_values)
 
 
-def _fits_columns(call: CacheCall) -> bool:
+def is_converted(call: CacheCall, rows: RowClass) -> bool:
+    """Whether a class of rows runs the kernel on a cache of 8-bit floats: no other has so many rows of one."""
+    return call.k.element_size() == 1 and rows.tile.block_m == LATENT_ROWS
+
+
+def _may_run(call: CacheCall, *, shares_values: bool) -> bool:
+    """Whether the kernel takes the columns of a call, on pages, unless the call asks for others."""
+    # A tile that a call asks for is one of the portable kernel.
+    asks_portable = call.family == PORTABLE or call.config
     head_dim, head_dim_v = call.q.shape[-1], call.v.shape[-1]
-    return head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= MOST_REST
+    fits = head_dim > NARROW_HEAD_DIM and head_dim_v in VALUE_COLUMNS and head_dim - head_dim_v <= MOST_REST
+    return fits and shares_values and call.page_table is not None and not asks_portable
 
 
 def runs_latent(backend: Backend, call: CacheCall, rows: RowClass, *, shares_values: bool) -> bool:
@@ -42,14 +49,11 @@ def runs_latent(backend: Backend, call: CacheCall, rows: RowClass, *, shares_val
     The order of its sums differs from that of the portable kernel. So this reads nothing that depends on the batch.
     """
     q, k, tile = call.q, call.k, rows.tile
-    fits_tile = (tile.block_m, tile.block_n) == (LATENT_ROWS, LATENT_KEYS) and not rows.folds
-    if k.element_size() == 1:
-        # No other kernel has so many rows of an 8-bit cache.
-        return fits_tile
+    if is_converted(call, rows):
+        return True
     is_half = q.dtype == k.dtype and k.element_size() == 2 and call.k_scale is None and call.value_scale is None
-    has_pages = call.page_table is not None and call.page_size >= LEAST_PAGE and call.page_size % PAGE_FACTOR == 0
-    # A tile that a call asks for is one of the portable kernel.
-    asks_portable = call.family == PORTABLE or call.config
-    if asks_portable or not (shares_values and _fits_columns(call) and is_half and has_pages):
+    has_pages = call.page_size >= LEAST_PAGE and call.page_size % PAGE_FACTOR == 0
+    if not (is_half and has_pages and _may_run(call, shares_values=shares_values)):
         return False
+    fits_tile = (tile.block_m, tile.block_n) == (LATENT_ROWS, LATENT_KEYS) and not rows.folds
     return fits_tile and backend.copies_by_tma(k) and is_copied(call.cache_strides(k), k.shape[0], k.element_size())

@@ -101,8 +101,8 @@ def largest_elements(q_ptr, starts, is_row, PART: gl.constexpr, HEAD_DIM: gl.con
 
 @gluon.jit
 def score_factors(qk_scale, units):
-    """What scores of each row are times, to be logits times log2(e). Above 0: times the score -inf of a key that is not
-    kept, 0 would be NaN."""
+    """The factor of each row by which scores become logits times log2(e). It is above 0, because 0 times the score -inf
+    of a key that is not kept would be NaN."""
     return gl.maximum(qk_scale * units, 1e-37)
 
 
@@ -116,8 +116,7 @@ class LatentRing:
 
     Each part is released by the warpgroup that reads it last: `left` by warpgroup 0, `right` by warpgroup 1, `rest` by
     the one that reads the weights there. Tokens of an 8-bit cache may have `scales` of their own, `[4, KEYS]`: of the
-    keys in both stages, then of the values. They come with `rest`. `converted`: a warpgroup stores the keys, not
-    TMA.
+    keys in both stages, then of the values. They come with `rest`. `converted`: a warpgroup stores the keys, not TMA.
     """
 
     left: Ring
@@ -130,8 +129,8 @@ class LatentRing:
     def receive(self, part, turn):
         """Wait for a part of the block of `turn`.
 
-        Products read what warps have stored only behind a fence. The producer's would also wait for all loads that it
-        has begun: so it is the reader's.
+        Products read what a warpgroup has stored only after a fence. In the producer, the fence would also wait for all
+        loads that have begun. So the reader has it.
         """
         tile = part.receive(turn)
         if self.converted:
@@ -221,7 +220,8 @@ class Exchange:
     def query_units(self, largest, q_turn, PART: gl.constexpr, ROW: gl.constexpr):
         """The unit of each row of queries: the power of two of its largest element, 1 if all are 0, `[ROWS]`.
 
-        float16 has fewer exponents than bfloat16. So the products of an 8-bit cache are of rows in their units.
+        Products with an 8-bit cache are computed in float16, which has fewer exponents than bfloat16. So each row is
+        divided by its unit.
         """
         self.largest.index(PART).store(largest)
         mbarrier.arrive(self.has_largest.index(PART), count=1)
