@@ -160,7 +160,8 @@ class Program:
         check(all(0 < size < 2**32 for size in sizes), f"sizes {sizes} for TMA")
         check(all(0 <= step * itemsize < 2**40 for step in steps), f"strides {steps} for TMA")
         check(len(sizes) == len(steps) == len(block_shape) <= 5, f"{len(sizes)} dims for TMA")
-        check(all(size <= 256 for size in block_shape), f"a tile of {block_shape} for TMA")
+        # A copy takes the columns of a swizzled tile in parts of 128 bytes.
+        check(all(size <= 256 for size in block_shape[:-1]), f"a tile of {block_shape} for TMA")
         block_type = BlockType(NAMES[elements.dtype], list(block_shape))
         return Descriptor(elements, sizes, steps, block_type, layout)
 

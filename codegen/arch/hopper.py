@@ -39,6 +39,9 @@ class HopperFamily:
             their tiles are cut by the mask, and no registers are left for a score expression.
         mixed_forward_tile: tile if q and k have 129 to 192 columns, and v at most 128: q and k are then stored without
             their padding.
+        wide_forward_tile: tile of the forward of more columns than `forward_tiles` have, up to `most_forward_columns`.
+            Two warpgroups share the columns of v, and a third one computes the weights of its 64 rows for both.
+        least_wide_values: smallest head_dim of v in that forward: each of the two adds up 64 columns at least.
         long_forward_from: length from which on `long_forward_tile` is used.
         long_forward_from_if_alike: the same if all rows attend to the same keys, so that the mask cuts no tile.
         backward_tiles: tiles of the backward, whose two warpgroups share the keys.
@@ -64,6 +67,9 @@ class HopperFamily:
     forward_tiles: Mapping[int, TileConfig]
     long_forward_tile: TileConfig
     mixed_forward_tile: TileConfig
+    wide_forward_tile: TileConfig
+    most_forward_columns: int
+    least_wide_values: int
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, TileConfig]
@@ -83,8 +89,12 @@ class HopperFamily:
         return min(columns for columns in self.forward_tiles if columns >= head_dim)
 
     def serves_head_dim(self, head_dim: int) -> bool:
-        """True if the family has a tile for a head_dim."""
+        """True if the family has tiles for a head_dim, forward and backward."""
         return self.least_head_dim <= head_dim <= max(self.forward_tiles)
+
+    def serves_forward(self, head_dim: int) -> bool:
+        """True if the family has a tile for the forward of a head_dim."""
+        return self.least_head_dim <= head_dim <= self.most_forward_columns
 
 
 FAMILY = HopperFamily(
@@ -92,6 +102,9 @@ FAMILY = HopperFamily(
     forward_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 128, 8, 2), 256: _tile(128, 64, 8, 2)},
     long_forward_tile=_tile(192, 128, 12, 2),
     mixed_forward_tile=_tile(128, 128, 8, 2),
+    wide_forward_tile=_tile(64, 32, 8, 2),
+    most_forward_columns=512,
+    least_wide_values=65,
     long_forward_from=4096,
     long_forward_from_if_alike=2048,
     backward_tiles={64: _tile(128, 128, 8, 2), 128: _tile(64, 128, 8, 2), 256: _tile(64, 64, 8, 2)},

@@ -90,7 +90,7 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
         planned = plan(variant, mode) if arch == hopper.ARCH and dtype != "float32" else None
         for head_dim in selection.head_dims or _head_dims(spec, own, dtype):
             found += _calls(variant, mode, own, dtype, head_dim, selection.passes)
-            if planned is not None and hopper.FAMILY.serves_head_dim(head_dim):
+            if planned is not None and hopper.FAMILY.serves_forward(head_dim):
                 found += _hopper_calls(planned, dtype, head_dim, selection.passes)
     return _fast_part(found, spec, selection) if selection.fast else found
 
@@ -190,11 +190,11 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
 
 
 def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Sequence[Pass]) -> list[Job]:
-    """The calls in Hopper's family: forward, backward, and the forward of long sequences."""
-    tiles: list[tuple[Pass, TileConfig, int | None]] = [
-        (Pass.FWD, hopper_forward_tile(head_dim), None),
-        (Pass.DKDV, hopper_backward_tile(planned, head_dim), None),
-    ]
+    """The calls in Hopper's family: forward, backward, and the forward of long sequences and of 8-bit floats."""
+    tiles: list[tuple[Pass, TileConfig, int | None]] = [(Pass.FWD, hopper_forward_tile(head_dim), None)]
+    has_backward = hopper.FAMILY.serves_head_dim(head_dim)
+    if has_backward:
+        tiles.append((Pass.DKDV, hopper_backward_tile(planned, head_dim), None))
     if long := hopper_long_forward_tile(planned, head_dim):
         tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
     found = [
@@ -211,7 +211,7 @@ def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Seque
         for each, tile, length in tiles
         if each in passes
     ]
-    if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None:
+    if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None and has_backward:
         found.append(replace(found[0], dtype=FP8))
     return found
 

@@ -125,7 +125,8 @@ def _config(name: str, job: Job | PagedJob) -> TileConfig | None:
 
 def pass_of(name: str) -> Pass | None:
     """The pass of the kernel of this name; None for a small kernel."""
+    name = name.removesuffix("_wide")
     # Hopper's backward computes dq, too, but has the config of dkdv.
-    if name.endswith(("_hopper_bwd", "_hopper_bwd_wide")):
+    if name.endswith("_hopper_bwd"):
         return Pass.DKDV
     return next((p for p, ending in KERNEL_ENDINGS.items() if name.endswith(ending)), None)

@@ -9,8 +9,10 @@ from codegen.plan.variant import VariantPlan
 PORTABLE = "portable"
 """File stem of the kernels in Triton."""
 
-FORWARD = "hopper_fwd"
-"""File stem of Hopper's forward, in Gluon, and its name among the hashes of kernels."""
+FORWARD, WIDE_FORWARD = "hopper_fwd", "hopper_fwd_wide"
+"""File stem of Hopper's forward, in Gluon.
+
+The names among the hashes are those of the forward, and of the forward for more than 256 columns."""
 
 FORWARD_FP8 = "hopper_fwd_fp8"
 """File stem of Hopper's forward of float8_e4m3fn."""
@@ -38,6 +40,7 @@ def measured_kernels(planned: VariantPlan) -> dict[str, tuple[str, list[str]]]:
         "dq": (PORTABLE, [planned.dq.name]),
         "dkdv": (PORTABLE, [planned.dkdv.name]),
         FORWARD: (FORWARD, [planned.hopper_fwd.name]),
+        WIDE_FORWARD: (FORWARD, [planned.hopper_fwd_wide]),
         BACKWARD: (BACKWARD, [planned.hopper_bwd.name]),
         WIDE_BACKWARD: (BACKWARD, [planned.hopper_bwd_wide.name]),
         DELTA: (PORTABLE, [planned.hopper_delta.name, *after]),
@@ -51,7 +54,7 @@ RUNS = "runs_"
 def kernels_of_runs(planned: VariantPlan) -> list[str]:
     """Names of the packed kernels that compute the segmented calls of this plan whose segments are runs of tokens."""
     backward = ["dq", BACKWARD, WIDE_BACKWARD] if planned.hopper_bwd.leaves_runs else []
-    return [FORWARD, *backward] if planned.hopper_fwd.leaves_runs else []
+    return [FORWARD, WIDE_FORWARD, *backward] if planned.hopper_fwd.leaves_runs else []
 
 
 PAGED = "paged"

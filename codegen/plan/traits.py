@@ -169,13 +169,14 @@ def _run_unit(variant: Variant, runs: Sequence[int | str]) -> int:
 
 def hopper_forward_tile(head_dim: int) -> TileConfig:
     """The default tile of the forward."""
-    return FAMILY.forward_tiles[FAMILY.columns(head_dim)]
+    is_wide = head_dim > max(FAMILY.forward_tiles)
+    return FAMILY.wide_forward_tile if is_wide else FAMILY.forward_tiles[FAMILY.columns(head_dim)]
 
 
 def hopper_long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
     """The tile of the forward of long sequences, if it differs."""
     is_long = planned.mode is Mode.DENSE and score_is_scaled_product(planned) and keys_start_at_zero(planned)
-    return FAMILY.long_forward_tile if is_long and FAMILY.columns(head_dim) == min(FAMILY.forward_tiles) else None
+    return FAMILY.long_forward_tile if is_long and head_dim <= min(FAMILY.forward_tiles) else None
 
 
 def hopper_backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:

@@ -31,7 +31,8 @@ from codegen.spec.symbols import symbolised
 class VariantPlan(InMode):
     """All kernels of a variant in one mode, and what its ops need to know. Names of kernels begin with `symbol`.
 
-    `variant` is the `written` variant, specialised for the mode.
+    `variant` is the `written` variant, specialised for the mode. `hopper_fwd_wide` names the kernel for more than 256
+    columns, which has the plan of `hopper_fwd`.
     """
 
     written: Variant
@@ -43,6 +44,7 @@ class VariantPlan(InMode):
     dkdv: KernelPlan
     distances: KernelPlan | None
     hopper_fwd: KernelPlan
+    hopper_fwd_wide: str
     hopper_fwd_fp8: KernelPlan | None
     hopper_bwd: KernelPlan
     hopper_bwd_wide: KernelPlan
@@ -94,6 +96,7 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         dkdv=dkdv,
         distances=distances,
         hopper_fwd=hopper_fwd,
+        hopper_fwd_wide=f"{hopper_fwd.name}_wide",
         hopper_fwd_fp8=hopper_fwd_fp8,
         hopper_bwd=hopper_bwd,
         hopper_bwd_wide=hopper_kernels.wide_backward(hopper_bwd),

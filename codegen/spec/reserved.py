@@ -84,6 +84,9 @@ _WORDS = """
 
     HEAD_GROUPS HeadGroups head_group head_groups num_head_groups split_heads
 
+    PIECE WIDE_ROWS add_values adder compute_scores compute_weights count_pieces make_weight_ring make_wide_key_ring
+    no_half_sums weigher weight_ring
+
     WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 

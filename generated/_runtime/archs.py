@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 34d373206d8a4393
+# hash: 49ecb5f94979e55b
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -40,6 +40,9 @@ HOPPER_FAMILY = HopperFamily(
     },
     long_forward_tile=HopperTile(block_m=192, block_n=128, num_warps=12, num_stages=2),
     mixed_forward_tile=HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
+    wide_forward_tile=HopperTile(block_m=64, block_n=32, num_warps=8, num_stages=2),
+    most_forward_columns=512,
+    least_wide_values=65,
     long_forward_from=4096,
     long_forward_from_if_alike=2048,
     backward_tiles={

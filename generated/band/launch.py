@@ -3,12 +3,12 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: cc211c2e0d06285f
+# hash: 0c66fa8974ee92b6
 """The launches of `band`, for every framework: the kernels and their arguments."""
 
 from .. import band as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -80,7 +80,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.band_hopper_fwd,
+            kernels.hopper_fwd.band_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.band_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

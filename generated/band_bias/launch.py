@@ -4,12 +4,12 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 3c2ec21bd76b371f
+# hash: 0bd3652bf285e831
 """The launches of `band_bias`, for every framework: the kernels and their arguments."""
 
 from .. import band_bias as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -85,7 +85,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.band_bias_hopper_fwd,
+            kernels.hopper_fwd.band_bias_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.band_bias_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

@@ -4,12 +4,12 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: f34b54d5594eb12c
+# hash: dffd7cff7c5459f9
 """The launches of `band_mask`, for every framework: the kernels and their arguments."""
 
 from .. import band_mask as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -86,7 +86,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.band_mask_hopper_fwd,
+            kernels.hopper_fwd.band_mask_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.band_mask_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch,),

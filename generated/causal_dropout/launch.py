@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 7531119cae3899d0
+# hash: f1f24d4d9889a311
 """The launches of `causal_dropout`, for every framework: the kernels and their arguments."""
 
 from .. import causal_dropout as kernels
 from .._runtime.core.checks import keep_numbers
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
@@ -65,7 +65,9 @@ def forward(
     }
     if tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.causal_dropout_hopper_fwd,
+            kernels.hopper_fwd.causal_dropout_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.causal_dropout_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch,),

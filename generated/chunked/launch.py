@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 5c62c38b92eb6d40
+# hash: c8a6fd10fb20d0c2
 """The launches of `chunked`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from .. import chunked as kernels
 from .._runtime.core.configs import Tile, cdiv, next_power_of_2
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -115,7 +115,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.chunked_hopper_fwd,
+            kernels.hopper_fwd.chunked_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.chunked_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/fwd.py.jinja
-# hash: 1e8251f77c6db1fa
+# hash: fc25b2214cda3299
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting` on Hopper: `o = softmax(score) v`.
@@ -22,6 +22,10 @@ warpgroup takes the exponentials of the next (arXiv:2407.08608). The last values
 first scores of the next block of rows are computed. This is the online softmax of arXiv:2205.14135: `row_max` is the
 largest score so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times
 log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+
+For more than 256 columns of q or v there is `forgetting_hopper_fwd_wide`: the sums over the values of 64 rows do
+not fit the registers of one warpgroup. `compute_weights` hands the weights of each block through shared memory to
+two warpgroups that run `add_values`, each for half of the columns of o.
 """
 
 from triton.experimental import gluon
@@ -60,6 +64,14 @@ from .._runtime.device.gl_forward import (
     store_rest,
     store_rows,
     unpack_pairs,
+)
+from .._runtime.device.gl_forward_wide import (
+    PIECE,
+    compute_scores,
+    count_pieces,
+    make_weight_ring,
+    make_wide_key_ring,
+    no_half_sums,
 )
 from .._runtime.device.gl_math import clamp_index
 from .._runtime.device.gl_versions import aggregate
@@ -380,3 +392,194 @@ def forgetting_hopper_fwd(
             worker_num_warps=[4, 1, 1],
             worker_num_regs=[240, 24, 24],
         )
+
+
+@gluon.jit
+def compute_weights(
+    arguments, RAGGED: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):
+    """Compute the weights of the rows of each work item, and their lse."""
+    q_ring, kv_ring, work_ring, weight_ring, pointers, strides, numbers = arguments
+    decay_ptr, lse_ptr = pointers
+    stride_decay_0, stride_decay_1 = strides
+    decay_size_2, q_len, kv_len, num_heads, scale = numbers
+    DTYPE: gl.constexpr = q_ring.tiles.dtype
+    SCORES: gl.constexpr = product_layout(BLOCK_N)
+    LANES: gl.constexpr = lane_layout()
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    OWN_KEY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    kv_turn, q_turn = 0, 0
+    work = Work(*work_ring.receive(q_turn, 4))
+    while work.h >= 0:
+        h = work.h.to(gl.int64)
+        b = work.b.to(gl.int64)
+        q_shift = work.q_shift
+        # Computed here, so that the compiler knows that it is a multiple of BLOCK_M.
+        start_m = work.block * BLOCK_M
+        rows = start_m + gl.arange(0, ROWS, layout=ROW)
+        q_idx = rows + q_shift
+        decay_q = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(q_idx, decay_size_2))
+
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
+        row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
+
+        q_tile = q_ring.receive(q_turn)  # [ROWS, BLOCK_D]
+        for _ in range(work.num_masked):
+            start_n = kv_ring.block(kv_turn) * BLOCK_N
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + clamp_index(own_key, decay_size_2))
+            qk = compute_scores(q_tile, kv_ring.k, kv_turn, SCORES, HEAD_DIM)
+            decay_kv = gl.convert_layout(decay_kv, KEY)
+            logit = qk
+            # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
+            if start_m < q_len:
+                logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
+                run_end = q_idx + 1
+                if RAGGED:
+                    run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N)
+
+                logit = gl.where(keep, logit, float("-inf"))
+            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_pairs = pack_pairs(p, DTYPE)
+            row_max = max_new
+            weight_ring.send(p_pairs, alpha, kv_turn, SCORES)
+            kv_turn += 1
+
+        for nth in range(work.num_plain):
+            start_n = (work.first_plain + nth) * BLOCK_N
+            own_key = start_n + gl.arange(0, BLOCK_N, layout=OWN_KEY)
+            decay_kv = gl.load(decay_ptr + b * stride_decay_0 + h * stride_decay_1 + own_key)
+            qk = compute_scores(q_tile, kv_ring.k, kv_turn, SCORES, HEAD_DIM)
+            decay_kv = gl.convert_layout(decay_kv, KEY)
+            logit = 1.4426950408889634 * scale * qk - decay_kv[None, :]
+            max_new, alpha = raise_maximum(row_max, gl.max(logit, 1) + decay_q)
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(logit - (max_ref - decay_q)[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_pairs = pack_pairs(p, DTYPE)
+            row_max = max_new
+            weight_ring.send(p_pairs, alpha, kv_turn, SCORES)
+            kv_turn += 1
+
+        q_ring.release(q_turn)
+        row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
+        # A row without any key gives o = 0 and lse = -inf.
+        row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
+        lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
+        gl.store(lse_ptr + (b * num_heads + h) * q_len + rows, lse, mask=rows < q_len)
+        weight_ring.finish(1.0 / row_sum, q_turn)
+        q_turn += 1
+        work = Work(*work_ring.receive(q_turn, 4))
+
+
+@gluon.jit
+def add_values(
+    arguments,
+    PART: gl.constexpr,
+    stride_os: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+):
+    """Add up half PART of the columns of the values of each work item, and store them."""
+    v_ring, work_ring, weight_ring, o_ptr, stride_ob, stride_oh, q_len = arguments
+    turn, q_turn = 0, 0
+    # The first turn brings no values: they follow their keys by one turn.
+    v_ring.receive(0)
+    v_ring.release(0)
+    work = Work(*work_ring.receive(q_turn, 4))
+    while work.h >= 0:
+        h = work.h.to(gl.int64)
+        b = work.b.to(gl.int64)
+        acc = no_half_sums(PART, BLOCK_DV, HEAD_DIM_V)
+        for _ in range(work.num_masked + work.num_plain):
+            acc = weight_ring.add_block(acc, v_ring, turn, PART)
+            turn += 1
+        o_start = b * stride_ob + h * stride_oh
+        weight_ring.store_half(
+            o_ptr + o_start, acc, q_turn, work.block * BLOCK_M, q_len, stride_os, PART, BLOCK_DV, HEAD_DIM_V
+        )
+        q_turn += 1
+        work = Work(*work_ring.receive(q_turn, 4))
+
+
+@gluon.jit(do_not_specialize=["q_offset", "decay_size_2", "q_len", "kv_len", "num_heads", "group_size", "batch"])
+def forgetting_hopper_fwd_wide(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    decay_ptr,
+    q_offset,
+    o_ptr,
+    lse_ptr,
+    stride_qb,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kb,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vb,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: gl.constexpr,
+    stride_decay_0,
+    stride_decay_1,
+    decay_size_2,
+    q_len,
+    kv_len,
+    num_heads,
+    group_size,
+    scale,
+    batch,
+    Q_OFFSET_PER_BATCH: gl.constexpr,
+    RAGGED: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    kv_heads = num_heads // group_size
+    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
+    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE)
+    v_desc = describe_rows(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, PIECE)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V)
+    q_ring, kv_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_wide_key_ring(k_desc, v_desc, STAGES, PIECES, V_PIECES)
+    weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(7, 3)
+    weigher = (
+        q_ring,
+        kv_ring,
+        work_ring,
+        weight_ring,
+        (decay_ptr, lse_ptr),
+        (stride_decay_0, stride_decay_1),
+        (decay_size_2, q_len, kv_len, num_heads, scale),
+    )
+    adder = (kv_ring.v, work_ring, weight_ring, o_ptr, stride_ob, stride_oh, q_len)
+    rows = (q_desc, q_ring, work_ring, q_offset, q_len, kv_len, num_heads, batch)
+    keys = (k_desc, v_desc, kv_ring, q_offset, q_len, kv_len, num_heads, group_size, batch)
+    # The warpgroup of weights gets the registers that the others leave: 152 for each thread.
+    gl.warp_specialize(
+        [
+            (compute_weights, (weigher, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
+            (add_values, (adder, 0, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M)),
+            (add_values, (adder, 1, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M)),
+            (produce_rows, (rows, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+            (produce_keys, (keys, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
+        ],
+        worker_num_warps=[4, 4, 1, 1],
+        worker_num_regs=[168, 168, 24, 24],
+    )

@@ -2,12 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: 9bbd9c40d16386b8
+# hash: e58f86bf9ee02d65
 """The launches of `prefix_lm`, for every framework: the kernels and their arguments."""
 
 from .. import prefix_lm as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -70,7 +70,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.prefix_lm_hopper_fwd,
+            kernels.hopper_fwd.prefix_lm_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.prefix_lm_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch,),

@@ -3,13 +3,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 0f2ae159a93cfcff
+# hash: 7cf58d71f754d1ec
 """The launches of `relative_bias`, for every framework: the kernels and their arguments."""
 
 from .. import relative_bias as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.distances import bands_of, distance_tile, lag_axis
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -72,7 +72,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.relative_bias_hopper_fwd,
+            kernels.hopper_fwd.relative_bias_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.relative_bias_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch,),

@@ -2,12 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 6a677b972cc137b0
+# hash: 09f489f9edca86a4
 """The launches of `softcap`, for every framework: the kernels and their arguments."""
 
 from .. import softcap as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, tile_columns
+from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -69,7 +69,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.softcap_hopper_fwd,
+            kernels.hopper_fwd.softcap_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.softcap_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch,),

@@ -13,6 +13,7 @@ from .families import (
     LEAST_TILE,
     WHOLE_RUN,
     WIDE_KEYS,
+    WIDE_ROWS,
     as_a_rule,
     backward_tiles,
     fastest,
@@ -308,8 +309,9 @@ def _forward_on_hopper(
     if own is None:
         chosen = HOPPER if family == HOPPER else decision("fwd", op, gpu, problem, head_dims, False, sizes).kernels
         return {"fwd": found} if chosen == HOPPER else {}
-    if (own.block_m, own.num_warps) != (128, 8):
-        wanted = f"block_m 128 and num_warps 8 in the family '{HOPPER}'"
+    rows = WIDE_ROWS if found.block_m == WIDE_ROWS else 128
+    if (own.block_m, own.num_warps) != (rows, 8):
+        wanted = f"block_m {rows} and num_warps 8 in the family '{HOPPER}'"
         fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
     return {"fwd": HopperTile(*own)}
 

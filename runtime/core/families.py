@@ -19,10 +19,13 @@ HOPPER_WARPS = HOPPER_FAMILY.launch_warps
 WIDE_KEYS = HOPPER_FAMILY.wide_keys
 """Keys of a tile in the backward kernel for more than 128 columns, where both warpgroups hold all keys."""
 
+WIDE_ROWS = HOPPER_FAMILY.wide_forward_tile.block_m
+"""Rows of a tile in the forward kernel for more than 256 columns, where one warpgroup computes all weights."""
+
 FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 """Names of the kernels of Hopper's family among the hashes."""
 
-_WIDE_BACKWARD, _DELTA = "hopper_bwd_wide", "hopper_delta"
+_WIDE_FORWARD, _WIDE_BACKWARD, _DELTA = "hopper_fwd_wide", "hopper_bwd_wide", "hopper_delta"
 
 _RUNS = "runs_"
 """Prefix of the kernels of packed calls that compute the runs of segmented calls."""
@@ -48,11 +51,18 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     Args:
         head_dims: of q and of v. length: number of keys of a sequence.
     """
-    reason = refusal(arch, dtype, head_dims, length)
+    traits, family = TRAITS[op], HOPPER_FAMILY
+    reason = refusal(arch, dtype, head_dims, length, family.most_forward_columns)
     if reason:
         return reason
     cols = _widest(head_dims)
-    traits, family = TRAITS[op], HOPPER_FAMILY
+    if cols not in family.forward_tiles:
+        least = family.least_wide_values
+        return (
+            family.wide_forward_tile
+            if head_dims[1] >= least
+            else (f"its tiles of {cols} columns need a head_dim of v of at least {least}, not {head_dims[1]}")
+        )
     long_from = family.long_forward_from_if_alike if traits.rows_are_alike else family.long_forward_from
     suits_long_tile = traits.score_is_scaled_product and traits.keys_start_at_zero
     if mode == "dense" and cols == 64 and length >= long_from and suits_long_tile:
@@ -78,13 +88,15 @@ def backward_tiles(
     return dict.fromkeys(("dkdv", "dq") if mode in traits.fused_modes else ("dkdv",), tile)
 
 
-def refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
-    """Why kernels of Hopper's family cannot run a call; empty if they can."""
+def refusal(
+    arch: str, dtype: str, head_dims: tuple[int, int], length: int, most: int = max(HOPPER_FAMILY.forward_tiles)
+) -> str:
+    """Why kernels of Hopper's family cannot run a call; empty if they can. `most`: the largest head_dim they serve."""
     if arch != HOPPER_FAMILY.arch:
         return f"its kernels run on {HOPPER_FAMILY.arch}, not on {arch}"
     if dtype == "float32":
         return "its kernels take float16 and bfloat16, not float32"
-    least, most = HOPPER_FAMILY.least_head_dim, max(HOPPER_FAMILY.forward_tiles)
+    least = HOPPER_FAMILY.least_head_dim
     for head_dim in head_dims:
         if head_dim > most:
             return f"its tiles hold a head_dim of at most {most}, not {head_dim}"
@@ -130,9 +142,12 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit:
     Rows must attend to key ranges, or to blocks that are as long as tiles. In packed calls the sequences must have a
     least average length. At 64 columns the score costs as much as the products, so it must be cheap or overlapped; in
     dense calls of 64 columns the ranges must also begin at key 0 or be bands, and a sequence must have a least length.
+    Beyond 256 columns it is faster in all calls: its tiles are as short as the portable ones.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     columns = _widest(head_dims)
+    if columns not in family.forward_tiles:
+        return True
     is_narrow = columns == 64
     has_keys = traits.keys_are_runs or unit >= WHOLE_RUN
     if not has_keys or (is_narrow and not traits.score_is_cheap and not traits.score_is_overlapped):
@@ -202,7 +217,11 @@ def fastest(times: Mapping[str, float], ruled: str) -> str:
 
 def contending_kernels(pass_name: str, op: str, mode: str, head_dims: tuple[int, int]) -> dict[str, str]:
     """The kernels of both families that a forward or backward has, with their hashes."""
-    is_wide = HOPPER_FAMILY.backward_tiles[_widest(head_dims)].block_n == WIDE_KEYS
-    backward = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
-    names = ("fwd", FORWARD) if pass_name == "fwd" else backward
+    columns = _widest(head_dims)
+    names: tuple[str, ...]
+    if pass_name == "fwd":
+        names = ("fwd", FORWARD if columns in HOPPER_FAMILY.forward_tiles else _WIDE_FORWARD)
+    else:
+        is_wide = HOPPER_FAMILY.backward_tiles[columns].block_n == WIDE_KEYS
+        names = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
     return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name.removeprefix(_RUNS) in names}

@@ -105,6 +105,8 @@ class HopperFamily:
         long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
             to one key range that starts at key 0.
         mixed_forward_tile: if q and k have 129 to 192 columns, and v at most 128.
+        wide_forward_tile: of the forward of more columns than `forward_tiles` have, up to `most_forward_columns`.
+        least_wide_values: the smallest head_dim of v in that forward.
         scored_rows: most rows of a backward tile, unless the score is the scaled product or, in a dense call, a capped
             one.
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
@@ -122,6 +124,9 @@ class HopperFamily:
     forward_tiles: Mapping[int, HopperTile]
     long_forward_tile: HopperTile
     mixed_forward_tile: HopperTile
+    wide_forward_tile: HopperTile
+    most_forward_columns: int
+    least_wide_values: int
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, HopperTile]

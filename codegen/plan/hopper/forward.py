@@ -260,8 +260,13 @@ class ForwardPlan:
         return not (self.fp8 or self.kernel.paged)
 
     @property
+    def wide(self) -> bool:
+        """True if the file also has the kernel for more than 256 columns."""
+        return not (self.fp8 or self.kernel.paged)
+
+    @property
     def imports(self) -> dict[str, list[str]]:
-        """Module of the device library -> the names that the kernel takes from it."""
+        """Module of the device library -> the names that the kernels take from it."""
         shared = ["LN2", "make_ring", "make_work_ring", "no_sums", "product_layout"]
         if self.in_pieces:
             shared += ["piece_columns", "pieces_of"]
@@ -279,6 +284,9 @@ class ForwardPlan:
             shared += ["sum_parts"]
             forward += ["store_rest"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
+        if self.wide:
+            wide = ["PIECE", "compute_scores", "count_pieces", "make_weight_ring", "make_wide_key_ring", "no_half_sums"]
+            found["gl_forward_wide"] = wide
         if self.kernel.packed or self.kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]
         if self.variant.dropout:
@@ -352,3 +360,41 @@ class ForwardPlan:
         own += " group_size" if self.reads_key_head else ""
         reads = self._reads | uses(self.masked.parts, self.plain.parts)
         return role(kernel, self._args, self.constants, reads, own)
+
+    # -- warpgroups for more than 256 columns
+
+    @cached_property
+    def weigher(self) -> Role:
+        """The warpgroup that computes weights: of what consumers take, all but what describes o."""
+        found = self.consumer
+        of_o = {"o_ptr", "stride_ob", "stride_oh", "stride_os", "HEAD_DIM_V", "BLOCK_DV"}
+        own = [name for name in (*found.tensors, *found.literals) if name not in of_o]
+        return role(self.kernel, self._args, self.constants, found.reads, " ".join(own))
+
+    @cached_property
+    def adder(self) -> Role:
+        """The warpgroups that add up values."""
+        return role(
+            self.kernel, self._args, self.constants, self._o_reads, "o_ptr stride_os q_len HEAD_DIM_V BLOCK_DV BLOCK_M"
+        )
+
+    @property
+    def _o_reads(self) -> frozenset[str]:
+        return uses(self.kernel.layout.head_offset("o", "h", "q"))
+
+    @property
+    def weighed_fields(self) -> list[str]:
+        """The fields that the statements of the warpgroup of weights read by name."""
+        reads = self._reads | uses(self.kernel.layout.published_lse_offset)
+        return [f for f in self.unpacked_fields if f != "q_start" or f in reads]
+
+    @property
+    def stored_fields(self) -> list[str]:
+        """The fields of the work descriptor that say where o is stored."""
+        return [f for f in self.work_fields if f in self._o_reads or f == "q_len"]
+
+    @property
+    def reads_part(self) -> bool:
+        """True if the statements of a block name the warpgroup."""
+        steps = (*self.masked.parts, *self.plain.parts)
+        return self.variant.dropout or "PART" in uses(steps, self.prologue)

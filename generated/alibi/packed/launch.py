@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 9befc43eec4bcbfd
+# hash: 0dd94077933f2865
 """The launches of `alibi`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -105,7 +105,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.alibi_packed_hopper_fwd,
+            kernels.hopper_fwd.alibi_packed_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.alibi_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (backend.work_counter(q),),

@@ -3,13 +3,13 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: d585fb6c60790a21
+# hash: 9f13f62544c73f71
 """The launches of `band`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -204,7 +204,9 @@ def forward(
                 results=(o, lse),
             )
         backend.launch_hopper(
-            kernels.hopper_fwd.band_segmented_hopper_fwd,
+            kernels.hopper_fwd.band_segmented_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.band_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, runs, backend.work_counter(q)),

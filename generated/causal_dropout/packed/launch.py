@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 65071b92da2d1bd6
+# hash: ccc69a0ec810cc62
 """The launches of `causal_dropout`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.checks import keep_numbers
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
@@ -93,7 +93,9 @@ def forward(
     }
     if tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.causal_dropout_packed_hopper_fwd,
+            kernels.hopper_fwd.causal_dropout_packed_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.causal_dropout_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (backend.work_counter(q),),

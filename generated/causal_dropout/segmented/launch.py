@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: 6a72af5d826df798
+# hash: e39a73875b74f63d
 """The launches of `causal_dropout`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.checks import keep_numbers
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
@@ -168,7 +168,9 @@ def forward(
     }
     if tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.causal_dropout_segmented_hopper_fwd,
+            kernels.hopper_fwd.causal_dropout_segmented_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.causal_dropout_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

@@ -3,13 +3,13 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 51b831e5c934da4c
+# hash: c565c8e9f93db350
 """The launches of `document`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -175,7 +175,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.document_segmented_hopper_fwd,
+            kernels.hopper_fwd.document_segmented_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.document_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

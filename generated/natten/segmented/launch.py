@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: fe04dece219a0670
+# hash: e08cb18e389558b9
 """The launches of `natten`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -177,7 +177,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.natten_segmented_hopper_fwd,
+            kernels.hopper_fwd.natten_segmented_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.natten_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

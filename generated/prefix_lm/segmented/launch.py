@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: c36b57960085bb6c
+# hash: 8910e2e9df5660a6
 """The launches of `prefix_lm`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, tile_columns
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -179,7 +179,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.prefix_lm_segmented_hopper_fwd,
+            kernels.hopper_fwd.prefix_lm_segmented_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.prefix_lm_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, backend.work_counter(q)),

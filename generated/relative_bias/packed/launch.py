@@ -3,13 +3,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 6e8a6ae7d16d5b39
+# hash: 6569fc78b6f88e93
 """The launches of `relative_bias`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -105,7 +105,9 @@ def forward(
         )
     elif tile.family == "hopper":
         backend.launch_hopper(
-            kernels.hopper_fwd.relative_bias_packed_hopper_fwd,
+            kernels.hopper_fwd.relative_bias_packed_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.relative_bias_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (backend.work_counter(q),),

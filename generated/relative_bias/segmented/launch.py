@@ -3,13 +3,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 10a4deff72d80df2
+# hash: 2935c8bbe665be25
 """The launches of `relative_bias`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS
+from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -198,7 +198,9 @@ def forward(
                 results=(o, lse),
             )
         backend.launch_hopper(
-            kernels.hopper_fwd.relative_bias_segmented_hopper_fwd,
+            kernels.hopper_fwd.relative_bias_segmented_hopper_fwd_wide
+            if tile.block_m == WIDE_ROWS
+            else kernels.hopper_fwd.relative_bias_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
             (batch, runs, backend.work_counter(q)),

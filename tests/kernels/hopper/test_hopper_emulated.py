@@ -122,12 +122,13 @@ def emulate(
     package: str = PACKAGE,
     mode: str = "",
     programs: int = PROGRAMS,
+    stem: str = "hopper_fwd",
 ) -> Kernel:
     """Calls of `variant` launch the returned kernel, as on an sm_90 with `programs` multiprocessors."""
     folder = f"{package}.{variant}.{mode}".rstrip(".")
     module = importlib.import_module(f"{folder}.hopper_fwd")
     assert module.__file__ is not None
-    name = f"{variant}_{mode}".rstrip("_") + "_hopper_fwd"
+    name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
     kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(f"{package}._runtime.torch.backend.multiprocessors", lambda _: programs)
