@@ -103,7 +103,8 @@ class Tile:
     def _join(self, dtype: Any, shape: list[int], layout: Any) -> Tile:
         rows, columns = self.shape[-2:]
         check(dtype == self.dtype and rows == shape[0], f"{self.shape} as {shape} of {dtype}")
-        check(columns * self.data.element_size() == layout.swizzle_byte_width, f"{columns} columns a piece")
+        # A tile consists of blocks of a swizzle's columns, one after the other; so does a piece.
+        check(columns * self.data.element_size() % layout.swizzle_byte_width == 0, f"{columns} columns a piece")
         count = shape[1] // columns
         pieces = [piece.reshape([rows, columns]) for piece in (self, *self._followers[: count - 1])]
         nothing = torch.full([rows, columns], float("nan"), dtype=self.data.dtype)

@@ -39,12 +39,14 @@ class HopperFamily:
             their tiles are cut by the mask, and no registers are left for a score expression.
         mixed_forward_tile: tile if q and k have 129 to 192 columns, and v at most 128: q and k are then stored without
             their padding.
-        wide_forward_tile: tile of the forward of more columns than `forward_tiles` have, up to `most_forward_columns`.
+        wide_forward_tile: tile of the forward of more columns than `forward_tiles` have, up to `most_columns`.
             Two warpgroups share the columns of v, and a third one computes the weights of its 64 rows for both.
-        least_wide_values: smallest head_dim of v in that forward: each of the two adds up 64 columns at least.
+        least_half: smallest head_dim that is added up in two halves, which have 64 columns at least.
         long_forward_from: length from which on `long_forward_tile` is used.
         long_forward_from_if_alike: the same if all rows attend to the same keys, so that the mask cuts no tile.
         backward_tiles: tiles of the backward, whose two warpgroups share the keys.
+        split_tiles: tiles of the backward of more columns, by pass: a launch for each gradient. dk and dv hold 64 keys
+            and copy 32 rows at a time; dq holds 64 rows and copies 32 keys.
         distance_tiles: tiles of the portable kernel that sums ds by distance beside these backwards.
         scored_rows: most rows of a backward tile if the score is more than the scaled product, or dropout is applied:
             then the score of half of the rows fills the registers. Dense calls of a capped product have all rows: few
@@ -68,11 +70,12 @@ class HopperFamily:
     long_forward_tile: TileConfig
     mixed_forward_tile: TileConfig
     wide_forward_tile: TileConfig
-    most_forward_columns: int
-    least_wide_values: int
+    most_columns: int
+    least_half: int
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, TileConfig]
+    split_tiles: Mapping[str, TileConfig]
     distance_tiles: Mapping[int, TileConfig]
     scored_rows: int
     wide_keys: int
@@ -94,7 +97,7 @@ class HopperFamily:
 
     def serves_forward(self, head_dim: int) -> bool:
         """True if the family has a tile for the forward of a head_dim."""
-        return self.least_head_dim <= head_dim <= self.most_forward_columns
+        return self.least_head_dim <= head_dim <= self.most_columns
 
 
 FAMILY = HopperFamily(
@@ -103,11 +106,12 @@ FAMILY = HopperFamily(
     long_forward_tile=_tile(192, 128, 12, 2),
     mixed_forward_tile=_tile(128, 128, 8, 2),
     wide_forward_tile=_tile(64, 32, 8, 2),
-    most_forward_columns=512,
-    least_wide_values=65,
+    most_columns=512,
+    least_half=65,
     long_forward_from=4096,
     long_forward_from_if_alike=2048,
     backward_tiles={64: _tile(128, 128, 8, 2), 128: _tile(64, 128, 8, 2), 256: _tile(64, 64, 8, 2)},
+    split_tiles={"dkdv": _tile(32, 64, 8, 2), "dq": _tile(64, 32, 8, 2)},
     distance_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 64, 8, 2), 256: _tile(64, 32, 8, 2)},
     scored_rows=64,
     wide_keys=64,

@@ -192,9 +192,8 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
 def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Sequence[Pass]) -> list[Job]:
     """The calls in Hopper's family: forward, backward, and the forward of long sequences and of 8-bit floats."""
     tiles: list[tuple[Pass, TileConfig, int | None]] = [(Pass.FWD, hopper_forward_tile(head_dim), None)]
-    has_backward = hopper.FAMILY.serves_head_dim(head_dim)
-    if has_backward:
-        tiles.append((Pass.DKDV, hopper_backward_tile(planned, head_dim), None))
+    if (backward := hopper_backward_tile(planned, head_dim)) is not None:
+        tiles.append((Pass.DKDV, backward, None))
     if long := hopper_long_forward_tile(planned, head_dim):
         tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
     found = [
@@ -211,7 +210,7 @@ def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Seque
         for each, tile, length in tiles
         if each in passes
     ]
-    if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None and has_backward:
+    if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None and hopper.FAMILY.serves_head_dim(head_dim):
         found.append(replace(found[0], dtype=FP8))
     return found
 

@@ -127,6 +127,6 @@ def pass_of(name: str) -> Pass | None:
     """The pass of the kernel of this name; None for a small kernel."""
     name = name.removesuffix("_wide")
     # Hopper's backward computes dq, too, but has the config of dkdv.
-    if name.endswith("_hopper_bwd"):
+    if name.endswith(("_hopper_bwd", "_hopper_split_keys", "_hopper_split_rows")):
         return Pass.DKDV
     return next((p for p, ending in KERNEL_ENDINGS.items() if name.endswith(ending)), None)

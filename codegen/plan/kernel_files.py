@@ -26,6 +26,9 @@ BACKWARD, WIDE_BACKWARD, DELTA = "hopper_bwd", "hopper_bwd_wide", "hopper_delta"
 The names among the hashes are those of the backward, of the backward for more than 128 columns, and of the kernels that
 run before and after a backward."""
 
+SPLIT, SPLIT_KEYS, SPLIT_ROWS = "hopper_split", "hopper_split_keys", "hopper_split_rows"
+"""File stem of Hopper's backward for more than 256 columns, and the names of its kernels among the hashes."""
+
 
 def fuses_backward(planned: VariantPlan) -> bool:
     """Whether one kernel can compute dq, dk and dv, and all other gradients of the variant."""
@@ -35,7 +38,13 @@ def fuses_backward(planned: VariantPlan) -> bool:
 def measured_kernels(planned: VariantPlan) -> dict[str, tuple[str, list[str]]]:
     """Name among the hashes -> file stem and the kernels whose code the hash covers."""
     after = [f"{planned.symbol}_hopper_dq_rows"] if fuses_backward(planned) else []
-    return {
+    split = {}
+    if planned.hopper_split_keys is not None and planned.hopper_split_rows is not None:
+        split = {
+            SPLIT_KEYS: (SPLIT, [planned.hopper_split_keys.name]),
+            SPLIT_ROWS: (SPLIT, [planned.hopper_split_rows.name]),
+        }
+    return split | {
         "fwd": (PORTABLE, [planned.fwd.name]),
         "dq": (PORTABLE, [planned.dq.name]),
         "dkdv": (PORTABLE, [planned.dkdv.name]),

@@ -21,7 +21,7 @@ from codegen.plan.kernels.variant_reads import reads_pairs, tile_runs
 from codegen.plan.paged.hopper import has_hopper_forward
 from codegen.plan.paged.latent import has_latent_kernel
 from codegen.plan.variant import VariantPlan
-from codegen.spec.model import Variant
+from codegen.spec.model import Pass, Variant
 from codegen.spec.symbols import symbolised
 
 
@@ -46,6 +46,7 @@ class VariantTraits:
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
     hopper_reads_latents: bool
+    splits_gradients: bool
     takes_fp8: bool
 
 
@@ -70,6 +71,7 @@ def variant_traits(variant: Variant, plans: Mapping[Mode, VariantPlan]) -> Varia
         atomic_modes=tuple(mode.value for mode, planned in plans.items() if any(t.atomic for t in planned.terms)),
         hopper_reads_pages=has_hopper_forward(variant),
         hopper_reads_latents=has_latent_kernel(variant),
+        splits_gradients=dense.hopper_split_keys is not None,
         takes_fp8=dense.hopper_fwd_fp8 is not None,
     )
 
@@ -179,8 +181,10 @@ def hopper_long_forward_tile(planned: VariantPlan, head_dim: int) -> TileConfig 
     return FAMILY.long_forward_tile if is_long and head_dim <= min(FAMILY.forward_tiles) else None
 
 
-def hopper_backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig:
-    """The tile of the backward."""
+def hopper_backward_tile(planned: VariantPlan, head_dim: int) -> TileConfig | None:
+    """The tile of dk and dv in the backward; None if the family has none for this variant and head_dim."""
+    if not FAMILY.serves_head_dim(head_dim):
+        return None if planned.hopper_split_keys is None else FAMILY.split_tiles[Pass.DKDV]
     tile = FAMILY.backward_tiles[FAMILY.columns(head_dim)]
     if score_is_scaled_product(planned) or (score_is_capped(planned) and planned.mode is Mode.DENSE):
         return tile

@@ -17,6 +17,7 @@ from codegen.analysis.shifts import computes_runs_alone
 from codegen.plan.code.host import HostCode
 from codegen.plan.hopper import kernels as hopper_kernels
 from codegen.plan.hopper.fp8 import fp8_kernel
+from codegen.plan.hopper.split import split_keys_kernel, split_rows_kernel
 from codegen.plan.kernels import portable
 from codegen.plan.kernels.block_tables import ListsPlan, lists_plan
 from codegen.plan.kernels.far_blocks import host_limits
@@ -32,7 +33,8 @@ class VariantPlan(InMode):
     """All kernels of a variant in one mode, and what its ops need to know. Names of kernels begin with `symbol`.
 
     `variant` is the `written` variant, specialised for the mode. `hopper_fwd_wide` names the kernel for more than 256
-    columns, which has the plan of `hopper_fwd`.
+    columns, which has the plan of `hopper_fwd`. The kernels `hopper_split_...` exist if the score is the scaled product
+    and nothing else has a gradient.
     """
 
     written: Variant
@@ -48,6 +50,8 @@ class VariantPlan(InMode):
     hopper_fwd_fp8: KernelPlan | None
     hopper_bwd: KernelPlan
     hopper_bwd_wide: KernelPlan
+    hopper_split_keys: KernelPlan | None
+    hopper_split_rows: KernelPlan | None
     hopper_delta: KernelPlan
     lists: ListsPlan | None
     terms: tuple[GradientTerm, ...]
@@ -84,6 +88,8 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
             hopper_bwd = replace(hopper_bwd, leaves_runs=True)
             dq = replace(dq, leaves_runs=True, args=[*dq.args, pointers("run_rows")])
     hopper_fwd_fp8 = None if variant.dropout else fp8_kernel(hopper_fwd, sign)
+    hopper_bwd_wide = hopper_kernels.wide_backward(hopper_bwd)
+    is_product = variant.score is None and not variant.dropout and not terms
     kernels = [fwd, dq, dkdv, *([] if distances is None else [distances])]
     return VariantPlan(
         written=written,
@@ -99,7 +105,9 @@ def plan(written: Variant, mode: Mode = Mode.DENSE) -> VariantPlan:
         hopper_fwd_wide=f"{hopper_fwd.name}_wide",
         hopper_fwd_fp8=hopper_fwd_fp8,
         hopper_bwd=hopper_bwd,
-        hopper_bwd_wide=hopper_kernels.wide_backward(hopper_bwd),
+        hopper_bwd_wide=hopper_bwd_wide,
+        hopper_split_keys=split_keys_kernel(hopper_bwd_wide, sign.symbol) if is_product else None,
+        hopper_split_rows=split_rows_kernel(hopper_fwd, sign) if is_product else None,
         hopper_delta=hopper_delta,
         lists=lists_plan(variant, analysis, sign),
         terms=terms,

@@ -78,5 +78,5 @@ def _source(value: object) -> str:
     if isinstance(value, TileConfig):
         return tile_source("HopperTile", value)
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_source(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{_source(key)}: {_source(each)}' for key, each in value.items())}}}"
     return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -25,6 +25,7 @@ from codegen.plan.code.device import device_functions
 from codegen.plan.hopper.backward import BackwardPlan, backward_imports
 from codegen.plan.hopper.forward import ForwardPlan
 from codegen.plan.hopper.fp8 import Fp8ForwardPlan
+from codegen.plan.hopper.split import SplitKeysPlan, SplitRowsPlan, split_imports
 from codegen.plan.ops.frameworks import Framework
 from codegen.plan.ops.op import op_plan
 from codegen.plan.ops.source import OpSource
@@ -244,6 +245,7 @@ def _modules(planned: VariantPlan) -> list[str]:
     """The modules of a mode's own folder."""
     own = [kernel_files.PORTABLE, kernel_files.FORWARD, kernel_files.BACKWARD, "launch"]
     own += [] if planned.hopper_fwd_fp8 is None else [kernel_files.FORWARD_FP8]
+    own += [] if planned.hopper_split_keys is None else [kernel_files.SPLIT]
     return own if planned.lists is None else [*own, planned.lists.module]
 
 
@@ -317,6 +319,12 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
         own = Fp8ForwardPlan(planned.hopper_fwd_fp8, planned.variant)
         given = context | {"kernel": own.kernel, "forward": own}
         files[f"{folder}/{kernel_files.FORWARD_FP8}.py"] = _fill(env, "hopper/fwd.py.jinja", **given)
+    if planned.hopper_split_keys is not None and planned.hopper_split_rows is not None:
+        keys = SplitKeysPlan(planned.hopper_split_keys, planned.variant, is_wide=True)
+        rows = SplitRowsPlan(planned.hopper_split_rows, planned.variant)
+        given = context | {"kernel": keys.kernel, "backward": keys, "split_rows": rows}
+        given |= {"split_imports": split_imports(keys, rows)}
+        files[f"{folder}/{kernel_files.SPLIT}.py"] = _fill(env, "hopper/split.py.jinja", **given)
     if planned.lists is not None:
         stem = planned.lists.module
         files[f"{folder}/{stem}.py"] = _fill(env, f"portable/{stem}.py.jinja", lists=planned.lists, **context)

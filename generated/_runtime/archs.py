@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: 49ecb5f94979e55b
+# hash: d378b3b3b902e52b
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -41,14 +41,18 @@ HOPPER_FAMILY = HopperFamily(
     long_forward_tile=HopperTile(block_m=192, block_n=128, num_warps=12, num_stages=2),
     mixed_forward_tile=HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
     wide_forward_tile=HopperTile(block_m=64, block_n=32, num_warps=8, num_stages=2),
-    most_forward_columns=512,
-    least_wide_values=65,
+    most_columns=512,
+    least_half=65,
     long_forward_from=4096,
     long_forward_from_if_alike=2048,
     backward_tiles={
         64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=2),
         128: HopperTile(block_m=64, block_n=128, num_warps=8, num_stages=2),
         256: HopperTile(block_m=64, block_n=64, num_warps=8, num_stages=2),
+    },
+    split_tiles={
+        "dkdv": HopperTile(block_m=32, block_n=64, num_warps=8, num_stages=2),
+        "dq": HopperTile(block_m=64, block_n=32, num_warps=8, num_stages=2),
     },
     distance_tiles={
         64: HopperTile(block_m=128, block_n=128, num_warps=8, num_stages=3),

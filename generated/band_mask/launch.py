@@ -4,12 +4,12 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: dffd7cff7c5459f9
+# hash: 870fe353276147db
 """The launches of `band_mask`, for every framework: the kernels and their arguments."""
 
 from .. import band_mask as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -125,7 +125,7 @@ def backward(
     scale: float,
     options: CallOptions,
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
@@ -139,7 +139,10 @@ def backward(
         band_keys=None if backend.is_loaded(after, before) else after + before + 1,
     )
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     q_offset = row_offset if row_offsets is None else row_offsets
@@ -150,7 +153,7 @@ def backward(
         "SCALARS_LOADED": backend.is_loaded(before, after),
         "PTX": backend.is_nvidia(q),
     }
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.band_mask_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -176,10 +179,62 @@ def backward(
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.band_mask_hopper_split_keys,
+                    (
+                        min(
+                            cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                            backend.multiprocessors(q),
+                        ),
+                    ),
+                    (
+                        q,
+                        k,
+                        v,
+                        do,
+                        row_lse,
+                        row_delta,
+                        own_keep,
+                        q_offset,
+                        before,
+                        after,
+                        head_groups.dk,
+                        head_groups.dv,
+                    ),
+                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
+                    (own_keep.shape[2], own_keep.shape[3]),
+                    (q_len, kv_len, num_heads, head_groups.size, scale),
+                    (batch,),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    RAGGED=kv_len % tile.block_n != 0,
+                    **constants,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.band_mask_hopper_split_rows,
+                    (min(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, own_keep, q_offset, before, after, dq),
+                    (
+                        *unit_strides(q, k, v, do),
+                        *strides(dq),
+                        *own_keep.stride(),
+                        own_keep.shape[2],
+                        own_keep.shape[3],
+                    ),
+                    (q_len, kv_len, num_heads, group_size, scale),
+                    (batch,),
+                    RAGGED=kv_len % tiles["dq"].block_n != 0,
+                    **constants,
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_mask_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_mask_hopper_bwd,

@@ -65,9 +65,11 @@ class BackwardPlan:
         counts = map(Name, ("num_partial", "num_full"))
         return visit_function(self.visits, [*counts, *self.masked_start, *self.plain_start])
 
-    def visits_read_by(self, *, plain: bool) -> frozenset[str]:
-        """The results of `visited_rows` that loops over blocks read; `plain`: also for where unmasked blocks start."""
-        return uses(self.masked_start, self.plain_start if plain else ()) | {"num_partial", "num_full"}
+    def visits_read_by(self, *, plain: bool, masked: bool = True) -> frozenset[str]:
+        """The results of `visited_rows` that loops over blocks read; `plain`, `masked`: also where blocks without, or
+        with, a mask start."""
+        starts = uses(self.masked_start if masked else (), self.plain_start if plain else ())
+        return starts | {"num_partial", "num_full"}
 
     @property
     def masked_start(self) -> list[Assign]:
@@ -257,8 +259,11 @@ class BackwardPlan:
         """The names from which the place of a head's first row in a buffer of row sums is computed."""
         return "h q_total q_start q_len" if self.kernel.packed else "h b num_heads q_len"
 
-    def _role(self, own: str, *parts: Part) -> Role:
-        """A role loops over blocks of keys, and for each over the blocks of rows of all query heads of a group."""
+    def _role(self, own: str, *parts: Part, counts_only: bool = False) -> Role:
+        """A role loops over blocks of keys, and for each over the blocks of rows of all query heads of a group.
+
+        `counts_only`: it reads how many blocks there are, and not where they start.
+        """
         kernel = self.kernel
         reads = uses(parts, self.visits, self.visit_prologue) | frozenset(own.split())
         reads |= uses(self.visit_head_prologue) if kernel.bounds_per_head else frozenset()
@@ -274,7 +279,8 @@ class BackwardPlan:
         if "q_shift" in reads and kernel.has_offset:
             own += " q_offset Q_OFFSET_PER_BATCH"
             reads |= {"b"}
-        return role(kernel, self._args, self.constants, reads, f"{own} BLOCK_M")
+        own += "" if counts_only and "num_blocks" not in reads else " BLOCK_M"
+        return role(kernel, self._args, self.constants, reads, own)
 
     @cached_property
     def producer(self) -> Role:

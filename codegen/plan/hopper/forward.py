@@ -68,6 +68,11 @@ class ForwardPlan:
         return False
 
     @property
+    def split(self) -> bool:
+        """True if the kernel computes dq for more than 256 columns, not o."""
+        return False
+
+    @property
     def packed_weights(self) -> str:
         """The variable of the weights that the loop carries, several in a word."""
         return "p_pairs"

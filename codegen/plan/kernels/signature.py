@@ -115,6 +115,10 @@ class Signatures:
         groups = self._backward(("dq",), terms, inputs=("q", "k", "v", "do", "o"), first=[delta], sums=dsink)
         return [pointers("o", "dlse"), *sink, *groups]
 
+    def split_rows(self) -> list[ArgGroup]:
+        """Arguments of the kernel of dq that reads the delta of a kernel before it."""
+        return self._backward(("dq",), (), inputs=("q", "k", "v", "do"), reads=[pointers("delta")])
+
     def dq_constants(self) -> list[str]:
         return ["HAS_DLSE", *_flags(self._gathered_in_dq), *self.constants()]
 

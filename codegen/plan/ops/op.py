@@ -56,6 +56,7 @@ class Launches:
     dkdv: Sequence[LaunchGroup]
     distances: Sequence[LaunchGroup]
     hopper_bwd: Sequence[LaunchGroup]
+    split_rows: Sequence[LaunchGroup]
     row_inputs: Sequence[HostCode]
     row_numbers: Sequence[HostCode]
 
@@ -321,6 +322,11 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             dkdv=launch_groups(planned.dkdv, renamed=_OF_HEAD_GROUPS),
             distances=[] if planned.distances is None else launch_groups(planned.distances),
             hopper_bwd=launch_groups(planned.hopper_bwd, renamed=_OF_HEAD_GROUPS | _PADDED_ROWS),
+            split_rows=(
+                []
+                if planned.hopper_split_rows is None
+                else launch_groups(planned.hopper_split_rows, renamed=_PADDED_ROWS)
+            ),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],
             row_numbers=[group.host for group in planned.hopper_delta.numbers],
         ),

@@ -12,6 +12,7 @@ from .checks import fail
 from .families import INTERPRETER as INTERPRETER
 from .families import (
     LEAST_TILE,
+    SPLIT_ROWS,
     WHOLE_RUN,
     WIDE_KEYS,
     WIDE_ROWS,
@@ -341,13 +342,15 @@ def _backward_on_hopper(
     kernels = HOPPER if family == HOPPER else decision("bwd", op, gpu, problem, head_dims, in_order, sizes).kernels
     if kernels == PORTABLE:
         return {}
-    if in_order or kernels == HOPPER_DKDV:
+    # A kernel that computes dq alone adds it up in a fixed order.
+    splits = found["dkdv"].block_m == SPLIT_ROWS
+    if not splits and (in_order or kernels == HOPPER_DKDV):
         found.pop("dq", None)
     if "dkdv" in own:
         tile = found["dkdv"]
-        rows = (64,) if tile.block_n == WIDE_KEYS else (64, 128)
+        rows = (SPLIT_ROWS,) if splits else (64,) if tile.block_n == WIDE_KEYS else (64, 128)
         if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:
             wanted = f"block_m {' or '.join(map(str, rows))}, block_n {tile.block_n} and num_warps {tile.num_warps}"
             fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))
-        found = dict.fromkeys(found, HopperTile(*own["dkdv"]))
+        found |= dict.fromkeys(["dkdv"] if splits else found, HopperTile(*own["dkdv"]))
     return {name: tile for name, tile in found.items() if name == "dkdv" or name not in own}

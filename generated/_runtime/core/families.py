@@ -23,10 +23,14 @@ WIDE_KEYS = HOPPER_FAMILY.wide_keys
 WIDE_ROWS = HOPPER_FAMILY.wide_forward_tile.block_m
 """Rows of a tile in the forward kernel for more than 256 columns, where one warpgroup computes all weights."""
 
+SPLIT_ROWS = HOPPER_FAMILY.split_tiles["dkdv"].block_m
+"""Rows of a tile of dk and dv in the backward kernels for more than 256 columns: a launch for each gradient."""
+
 FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 """Names of the kernels of Hopper's family among the hashes."""
 
 _WIDE_FORWARD, _WIDE_BACKWARD, _DELTA = "hopper_fwd_wide", "hopper_bwd_wide", "hopper_delta"
+_SPLIT = ("hopper_split_keys", "hopper_split_rows")
 
 _RUNS = "runs_"
 """Prefix of the kernels of packed calls that compute the runs of segmented calls."""
@@ -53,17 +57,13 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
         head_dims: of q and of v. length: number of keys of a sequence.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
-    reason = refusal(arch, dtype, head_dims, length, family.most_forward_columns)
+    reason = refusal(arch, dtype, head_dims, length, family.most_columns)
+    reason = reason or _refusal_of_halves(head_dims, head_dims[1])
     if reason:
         return reason
+    if _is_split(head_dims):
+        return family.wide_forward_tile
     cols = _widest(head_dims)
-    if cols not in family.forward_tiles:
-        least = family.least_wide_values
-        return (
-            family.wide_forward_tile
-            if head_dims[1] >= least
-            else (f"its tiles of {cols} columns need a head_dim of v of at least {least}, not {head_dims[1]}")
-        )
     long_from = family.long_forward_from_if_alike if traits.rows_are_alike else family.long_forward_from
     suits_long_tile = traits.score_is_scaled_product and traits.keys_start_at_zero
     if mode == "dense" and cols == 64 and length >= long_from and suits_long_tile:
@@ -79,8 +79,12 @@ def backward_tiles(
 ) -> dict[str, HopperTile]:
     """The tiles of a call's backward in Hopper's family, by pass; empty if that family cannot run the call.
 
-    There is a tile for dq beside that for dkdv only if one kernel computes all three gradients.
+    There is a tile for dq beside that for dkdv only if one kernel computes all three gradients, or each has its own.
     """
+    if _is_split(head_dims):
+        reason = refusal(arch, dtype, head_dims, length, HOPPER_FAMILY.most_columns)
+        reason = reason or _refusal_of_halves(head_dims, *head_dims)
+        return {} if reason or not TRAITS[op].splits_gradients else dict(HOPPER_FAMILY.split_tiles)
     if refusal(arch, dtype, head_dims, length):
         return {}
     tile, traits = HOPPER_FAMILY.backward_tiles[_widest(head_dims)], TRAITS[op]
@@ -105,6 +109,20 @@ def refusal(
             return f"its tiles of {tile_columns(head_dim)} columns need a head_dim of at least {least}, not {head_dim}"
     if length == 0:
         return "a copy by TMA needs at least one key"
+    return ""
+
+
+def _is_split(head_dims: tuple[int, int]) -> bool:
+    """True if a tile is so wide that two warpgroups share its columns, and each gradient has a launch of its own."""
+    return _widest(head_dims) not in HOPPER_FAMILY.forward_tiles
+
+
+def _refusal_of_halves(head_dims: tuple[int, int], *added_up: int) -> str:
+    """Why two warpgroups cannot share the columns that are added up; empty if they can, or need not."""
+    least = HOPPER_FAMILY.least_half
+    if _is_split(head_dims) and min(added_up) < least:
+        columns = _widest(head_dims)
+        return f"beside tiles of {columns} columns it adds up at least {least} columns, not {min(added_up)}"
     return ""
 
 
@@ -147,7 +165,7 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit:
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     columns = _widest(head_dims)
-    if columns not in family.forward_tiles:
+    if _is_split(head_dims):
         return True
     is_narrow = columns == 64
     has_keys = traits.keys_are_runs or unit >= WHOLE_RUN
@@ -168,8 +186,11 @@ def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: i
 
     Rows must attend to key ranges, or to blocks that are as long as tiles. In dense calls of 128 columns, lists may
     describe other blocks, unless these are known to be shorter. Sequences may be short, unless one of k and v has more
-    than 128 columns and the other does not. `unit`: as in `run_unit`.
+    than 128 columns and the other does not. Beyond 256 columns they are
+    always the faster ones. `unit`: as in `run_unit`.
     """
+    if _is_split(head_dims):
+        return True
     narrow, wide = sorted(head_dims)
     if narrow <= 128 < wide <= 192 and length < HOPPER_FAMILY.mixed_backward_from:
         return False
@@ -183,6 +204,8 @@ def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool
     The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones.
     """
     family = HOPPER_FAMILY
+    if _is_split(head_dims):
+        return True
     least = family.fused_backward_from if mode == "dense" else family.packed_fused_backward_from
     return length >= least[_widest(head_dims)]
 
@@ -218,11 +241,12 @@ def fastest(times: Mapping[str, float], ruled: str) -> str:
 
 def contending_kernels(pass_name: str, op: str, mode: str, head_dims: tuple[int, int]) -> dict[str, str]:
     """The kernels of both families that a forward or backward has, with their hashes."""
-    columns = _widest(head_dims)
     names: tuple[str, ...]
     if pass_name == "fwd":
-        names = ("fwd", FORWARD if columns in HOPPER_FAMILY.forward_tiles else _WIDE_FORWARD)
+        names = ("fwd", _WIDE_FORWARD if _is_split(head_dims) else FORWARD)
+    elif _is_split(head_dims):
+        names = ("dkdv", "dq", *_SPLIT, _DELTA)
     else:
-        is_wide = HOPPER_FAMILY.backward_tiles[columns].block_n == WIDE_KEYS
+        is_wide = HOPPER_FAMILY.backward_tiles[_widest(head_dims)].block_n == WIDE_KEYS
         names = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
     return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name.removeprefix(_RUNS) in names}

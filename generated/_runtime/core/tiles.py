@@ -106,8 +106,9 @@ class HopperFamily:
         long_forward_tile: of long dense calls at 64 columns, if the score is the scaled product and every query attends
             to one key range that starts at key 0.
         mixed_forward_tile: if q and k have 129 to 192 columns, and v at most 128.
-        wide_forward_tile: of the forward of more columns than `forward_tiles` have, up to `most_forward_columns`.
-        least_wide_values: the smallest head_dim of v in that forward.
+        wide_forward_tile: of the forward of more columns than `forward_tiles` have, up to `most_columns`.
+        least_half: the smallest head_dim of what is added up in two halves there.
+        split_tiles: of the backward of so many columns, by pass: each gradient has a launch of its own.
         scored_rows: most rows of a backward tile, unless the score is the scaled product or, in a dense call, a capped
             one.
         wide_keys: `block_n` of the backward kernel for more than 128 columns.
@@ -126,11 +127,12 @@ class HopperFamily:
     long_forward_tile: HopperTile
     mixed_forward_tile: HopperTile
     wide_forward_tile: HopperTile
-    most_forward_columns: int
-    least_wide_values: int
+    most_columns: int
+    least_half: int
     long_forward_from: int
     long_forward_from_if_alike: int
     backward_tiles: Mapping[int, HopperTile]
+    split_tiles: Mapping[str, HopperTile]
     distance_tiles: Mapping[int, HopperTile]
     scored_rows: int
     wide_keys: int
@@ -169,6 +171,7 @@ class VariantTraits:
         atomic_modes: modes of calls in which a gradient is added with atomics, in any order.
         hopper_reads_pages: prompts on paged caches have a kernel of Hopper's family.
         hopper_reads_latents: latent attention on paged caches has a kernel of Hopper's family.
+        splits_gradients: Hopper's family has a backward for more than 256 columns.
         takes_fp8: calls of float8_e4m3fn have a kernel of Hopper's family.
     """
 
@@ -188,4 +191,5 @@ class VariantTraits:
     atomic_modes: tuple[str, ...]
     hopper_reads_pages: bool
     hopper_reads_latents: bool
+    splits_gradients: bool
     takes_fp8: bool

@@ -57,6 +57,21 @@ def compute_scores(q_tile, k_ring, turn, SCORES: gl.constexpr, HEAD_DIM: gl.cons
     return qk
 
 
+@gluon.jit
+def add_half(acc, weights, tile, PART: gl.constexpr):
+    """Add the product of weights with half PART of the columns of a tile to the sums, which are in `half_parts`."""
+    FIRST: gl.constexpr = PART * (tile.shape[1] // ADDERS)
+    COLS: gl.constexpr = acc[0].shape[1]
+    if len(acc) == 1:
+        left = warpgroup_mma(weights, tile.slice(FIRST, COLS, dim=1), acc[0], is_async=True)
+        return (warpgroup_mma_wait(0, deps=(left,)),)
+    else:
+        REST: gl.constexpr = acc[1].shape[1]
+        left = warpgroup_mma(weights, tile.slice(FIRST, COLS, dim=1), acc[0], is_async=True)
+        right = warpgroup_mma(weights, tile.slice(FIRST + COLS, REST, dim=1), acc[1], is_async=True)
+        return warpgroup_mma_wait(0, deps=(left, right))
+
+
 @aggregate
 class WeightRing:
     """A ring buffer of the weights of blocks of keys, from the warpgroup that computes them to those that add up.
@@ -99,17 +114,7 @@ class WeightRing:
         stage = turn % WEIGHT_STAGES
         mbarrier.wait(self.full.index(stage), (turn // WEIGHT_STAGES) & 1)
         acc = rescale(acc, self.factors.index(stage).load(gl.SliceLayout(1, product_layout(acc[0].shape[1]))))
-        tile, weights = v_ring.receive(turn + 1), self.tiles.index(stage)
-        FIRST: gl.constexpr = PART * (tile.shape[1] // ADDERS)
-        COLS: gl.constexpr = acc[0].shape[1]
-        if len(acc) == 1:
-            acc = (warpgroup_mma(weights, tile.slice(FIRST, COLS, dim=1), acc[0], is_async=True),)
-            acc = (warpgroup_mma_wait(0, deps=acc),)
-        else:
-            REST: gl.constexpr = acc[1].shape[1]
-            left = warpgroup_mma(weights, tile.slice(FIRST, COLS, dim=1), acc[0], is_async=True)
-            right = warpgroup_mma(weights, tile.slice(FIRST + COLS, REST, dim=1), acc[1], is_async=True)
-            acc = warpgroup_mma_wait(0, deps=(left, right))
+        acc = add_half(acc, self.tiles.index(stage), v_ring.receive(turn + 1), PART)
         v_ring.release(turn + 1)
         mbarrier.arrive(self.empty.index(stage), count=1)
         return acc

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/variant_init.py.jinja
-# hash: b720065784e36add
+# hash: 499c61ab00154caf
 """`band`, packed sequences: Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691).
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
+__all__ = ["hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "hopper_split", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+        __name__, ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".hopper_split", ".launch", ".portable"
     )

@@ -3,13 +3,13 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 64151e16147bf650
+# hash: 7ba5133c74215beb
 """The launches of `band`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
@@ -149,13 +149,16 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "band", "packed", q, v, options, cu_seqlens_q)
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
@@ -172,7 +175,7 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.band_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
@@ -199,10 +202,36 @@ def backward(
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.band_packed_hopper_split_keys,
+                    (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, head_groups.dk),
+                    (head_groups.dv,),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                    (q_len, num_heads, head_groups.size, scale),
+                    (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    **constants,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.band_packed_hopper_split_rows,
+                    (min(block_seqs.shape[0] * num_heads, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, block_seqs, q_offset, before, after, dq),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dq)),
+                    (q_len, num_heads, group_size, scale),
+                    (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                    **constants,
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_packed_hopper_bwd_wide

@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/variant_init.py.jinja
-# hash: 618102dfc1828c49
+# hash: e1bf469b3cd8af7c
 """`band`, with segment ids: Keys at most `before` positions before a query and `after` after it, as FlashAttention's
 window (arXiv:2307.08691).
 
@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["band", "block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
+__all__ = ["band", "block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "hopper_split", "launch", "portable"]
 
 if TYPE_CHECKING:
     from ... import band
-    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...band", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+        __name__,
+        "...band",
+        ".block_ranges",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".hopper_split",
+        ".launch",
+        ".portable",
     )

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/variant_init.py.jinja
-# hash: a32a5471e79c9c9b
+# hash: 61485b8bc875acab
 """`band_images`, packed sequences: A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786).
 
@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_lists", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
+__all__ = ["block_lists", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "hopper_split", "launch", "portable"]
 
 if TYPE_CHECKING:
-    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, ".block_lists", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+        __name__,
+        ".block_lists",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".hopper_split",
+        ".launch",
+        ".portable",
     )

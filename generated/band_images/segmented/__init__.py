@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/variant_init.py.jinja
-# hash: 39fbe216417785f0
+# hash: d97becbfc0c1dc99
 """`band_images`, with segment ids: A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786).
 
@@ -21,6 +21,7 @@ __all__ = [
     "hopper_bwd",
     "hopper_fwd",
     "hopper_fwd_fp8",
+    "hopper_split",
     "launch",
     "portable",
     "token_order",
@@ -29,7 +30,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ... import band_images
     from ..._runtime.core import token_order
-    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -39,6 +40,7 @@ else:
         ".hopper_bwd",
         ".hopper_fwd",
         ".hopper_fwd_fp8",
+        ".hopper_split",
         ".launch",
         ".portable",
     )

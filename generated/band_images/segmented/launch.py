@@ -4,13 +4,13 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 64137b4b41cfe842
+# hash: 2a0372b1e9e8872f
 """The launches of `band_images`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -254,13 +254,16 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "band_images", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[2:] or make_tables(
@@ -292,7 +295,7 @@ def backward(
         "SCALARS_LOADED": backend.is_loaded(before, after),
         "POSITIONS": q_positions is not None,
     }
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.band_images_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -320,10 +323,53 @@ def backward(
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.band_images_segmented_hopper_split_keys,
+                    (
+                        min(
+                            cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                            backend.multiprocessors(q),
+                        ),
+                    ),
+                    (q, k, v, do, row_lse, row_delta, image, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                    (key_spans, key_block_list, q_offset, before, after, head_groups.dk, head_groups.dv),
+                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *image.stride()),
+                    (
+                        *q_segment_ids.stride(),
+                        *kv_segment_ids.stride(),
+                        row_stride(q_positions),
+                        row_stride(kv_positions),
+                    ),
+                    (image.shape[1], q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_spans)),
+                    (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+                    (batch, backend.work_counter(q)),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    RAGGED=kv_len % tile.block_n != 0,
+                    **constants,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.band_images_segmented_hopper_split_rows,
+                    (min(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, image, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                    (spans, block_list, q_offset, before, after, dq),
+                    (*unit_strides(q, k, v, do), *strides(dq), *image.stride(), *q_segment_ids.stride()),
+                    (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), image.shape[1]),
+                    (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(spans)),
+                    (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                    (batch, backend.work_counter(q)),
+                    RAGGED=kv_len % tiles["dq"].block_n != 0,
+                    **constants,
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_images_segmented_hopper_bwd_wide

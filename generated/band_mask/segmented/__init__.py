@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/variant_init.py.jinja
-# hash: 57044306c6fe53d4
+# hash: 44a6b011c4c09f44
 """`band_mask`, with segment ids: A band, and a boolean per batch row, head and pair from the call (`mask` of
 jax.nn.dot_product_attention, JAX).
 
@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["band_mask", "block_ranges", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
+__all__ = [
+    "band_mask",
+    "block_ranges",
+    "hopper_bwd",
+    "hopper_fwd",
+    "hopper_fwd_fp8",
+    "hopper_split",
+    "launch",
+    "portable",
+]
 
 if TYPE_CHECKING:
     from ... import band_mask
-    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -28,6 +37,7 @@ else:
         ".hopper_bwd",
         ".hopper_fwd",
         ".hopper_fwd_fp8",
+        ".hopper_split",
         ".launch",
         ".portable",
     )

@@ -4,13 +4,13 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 9428bad689ddaa44
+# hash: 800c6ba3baeb75a2
 """The launches of `band_mask`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -234,13 +234,16 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one."""
     batch, num_heads, q_len, head_dim = q.shape
     num_kv_heads, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "band_mask", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
@@ -272,7 +275,7 @@ def backward(
         "POSITIONS": q_positions is not None,
         "PTX": backend.is_nvidia(q),
     }
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.band_mask_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -301,10 +304,79 @@ def backward(
                 (o, do, lse, dlse, delta, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.band_mask_segmented_hopper_split_keys,
+                    (
+                        min(
+                            cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                            backend.multiprocessors(q),
+                        ),
+                    ),
+                    (
+                        q,
+                        k,
+                        v,
+                        do,
+                        row_lse,
+                        row_delta,
+                        own_keep,
+                        q_segment_ids,
+                        kv_segment_ids,
+                        q_positions,
+                        kv_positions,
+                    ),
+                    (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
+                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
+                    (
+                        *q_segment_ids.stride(),
+                        *kv_segment_ids.stride(),
+                        row_stride(q_positions),
+                        row_stride(kv_positions),
+                    ),
+                    (own_keep.shape[2], own_keep.shape[3], q_segment_ids.shape[1], kv_segment_ids.shape[1]),
+                    (row_stride(key_ranges), key_ranges.stride(1)),
+                    (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+                    (batch, backend.work_counter(q)),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    RAGGED=kv_len % tile.block_n != 0,
+                    **constants,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.band_mask_segmented_hopper_split_rows,
+                    (min(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch, backend.multiprocessors(q)),),
+                    (
+                        q,
+                        k,
+                        v,
+                        do,
+                        row_lse,
+                        row_delta,
+                        own_keep,
+                        q_segment_ids,
+                        kv_segment_ids,
+                        q_positions,
+                        kv_positions,
+                    ),
+                    (ranges, q_offset, before, after, dq),
+                    (*unit_strides(q, k, v, do), *strides(dq), *own_keep.stride(), *q_segment_ids.stride()),
+                    (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
+                    (own_keep.shape[2], own_keep.shape[3], q_segment_ids.shape[1], kv_segment_ids.shape[1]),
+                    (row_stride(ranges), ranges.stride(1)),
+                    (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                    (batch, backend.work_counter(q)),
+                    RAGGED=kv_len % tiles["dq"].block_n != 0,
+                    **constants,
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_mask_segmented_hopper_bwd_wide

@@ -3,13 +3,13 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 311f8b75880ed469
+# hash: 698d101c94e9e3c8
 """The launches of `band_sink`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -253,7 +253,7 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel.
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one.
 
     After dq, dk and dv it returns the results from which the gradients of sink are computed: dsink_heads.
     """
@@ -262,7 +262,10 @@ def backward(
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "band_sink", "segmented", q, v, options, q_segment_ids)
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
@@ -285,7 +288,9 @@ def backward(
     (key_ranges,) = tables[:1]
     if not fused:
         (ranges,) = tables[1:]
-    dsink_heads = q.new_empty((batch, num_heads, cdiv(q_len, tiles["dq"].block_m)), dtype=backend.FP32)
+    dsink_heads = q.new_empty(
+        (batch, num_heads, cdiv(q_len, (tile if is_split else tiles["dq"]).block_m)), dtype=backend.FP32
+    )
     q_offset = row_offset if row_offsets is None else row_offsets
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     head_groups = split_heads(backend, q, dk, dv, tile.block_n)
@@ -294,7 +299,7 @@ def backward(
         "SCALARS_LOADED": backend.is_loaded(before, after),
         "POSITIONS": q_positions is not None,
     }
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.band_sink_segmented_bwd_dq,
             (cdiv(q_len, tiles["dq"].block_m) * num_heads * batch,),
@@ -323,10 +328,58 @@ def backward(
                 (o, do, lse, dlse, sink, delta, dsink_heads, row_lse, row_delta),
                 (*unit_strides(o, do), q_len, num_heads, scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.band_sink_segmented_hopper_split_keys,
+                    (
+                        min(
+                            cdiv(kv_len, tile.block_n) * num_kv_heads * batch * head_groups.number,
+                            backend.multiprocessors(q),
+                        ),
+                    ),
+                    (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
+                    (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
+                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+                    (
+                        *kv_segment_ids.stride(),
+                        row_stride(q_positions),
+                        row_stride(kv_positions),
+                        q_segment_ids.shape[1],
+                    ),
+                    (kv_segment_ids.shape[1], row_stride(key_ranges)),
+                    (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
+                    (batch, backend.work_counter(q)),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    RAGGED=kv_len % tile.block_n != 0,
+                    **constants,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.band_sink_segmented_hopper_split_rows,
+                    (min(cdiv(q_len, tiles["dq"].block_m) * num_heads * batch, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions, ranges),
+                    (q_offset, before, after, dq),
+                    (*unit_strides(q, k, v, do), *strides(dq), *q_segment_ids.stride(), *kv_segment_ids.stride()),
+                    (
+                        row_stride(q_positions),
+                        row_stride(kv_positions),
+                        q_segment_ids.shape[1],
+                        kv_segment_ids.shape[1],
+                    ),
+                    (row_stride(ranges),),
+                    (q_len, kv_len, num_heads, group_size, scale, padding_id),
+                    (batch, backend.work_counter(q)),
+                    RAGGED=kv_len % tiles["dq"].block_n != 0,
+                    **constants,
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.band_sink_segmented_hopper_bwd_wide

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/variant_init.py.jinja
-# hash: e06686bbcbdad7b8
+# hash: f63de85693301fe6
 """`chunked`, with segment ids: Causal within chunks of `size` tokens, 8192 in the local layers of Llama 4 (Hugging
 Face transformers, llama4).
 
@@ -13,12 +13,29 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_ranges", "chunked", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable"]
+__all__ = [
+    "block_ranges",
+    "chunked",
+    "hopper_bwd",
+    "hopper_fwd",
+    "hopper_fwd_fp8",
+    "hopper_split",
+    "launch",
+    "portable",
+]
 
 if TYPE_CHECKING:
     from ... import chunked
-    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...chunked", ".block_ranges", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+        __name__,
+        "...chunked",
+        ".block_ranges",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".hopper_split",
+        ".launch",
+        ".portable",
     )

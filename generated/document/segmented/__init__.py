@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/variant_init.py.jinja
-# hash: 2cb2b813b31b954e
+# hash: b9da05d02f9cc66e
 """`document`, with segment ids: Causal within each document of a packed row; `doc` numbers them, in any order.
 
 The modules of launches and of kernels are imported when they are first read.
@@ -19,6 +19,7 @@ __all__ = [
     "hopper_bwd",
     "hopper_fwd",
     "hopper_fwd_fp8",
+    "hopper_split",
     "launch",
     "portable",
     "token_order",
@@ -27,7 +28,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ... import document
     from ..._runtime.core import token_order
-    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_ranges, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -37,6 +38,7 @@ else:
         ".hopper_bwd",
         ".hopper_fwd",
         ".hopper_fwd_fp8",
+        ".hopper_split",
         ".launch",
         ".portable",
     )

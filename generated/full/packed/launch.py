@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: ba1f4760d6e555dc
+# hash: f8f41c4039398753
 """The launches of `full`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
@@ -133,13 +133,16 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "full", "packed", q, v, options, cu_seqlens_q)
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
@@ -154,7 +157,7 @@ def backward(
         block_seqs = row_seqs
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     head_groups = split_heads(backend, q, dk, dv, tile.block_n)
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.full_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
@@ -178,10 +181,33 @@ def backward(
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.full_packed_hopper_split_keys,
+                    (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, key_block_seqs, head_groups.dk, head_groups.dv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                    (q_len, num_heads, head_groups.size, scale),
+                    (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.full_packed_hopper_split_rows,
+                    (min(block_seqs.shape[0] * num_heads, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, block_seqs, dq),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dq)),
+                    (q_len, num_heads, group_size, scale),
+                    (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.full_packed_hopper_bwd_wide

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/variant_init.py.jinja
-# hash: 7f83a99ba11f5a74
+# hash: bcbb0a0d55566133
 """`natten`, with segment ids: Neighbourhood attention on an image of 128 x 128 positions, 13 x 13 keys (Hassani et
 al., 2023, arXiv:2204.07143).
 
@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_lists", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "natten", "portable"]
+__all__ = ["block_lists", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "hopper_split", "launch", "natten", "portable"]
 
 if TYPE_CHECKING:
     from ... import natten
-    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
-        __name__, "...natten", ".block_lists", ".hopper_bwd", ".hopper_fwd", ".hopper_fwd_fp8", ".launch", ".portable"
+        __name__,
+        "...natten",
+        ".block_lists",
+        ".hopper_bwd",
+        ".hopper_fwd",
+        ".hopper_fwd_fp8",
+        ".hopper_split",
+        ".launch",
+        ".portable",
     )

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/launch.py.jinja
-# hash: 516aace97c283b8b
+# hash: d83a440703ba5cf8
 """The launches of `prefix_lm`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -135,13 +135,16 @@ def backward(
     options: CallOptions,
     block_tables: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel."""
+    """Launch the backward: dq and delta, then dk and dv; or first delta, then all three in one kernel or one by one."""
     num_heads, q_len, head_dim = q.shape[1:]
     num_kv_heads, head_dim_v = k.shape[1], v.shape[3]
     group_size = num_heads // num_kv_heads
     tiles = tiles_of(backend, "prefix_lm", "packed", q, v, options, cu_seqlens_q)
     tile = tiles["dkdv"]
-    fused = tiles["dq"].family == "hopper"
+    on_hopper = tiles["dq"].family == "hopper"
+    # Beyond 256 columns each gradient has a launch of its own.
+    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
     tables = block_tables[1:] or make_tables(
@@ -158,7 +161,7 @@ def backward(
     q, k, v, o, do = map(backend.aligned, (q, k, v, o, do))
     head_groups = split_heads(backend, q, dk, dv, tile.block_n)
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(length)}
-    if dq.numel() > 0 and not fused:
+    if dq.numel() > 0 and not on_hopper:
         backend.launch(
             kernels.portable.prefix_lm_packed_bwd_dq,
             (block_seqs.shape[0] * num_heads,),
@@ -183,10 +186,35 @@ def backward(
                 (o, do, lse, dlse, row_seqs, delta, row_lse, row_delta),
                 (*packed_unit_strides(o, do), q_len, num_row_blocks, row_seqs.shape[0], scale),
                 HAS_DLSE=dlse is not None,
-                WITH_DQ=fused,
+                WITH_DQ=on_hopper,
                 **delta_constants(tile, head_dim_v),
             )
-        if dk.numel() > 0:
+        if is_split:
+            for sums_dk in (False, True) if dk.numel() > 0 else ():
+                backend.launch_hopper(
+                    kernels.hopper_split.prefix_lm_packed_hopper_split_keys,
+                    (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, length, head_groups.dk, head_groups.dv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                    (q_len, num_heads, head_groups.size, scale),
+                    (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                    HEAD_GROUPS=head_groups.number,
+                    SUMS_DK=sums_dk,
+                    **constants,
+                    **tile_constants(tile, head_dim, head_dim_v),
+                )
+            if dq.numel() > 0 and on_hopper:
+                backend.launch_hopper(
+                    kernels.hopper_split.prefix_lm_packed_hopper_split_rows,
+                    (min(block_seqs.shape[0] * num_heads, backend.multiprocessors(q)),),
+                    (q, k, v, do, row_lse, row_delta, block_seqs, q_offset, length, dq),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dq)),
+                    (q_len, num_heads, group_size, scale),
+                    (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
+                    **constants,
+                    **tile_constants(tiles["dq"], head_dim, head_dim_v),
+                )
+        elif dk.numel() > 0:
             is_wide = tile.block_n == WIDE_KEYS
             backend.launch_hopper(
                 kernels.hopper_bwd.prefix_lm_packed_hopper_bwd_wide

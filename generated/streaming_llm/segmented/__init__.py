@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/variant_init.py.jinja
-# hash: 9d598301af0dc0b3
+# hash: 90eb3a5bfbf06ef0
 """`streaming_llm`, with segment ids: A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et
 al., 2024, arXiv:2309.17453).
 
@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING
 
 from ..._runtime.core.lazy import lazy_modules
 
-__all__ = ["block_lists", "hopper_bwd", "hopper_fwd", "hopper_fwd_fp8", "launch", "portable", "streaming_llm"]
+__all__ = [
+    "block_lists",
+    "hopper_bwd",
+    "hopper_fwd",
+    "hopper_fwd_fp8",
+    "hopper_split",
+    "launch",
+    "portable",
+    "streaming_llm",
+]
 
 if TYPE_CHECKING:
     from ... import streaming_llm
-    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, launch, portable
+    from . import block_lists, hopper_bwd, hopper_fwd, hopper_fwd_fp8, hopper_split, launch, portable
 else:
     __getattr__, __dir__ = lazy_modules(
         __name__,
@@ -27,6 +36,7 @@ else:
         ".hopper_bwd",
         ".hopper_fwd",
         ".hopper_fwd_fp8",
+        ".hopper_split",
         ".launch",
         ".portable",
     )

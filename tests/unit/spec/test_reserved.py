@@ -28,6 +28,8 @@ VARIANTS: dict[str, Any] = json.loads((GENERATED / "MANIFEST.json").read_text(en
 # The files that read a variant's own tensors and scalars; files of the log-decay do not.
 KERNELS = ("portable.py", "hopper_fwd.py", "hopper_bwd.py", "launch.py")
 MODES = [f"{mode}/{file}" for mode in ("packed", "segmented") for file in KERNELS]
+# Of variants whose score is the scaled product.
+SPLIT = [f"{mode}hopper_split.py" for mode in ("", "packed/", "segmented/")]
 FILES = (
     *KERNELS,
     *MODES,
@@ -60,6 +62,7 @@ def local_names(tree: ast.Module, own: list[str]) -> Iterator[str]:
             yield from (name.id for name in stored if name.id not in own)
 
 
+OF_PRODUCTS = [(variant, file) for variant in VARIANTS for file in SPLIT if (GENERATED / variant / file).is_file()]
 ON_PAGES = [
     (variant, f"paged/{file}")
     for variant in VARIANTS
@@ -86,6 +89,11 @@ def names_of(variant: str, file: str) -> set[str]:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_names_of_generated_code_are_known(variant: str, file: str) -> None:
+    assert len(names_of(variant, file)) > 10
+
+
+@pytest.mark.parametrize(("variant", "file"), OF_PRODUCTS)
+def test_names_of_a_launch_for_each_gradient_are_known(variant: str, file: str) -> None:
     assert len(names_of(variant, file)) > 10
 
 
