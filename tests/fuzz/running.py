@@ -156,8 +156,12 @@ def emulated(package: str, variant: str, call: Call) -> Iterator[None]:
     mode = "" if call.mode == "dense" else call.mode
     folder = f"{package}.{variant}.{mode}".rstrip(".")
     with ExitStack() as stack:
-        for stem in ("hopper_fwd", "hopper_bwd", "hopper_bwd_wide"):
-            module = importlib.import_module(f"{folder}.{stem.removesuffix('_wide')}")
+        stems = {"hopper_fwd": "hopper_fwd", "hopper_fwd_wide": "hopper_fwd"}
+        stems |= {"hopper_bwd": "hopper_bwd", "hopper_bwd_wide": "hopper_bwd"}
+        if importlib.util.find_spec(f"{folder}.hopper_split") is not None:
+            stems |= {"hopper_split_keys": "hopper_split", "hopper_split_rows": "hopper_split"}
+        for stem, file in stems.items():
+            module = importlib.import_module(f"{folder}.{file}")
             assert module.__file__ is not None
             name = f"{variant}_{mode}".rstrip("_") + f"_{stem}"
             path = Path(module.__file__)

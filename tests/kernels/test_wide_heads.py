@@ -1,13 +1,16 @@
-"""Head dims above 256, as in Gemma 4's global layers: portable kernels, tiles in two parts of at most 256 columns."""
+"""Head dims above 256, as in Gemma 4's global layers: portable kernels, tiles in two parts of at most 256 columns.
+
+Hopper's kernels for them are tested in `hopper/test_hopper_wide_emulated.py` and `hopper/test_hopper_split_emulated.py`.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from generated._runtime.archs import HOPPER_FAMILY
 from generated._runtime.core import configs
 from generated._runtime.core.checks import ArgumentError
-from generated._runtime.core.families import refusal
 from generated._runtime.core.options import CallOptions
 from generated._runtime.core.tiles import HOPPER, PORTABLE
 from tests.support.cases import DTYPES, VARIANTS, Shape, draw, with_frameworks
@@ -78,25 +81,54 @@ def test_long_on_a_gpu(variant: str, dim: int, dim_v: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- decisions
 
 
-def tiles(dtype: str, head_dims: tuple[int, int], arch: str = "sm_90") -> configs.Tiles:
-    return configs.tiles_for("causal", "dense", arch, "", dtype, head_dims, (4, 2), 8192)
+def tiles(dtype: str, head_dims: tuple[int, int], arch: str = "sm_90", variant: str = "causal") -> configs.Tiles:
+    return configs.tiles_for(variant, "dense", arch, "", dtype, head_dims, (4, 2), 64)
 
 
 @pytest.mark.parametrize("head_dims", DIM_PAIRS)
-def test_hopper_leaves_wide_heads_to_the_portable_family(head_dims: tuple[int, int]) -> None:
-    reason = refusal("sm_90", "bfloat16", head_dims, 8192)
-    assert "its tiles hold a head_dim of at most 256" in reason or "need a head_dim of at least" in reason
-    assert {tile.family for tile in tiles("bfloat16", head_dims).values()} == {PORTABLE}
+def test_hopper_serves_wide_heads_of_every_length(head_dims: tuple[int, int]) -> None:
+    found = tiles("bfloat16", head_dims)
+    assert found["fwd"] == HOPPER_FAMILY.wide_forward_tile
+    assert {name: found[name] for name in ("dkdv", "dq")} == HOPPER_FAMILY.split_tiles
 
 
-def test_asking_for_hopper_with_wide_heads_is_one_error() -> None:
+@pytest.mark.parametrize("variant", ["softcap", "forgetting", "causal_dropout", "relative_bias"])
+def test_the_backward_of_other_scores_is_portable(variant: str) -> None:
+    families = {name: tile.family for name, tile in tiles("bfloat16", (512, 512), variant=variant).items()}
+    assert families == {"fwd": HOPPER, "dkdv": PORTABLE, "dq": PORTABLE}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dims", "forward"),
+    [("float32", (512, 512), PORTABLE), ("bfloat16", (512, 64), PORTABLE), ("bfloat16", (64, 512), HOPPER)],
+)
+def test_two_warpgroups_share_no_narrow_head(dtype: str, head_dims: tuple[int, int], forward: str) -> None:
+    families = {name: tile.family for name, tile in tiles(dtype, head_dims).items()}
+    assert families == {"fwd": forward, "dkdv": PORTABLE, "dq": PORTABLE}
+
+
+def test_asking_for_hopper_with_narrow_values_beside_wide_keys_is_one_error() -> None:
     message = (
-        "causal: family: expected one that can run this call, got 'hopper': its tiles hold a head_dim of at most 256"
+        "causal: family: expected one that can run this call, got 'hopper': "
+        "beside tiles of 512 columns it adds up at least 65 columns, not 64"
     )
     with pytest.raises(ArgumentError, match=message):
-        configs.tiles_for(
-            "causal", "dense", "sm_90", "", "bfloat16", (512, 512), (1, 1), 64, CallOptions(family=HOPPER)
-        )
+        configs.tiles_for("causal", "dense", "sm_90", "", "bfloat16", (512, 64), (1, 1), 64, CallOptions(family=HOPPER))
+
+
+def test_own_tiles_of_wide_heads() -> None:
+    """A call may change the stages, and keeps the tile of the other pass."""
+    own = (("fwd", configs.Tile(64, 32, 8, 1)), ("dkdv", configs.Tile(32, 64, 8, 1)))
+    options = CallOptions(family=HOPPER, tiles=own)
+    found = configs.tiles_for("causal", "dense", "sm_90", "", "bfloat16", (512, 512), (1, 1), 64, options)
+    assert [tile.num_stages for tile in (found["fwd"], found["dkdv"], found["dq"])] == [1, 1, 2]
+    for name, tile, wanted in (
+        ("fwd", configs.Tile(128, 32, 8, 2), "block_m 64 and num_warps 8"),
+        ("dkdv", configs.Tile(64, 64, 8, 2), "block_m 32, block_n 64 and num_warps 8"),
+    ):
+        with pytest.raises(ArgumentError, match=f"expected {wanted} in the family 'hopper'"):
+            options = CallOptions(family=HOPPER, tiles=((name, tile),))
+            configs.tiles_for("causal", "dense", "sm_90", "", "bfloat16", (512, 512), (1, 1), 64, options)
 
 
 def test_a_chip_without_room_for_a_float32_tile_is_one_error() -> None:
