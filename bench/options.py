@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.record import OURS, TITLES
 
-SPEED = ("front", "core", "fa3", "paper", "fla", "gqa", "dims", "variants")
+SPEED = ("front", "core", "fa3", "paper", "fla", "gqa", "dims", "wide", "variants")
 """The speed suites, which are those of `bench.cases.suites`."""
 
 PRINTED = ("pruning", "sparse", "fp8", "schedules", "memory")
@@ -42,7 +42,7 @@ DESCRIPTION = """Times the generated ops and other attention libraries (peers) o
 python -m bench --suite front --minutes 10 --json r.json             # the most important cases, with every peer
 python -m bench --suite core --minutes 8 --json r.json --plots plots  # all cases of the project's performance targets
 python -m bench                                        # every suite
-python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, variants, packed, jax, schedules, ...
+python -m bench --suite fa3,fla --peers flex-max,fa4   # also: paper, gqa, dims, wide, packed, jax, schedules, ...
 python -m bench --suite fa3 --only 'causal.*D128' --seqs 4096,65536 --csv speed.csv
 python -m bench --suite models --quick                 # tiny models, also on a CPU
 python -m bench --suite parallel --ranks 2 --minutes 9 # context parallelism on two GPUs of this host

@@ -31,6 +31,17 @@ LONG = 16384
 DIMS_SEQ = 8192
 DIMS = (64, 80, 96, 112, 128, 160, 192, 256)
 
+WIDE = (
+    (2, 16, 16, 8192, 512),
+    (1, 16, 1, 8192, 512),
+    (1, 16, 2, 16384, 512),
+    (1, 32, 4, 4096, 512),
+    (8, 16, 2, 512, 512),
+    (2, 16, 16, 8192, 320),
+)
+"""Batch rows, query heads, key heads, tokens and head dim of heads with more than 256 columns. Those with few key heads
+are like Gemma 4's global layers."""
+
 OF_PAIRS = ("band_bias", "band_mask")
 OF_LIBRARIES = ("band", "band_softcap", "band_sink", "band_images", "chunked")
 """Variants for the models of other libraries, which `core` has no target for."""
@@ -145,6 +156,13 @@ def dims(_: Sizes) -> list[Case]:
     ]
 
 
+def wide(_: Sizes) -> list[Case]:
+    """Heads of more than 256 columns, which cuDNN and FlashAttention refuse."""
+    shapes = [Shape(batch=b, heads=h, kv_heads=kv, seq=seq, dim=dim) for b, h, kv, seq, dim in WIDE]
+    cases = [Case(variant="causal", shape=shape, peers=()) for shape in shapes]
+    return [with_peers(case, ("flex", "efficient")) for case in cases]
+
+
 def variants(sizes: Sizes) -> list[Case]:
     """Every variant of the package, with gradients of its own tensors; no peers by default.
 
@@ -222,5 +240,6 @@ SUITES: dict[str, Callable[[Sizes], Sequence[Case]]] = {
     "fla": fla,
     "gqa": gqa,
     "dims": dims,
+    "wide": wide,
     "variants": variants,
 }

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 21295a11539f2bfa
+# hash: a43102c0f2999c46
 """The launches of `band_images`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -240,7 +240,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_images_hopper_split_keys,
                     (
@@ -249,10 +249,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, image, key_spans, key_block_list, q_offset, before, after),
-                    (head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *image.stride()),
-                    (image.shape[1], row_stride(key_spans)),
+                    (q, k, v, do, row_lse, row_delta, image, key_spans, key_block_list, q_offset, before, after, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *image.stride(), image.shape[1], row_stride(key_spans)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/split.py.jinja
-# hash: 63fb7c607dba254f
+# hash: d60c7f3c5d144e5c
 """Gradients of `band_mask` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep      q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -15,8 +15,7 @@
     lse       [B, Hq, Sq]  fp32, log of the softmax denominator
     delta     [B, Hq, Sq]  fp32, sum(o * do) - dlse
     own_keep  [b, h, q_idx, kv_idx]  bool
-    dk        [B, Hkv, Skv, D]
-    dv        [B, Hkv, Skv, Dv]
+    dkv       dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_mask_hopper_delta`, padded to whole
 blocks of rows.
@@ -207,8 +206,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
@@ -220,8 +218,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     pointers, strides, numbers = arguments
-    q_offset, dk_ptr, dv_ptr = pointers
-    stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
+    q_offset, dkv_ptr = pointers
+    stride_dkvb, stride_dkvh = strides
     before, after, q_len, kv_len, num_heads, group_size, scale, batch = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -241,12 +239,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + b * stride_dkvb + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
 
 
 @gluon.jit(
@@ -274,8 +268,7 @@ def band_mask_hopper_split_keys(
     q_offset,
     before,
     after,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -288,12 +281,9 @@ def band_mask_hopper_split_keys(
     stride_dob,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkb,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvb,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvb,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_own_keep_0,
     stride_own_keep_1,
     stride_own_keep_2,
@@ -352,8 +342,8 @@ def band_mask_hopper_split_keys(
         (before, after, own_keep_size_2, own_keep_size_3, q_len, kv_len, num_heads, group_size, scale, batch),
     )
     summer = (
-        (q_offset, dk_ptr, dv_ptr),
-        (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
+        (q_offset, dkv_ptr),
+        (stride_dkvb, stride_dkvh),
         (before, after, q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (q_offset, before, after, q_len, kv_len, num_heads, group_size, batch)
@@ -370,8 +360,7 @@ def band_mask_hopper_split_keys(
                     summer,
                     0,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,
@@ -388,8 +377,7 @@ def band_mask_hopper_split_keys(
                     summer,
                     1,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,

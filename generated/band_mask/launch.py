@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 870fe353276147db
+# hash: 631bf38af0dc80b3
 """The launches of `band_mask`, for every framework: the kernels and their arguments."""
 
 from .. import band_mask as kernels
@@ -183,7 +183,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_mask_hopper_split_keys,
                     (
@@ -192,22 +192,14 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
+                    (q, k, v, do, row_lse, row_delta, own_keep, q_offset, before, after, dkv),
                     (
-                        q,
-                        k,
-                        v,
-                        do,
-                        row_lse,
-                        row_delta,
-                        own_keep,
-                        q_offset,
-                        before,
-                        after,
-                        head_groups.dk,
-                        head_groups.dv,
+                        *unit_strides(q, k, v, do),
+                        *strides(dkv),
+                        *own_keep.stride(),
+                        own_keep.shape[2],
+                        own_keep.shape[3],
                     ),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
-                    (own_keep.shape[2], own_keep.shape[3]),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch,),
                     HEAD_GROUPS=head_groups.number,

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 9c98742ad70faa1f
+# hash: e258db87bcc58898
 """The launches of `band_sink`, for every framework: the kernels and their arguments."""
 
 from .. import band_sink as kernels
@@ -183,7 +183,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_sink_hopper_split_keys,
                     (
@@ -192,8 +192,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, q_offset, before, after, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, q_offset, before, after, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

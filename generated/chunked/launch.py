@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: 8273508a45c2ce98
+# hash: 0a0babaabc5a4b10
 """The launches of `chunked`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -204,7 +204,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.chunked_hopper_split_keys,
                     (
@@ -213,8 +213,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, key_ranges, q_offset, size, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), row_stride(key_ranges)),
+                    (q, k, v, do, row_lse, row_delta, key_ranges, q_offset, size, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), row_stride(key_ranges)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

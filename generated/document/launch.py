@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: 988fb157fb9ebe9b
+# hash: fb408021171c7a5c
 """The launches of `document`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -225,7 +225,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.document_hopper_split_keys,
                     (
@@ -234,9 +234,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, doc, key_ranges, q_offset, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *doc.stride(), doc.shape[1]),
-                    (row_stride(key_ranges),),
+                    (q, k, v, do, row_lse, row_delta, doc, key_ranges, q_offset, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *doc.stride(), doc.shape[1], row_stride(key_ranges)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

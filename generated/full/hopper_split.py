@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/split.py.jinja
-# hash: 161c696245ea6db2
+# hash: ec2fe7873a06136c
 """Gradients of `full` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     q      [B, Hq, Sq, D]
@@ -11,8 +11,7 @@
     do     [B, Hq, Sq, Dv]
     lse    [B, Hq, Sq]  fp32, log of the softmax denominator
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    dk     [B, Hkv, Skv, D]
-    dv     [B, Hkv, Skv, Dv]
+    dkv    dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `full_hopper_delta`, padded to whole blocks
 of rows.
@@ -160,8 +159,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -171,10 +169,7 @@ def add_rows(
 ):
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
-    pointers, strides, numbers = arguments
-    dk_ptr, dv_ptr = pointers
-    stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
-    q_len, kv_len, num_heads, group_size, scale, batch = numbers
+    dkv_ptr, stride_dkvb, stride_dkvh, q_len, kv_len, num_heads, group_size, scale, batch = arguments
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
     OWN_DIM: gl.constexpr = HEAD_DIM if SUMS_DK else HEAD_DIM_V
@@ -193,12 +188,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + b * stride_dkvb + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
 
 
 @gluon.jit(do_not_specialize=["q_len", "kv_len", "num_heads", "group_size", "batch"])
@@ -209,8 +200,7 @@ def full_hopper_split_keys(
     do_ptr,
     lse_ptr,
     delta_ptr,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -223,12 +213,9 @@ def full_hopper_split_keys(
     stride_dob,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkb,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvb,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvb,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     q_len,
     kv_len,
     num_heads,
@@ -271,48 +258,18 @@ def full_hopper_split_keys(
     rings = (k_ring, v_ring, q_stream, do_ring, weights)
     copied = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_stream, do_ring)
     scorer = (q_len, kv_len, num_heads, group_size, scale, batch)
-    summer = (
-        (dk_ptr, dv_ptr),
-        (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
-        (q_len, kv_len, num_heads, group_size, scale, batch),
-    )
+    summer = (dkv_ptr, stride_dkvb, stride_dkvh, q_len, kv_len, num_heads, group_size, scale, batch)
     producer = (q_len, kv_len, num_heads, group_size, batch)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: c18d999baab3e396
+# hash: f043c6364394e921
 """The launches of `full`, for every framework: the kernels and their arguments."""
 
 from .. import full as kernels
@@ -138,7 +138,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.full_hopper_split_keys,
                     (
@@ -147,8 +147,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch,),
                     HEAD_GROUPS=head_groups.number,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/split.py.jinja
-# hash: 06a29eaf4577c08a
+# hash: 3fc263817efcb521
 """Gradients of `gpt_oss` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < 128
@@ -12,8 +12,7 @@
     do     [B, Hq, Sq, Dv]
     lse    [B, Hq, Sq]  fp32, log of the softmax denominator
     delta  [B, Hq, Sq]  fp32, sum(o * do) - dlse
-    dk     [B, Hkv, Skv, D]
-    dv     [B, Hkv, Skv, Dv]
+    dkv    dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `gpt_oss_hopper_delta`, padded to whole
 blocks of rows.
@@ -244,8 +243,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
@@ -257,8 +255,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     work_ring, pointers, strides, numbers = arguments
-    q_offset, dk_ptr, dv_ptr = pointers
-    stride_dkb, stride_dkh, stride_dvb, stride_dvh = strides
+    q_offset, dkv_ptr = pointers
+    stride_dkvb, stride_dkvh = strides
     q_len, kv_len, num_heads, group_size, scale, batch = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -285,12 +283,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + b * stride_dkvb + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -304,8 +298,7 @@ def gpt_oss_hopper_split_keys(
     lse_ptr,
     delta_ptr,
     q_offset,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -318,12 +311,9 @@ def gpt_oss_hopper_split_keys(
     stride_dob,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkb,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvb,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvb,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     q_len,
     kv_len,
     num_heads,
@@ -371,8 +361,8 @@ def gpt_oss_hopper_split_keys(
     scorer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, scale, batch)
     summer = (
         work_ring,
-        (q_offset, dk_ptr, dv_ptr),
-        (stride_dkb, stride_dkh, stride_dvb, stride_dvh),
+        (q_offset, dkv_ptr),
+        (stride_dkvb, stride_dkvh),
         (q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, q_offset, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
@@ -386,8 +376,7 @@ def gpt_oss_hopper_split_keys(
                     summer,
                     0,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,
@@ -404,8 +393,7 @@ def gpt_oss_hopper_split_keys(
                     summer,
                     1,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 55cc3203f2dec0ba
+# hash: 429131e3828054ec
 """The launches of `gpt_oss`, for every framework: the kernels and their arguments."""
 
 from .. import gpt_oss as kernels
@@ -160,7 +160,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.gpt_oss_hopper_split_keys,
                     (
@@ -169,8 +169,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, q_offset, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, q_offset, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

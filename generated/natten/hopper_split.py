@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/split.py.jinja
-# hash: b1a4508fe2690b3b
+# hash: 2e3dcebfa2050f30
 """Gradients of `natten` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep        abs(min(max(q_idx % 128, 6), 121) - kv_idx % 128) <= 6 and abs(min(max(q_idx // 128, 6), 121) - kv_idx
@@ -15,8 +15,7 @@
     delta       [B, Hq, Sq]  fp32, sum(o * do) - dlse
     spans       [B, H, blocks, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
-    dk          [B, Hkv, Skv, D]
-    dv          [B, Hkv, Skv, Dv]
+    dkv         dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `natten_hopper_delta`, padded to whole
 blocks of rows.
@@ -261,8 +260,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -272,8 +270,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     work_ring, pointers, strides, numbers = arguments
-    spans_ptr, dk_ptr, dv_ptr = pointers
-    stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_spans_b = strides
+    spans_ptr, dkv_ptr = pointers
+    stride_dkvb, stride_dkvh, stride_spans_b = strides
     kv_len, num_heads, group_size, scale, batch = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -299,12 +297,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + b * stride_dkvb + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -320,8 +314,7 @@ def natten_hopper_split_keys(
     spans_ptr,
     block_list_ptr,
     q_offset,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -334,12 +327,9 @@ def natten_hopper_split_keys(
     stride_dob,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkb,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvb,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvb,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_spans_b,
     q_len,
     kv_len,
@@ -393,8 +383,8 @@ def natten_hopper_split_keys(
     )
     summer = (
         work_ring,
-        (spans_ptr, dk_ptr, dv_ptr),
-        (stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_spans_b),
+        (spans_ptr, dkv_ptr),
+        (stride_dkvb, stride_dkvh, stride_spans_b),
         (kv_len, num_heads, group_size, scale, batch),
     )
     producer = (
@@ -406,14 +396,8 @@ def natten_hopper_split_keys(
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dks, stride_dvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dks, stride_dvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
+            (add_rows, (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: host/launch.py.jinja
-# hash: 26d296099187bbca
+# hash: cf26efde55596ad4
 """The launches of `natten`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -207,7 +207,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.natten_hopper_split_keys,
                     (
@@ -216,20 +216,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (
-                        q,
-                        k,
-                        v,
-                        do,
-                        row_lse,
-                        row_delta,
-                        key_spans,
-                        key_block_list,
-                        q_offset,
-                        head_groups.dk,
-                        head_groups.dv,
-                    ),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), row_stride(key_spans)),
+                    (q, k, v, do, row_lse, row_delta, key_spans, key_block_list, q_offset, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), row_stride(key_spans)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/split.py.jinja
-# hash: 9724a9da97c1e3cc
+# hash: b906eafa14ff8c83
 """Gradients of `padding` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep    kv_idx < length[b]
@@ -13,8 +13,7 @@
     lse     [B, Hq, Sq]  fp32, log of the softmax denominator
     delta   [B, Hq, Sq]  fp32, sum(o * do) - dlse
     length  [b]  int32
-    dk      [B, Hkv, Skv, D]
-    dv      [B, Hkv, Skv, Dv]
+    dkv     dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `padding_hopper_delta`, padded to whole
 blocks of rows.
@@ -238,8 +237,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -250,8 +248,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     work_ring, pointers, strides, numbers = arguments
-    length_ptr, dk_ptr, dv_ptr = pointers
-    stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_length_0 = strides
+    length_ptr, dkv_ptr = pointers
+    stride_dkvb, stride_dkvh, stride_length_0 = strides
     q_len, kv_len, num_heads, group_size, scale, batch = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -276,12 +274,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + b * stride_dkvb + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -295,8 +289,7 @@ def padding_hopper_split_keys(
     lse_ptr,
     delta_ptr,
     length_ptr,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -309,12 +302,9 @@ def padding_hopper_split_keys(
     stride_dob,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkb,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvb,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvb,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_length_0,
     q_len,
     kv_len,
@@ -362,8 +352,8 @@ def padding_hopper_split_keys(
     scorer = (work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, group_size, scale, batch)
     summer = (
         work_ring,
-        (length_ptr, dk_ptr, dv_ptr),
-        (stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_length_0),
+        (length_ptr, dkv_ptr),
+        (stride_dkvb, stride_dkvh, stride_length_0),
         (q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
@@ -372,37 +362,11 @@ def padding_hopper_split_keys(
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],

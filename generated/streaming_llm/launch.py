@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 69a9ce513967f83a
+# hash: e501003103889ff9
 """The launches of `streaming_llm`, for every framework: the kernels and their arguments."""
 
 from .. import streaming_llm as kernels
@@ -159,7 +159,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.streaming_llm_hopper_split_keys,
                     (
@@ -168,8 +168,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, q_offset, size, sinks, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, q_offset, size, sinks, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/launch.py.jinja
-# hash: f614b2f9900f3f0d
+# hash: 8d790e6f77e188a0
 """The launches of `window`, for every framework: the kernels and their arguments."""
 
 from .. import window as kernels
@@ -158,7 +158,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.window_hopper_split_keys,
                     (
@@ -167,8 +167,8 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, q_offset, size, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, q_offset, size, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv)),
                     (q_len, kv_len, num_heads, head_groups.size, scale),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -26,7 +26,7 @@ MOST_TILES = 14
 """Blocks of scores that a call in the interpreter may have: each takes it milliseconds."""
 
 HOPPER_DIMS = (48, 56, 64, 64, 64)
-GPU_DIMS = (64, 64, 64, 64, 128, 128, 32, 96, 8)
+GPU_DIMS = (64, 64, 64, 64, 128, 128, 32, 96, 8, 512)
 
 
 def draw_call(random: Random, entry: Entry, *, mode: str, family: str = "portable", device: str = "cpu") -> Call:
@@ -110,7 +110,7 @@ def _emulated(random: Random, mode: str) -> dict[str, Any]:
         call |= {"heads": 2, "kv_heads": 1}
     dim, dim_v = random.choice(HOPPER_DIMS), random.choice(HOPPER_DIMS)
     if random.random() < 0.1:
-        dim, dim_v = random.choice(((96, 96), (128, 64), (192, 128), (64, 128)))
+        dim, dim_v = random.choice(((96, 96), (128, 64), (192, 128), (64, 128), (264, 264), (320, 72)))
     return call | {"dim": dim, "dim_v": dim_v, "dtype": "float16", "deterministic": random.random() < 0.4}
 
 

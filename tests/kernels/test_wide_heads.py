@@ -1,6 +1,6 @@
 """Head dims above 256, as in Gemma 4's global layers: portable kernels, tiles in two parts of at most 256 columns.
 
-Hopper's kernels for them are tested in `hopper/test_hopper_wide_emulated.py` and `hopper/test_hopper_split_emulated.py`.
+`hopper/test_hopper_wide_emulated.py` and `hopper/test_hopper_split_emulated.py` test Hopper's kernels for them.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def test_own_tiles_of_wide_heads() -> None:
         ("fwd", configs.Tile(128, 32, 8, 2), "block_m 64 and num_warps 8"),
         ("dkdv", configs.Tile(64, 64, 8, 2), "block_m 32, block_n 64 and num_warps 8"),
     ):
+        options = CallOptions(family=HOPPER, tiles=((name, tile),))
         with pytest.raises(ArgumentError, match=f"expected {wanted} in the family 'hopper'"):
-            options = CallOptions(family=HOPPER, tiles=((name, tile),))
             configs.tiles_for("causal", "dense", "sm_90", "", "bfloat16", (512, 512), (1, 1), 64, options)
 
 

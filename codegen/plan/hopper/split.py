@@ -14,13 +14,23 @@ from codegen.plan.code.tree import Name
 from codegen.plan.hopper.backward import BackwardPlan
 from codegen.plan.hopper.forward import ForwardPlan
 from codegen.plan.hopper.roles import Role, role, sorted_names
-from codegen.plan.kernels.kernel import KernelPlan
+from codegen.plan.kernels.kernel import ArgGroup, KernelPlan
 from codegen.plan.kernels.signature import Signatures
 
 
-def split_keys_kernel(backward: KernelPlan, symbol: str) -> KernelPlan:
-    """The kernel of dk or dv, from the backward for more than 128 columns, whose warpgroups also hold all keys."""
-    return replace(backward, name=f"{symbol}_hopper_split_keys", leaves_runs=False)
+def split_keys_kernel(backward: KernelPlan, sign: Signatures) -> KernelPlan:
+    """The kernel of dk or dv, from the backward for more than 128 columns, whose warpgroups also hold all keys.
+
+    A launch has one output, `dkv`: XLA would take the dk of a launch that computes dv as computed.
+    """
+    args: list[ArgGroup] = []
+    for group in backward.args:
+        if group.names[0].startswith(("dv_ptr", "stride_dv")):
+            continue
+        is_output = group.names[0].startswith(("dk_ptr", "stride_dk"))
+        args.append(sign.output("dkv", is_pointer="dk_ptr" in group.names) if is_output else group)
+    name = f"{sign.symbol}_hopper_split_keys"
+    return replace(backward, name=name, args=args, legend=sign.legend(args), leaves_runs=False)
 
 
 def split_rows_kernel(forward: KernelPlan, sign: Signatures) -> KernelPlan:
@@ -64,8 +74,8 @@ class SplitKeysPlan(BackwardPlan):
     @cached_property
     def summer(self) -> Role:
         """The warpgroups that add up dk or dv."""
-        place = "kv_start" if self.kernel.packed else "b stride_dkb stride_dvb"
-        own = f"{place} head_group start_n kv_len dk_ptr stride_dkh stride_dks dv_ptr stride_dvh stride_dvs scale"
+        place = "kv_start" if self.kernel.packed else "b stride_dkvb"
+        own = f"{place} head_group start_n kv_len dkv_ptr stride_dkvh stride_dkvs scale"
         return self._role(f"{own} HEAD_DIM HEAD_DIM_V BLOCK_D BLOCK_DV", counts_only=True)
 
     @property

@@ -115,6 +115,10 @@ class Signatures:
         groups = self._backward(("dq",), terms, inputs=("q", "k", "v", "do", "o"), first=[delta], sums=dsink)
         return [pointers("o", "dlse"), *sink, *groups]
 
+    def output(self, name: str, *, is_pointer: bool) -> ArgGroup:
+        """The pointer or the strides of an output `[B, H, S, D]`."""
+        return pointers(name) if is_pointer else self._strides(name)
+
     def split_rows(self) -> list[ArgGroup]:
         """Arguments of the kernel of dq that reads the delta of a kernel before it."""
         return self._backward(("dq",), (), inputs=("q", "k", "v", "do"), reads=[pointers("delta")])

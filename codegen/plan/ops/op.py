@@ -15,6 +15,7 @@ from codegen.ir import expr
 from codegen.ir.expr import Var
 from codegen.plan import kernel_files
 from codegen.plan.code.host import HostCode, host, listed, names_of, sum_of_scalars
+from codegen.plan.kernels.kernel import KernelPlan
 from codegen.plan.kernels.signature import CU_SEQLENS, DROPOUT_ORIGIN, PACKED_TABLES
 from codegen.plan.kernels.token_layout import InMode
 from codegen.plan.kernels.variant_reads import (
@@ -56,6 +57,7 @@ class Launches:
     dkdv: Sequence[LaunchGroup]
     distances: Sequence[LaunchGroup]
     hopper_bwd: Sequence[LaunchGroup]
+    split_keys: Sequence[LaunchGroup]
     split_rows: Sequence[LaunchGroup]
     row_inputs: Sequence[HostCode]
     row_numbers: Sequence[HostCode]
@@ -294,6 +296,11 @@ def _read_by_score(variant: Variant) -> set[str]:
     return set() if variant.score is None else {load.tensor for load in expr.loads(variant.score)}
 
 
+def _groups_if_any(kernel: KernelPlan | None, renamed: Mapping[str, str]) -> Sequence[LaunchGroup]:
+    """The arguments of a kernel that only some variants have."""
+    return [] if kernel is None else launch_groups(kernel, renamed=renamed)
+
+
 def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
     """The plan of a variant's op in a framework."""
     variant = planned.variant
@@ -322,11 +329,8 @@ def op_plan(planned: VariantPlan, framework: Framework) -> OpPlan:
             dkdv=launch_groups(planned.dkdv, renamed=_OF_HEAD_GROUPS),
             distances=[] if planned.distances is None else launch_groups(planned.distances),
             hopper_bwd=launch_groups(planned.hopper_bwd, renamed=_OF_HEAD_GROUPS | _PADDED_ROWS),
-            split_rows=(
-                []
-                if planned.hopper_split_rows is None
-                else launch_groups(planned.hopper_split_rows, renamed=_PADDED_ROWS)
-            ),
+            split_keys=_groups_if_any(planned.hopper_split_keys, _OF_HEAD_GROUPS | _PADDED_ROWS),
+            split_rows=_groups_if_any(planned.hopper_split_rows, _PADDED_ROWS),
             row_inputs=[group.host for group in planned.hopper_delta.inputs],
             row_numbers=[group.host for group in planned.hopper_delta.numbers],
         ),

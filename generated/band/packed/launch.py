@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 7ba5133c74215beb
+# hash: 074e0cbb55dc5d87
 """The launches of `band`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -206,13 +206,12 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_packed_hopper_split_keys,
                     (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
-                    (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, head_groups.dk),
-                    (head_groups.dv,),
-                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, before, after, dkv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dkv)),
                     (q_len, num_heads, head_groups.size, scale),
                     (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

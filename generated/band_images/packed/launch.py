@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: c9522f69a6ddaa03
+# hash: bb8e1707e9cb0efb
 """The launches of `band_images`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -263,7 +263,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_images_packed_hopper_split_keys,
                     (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
@@ -281,12 +281,8 @@ def backward(
                         q_offset,
                         before,
                     ),
-                    (after, head_groups.dk, head_groups.dv),
-                    (
-                        *packed_unit_strides(q, k, v, do),
-                        *packed_strides(head_groups.dk, head_groups.dv),
-                        *image.stride(),
-                    ),
+                    (after, dkv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dkv), *image.stride()),
                     (q_len, num_heads, head_groups.size, scale),
                     (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

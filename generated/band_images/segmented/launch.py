@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/launch.py.jinja
-# hash: 2a0372b1e9e8872f
+# hash: a5d2b878c2a09a21
 """The launches of `band_images`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -327,7 +327,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_images_segmented_hopper_split_keys,
                     (
@@ -337,15 +337,10 @@ def backward(
                         ),
                     ),
                     (q, k, v, do, row_lse, row_delta, image, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                    (key_spans, key_block_list, q_offset, before, after, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *image.stride()),
-                    (
-                        *q_segment_ids.stride(),
-                        *kv_segment_ids.stride(),
-                        row_stride(q_positions),
-                        row_stride(kv_positions),
-                    ),
-                    (image.shape[1], q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_spans)),
+                    (key_spans, key_block_list, q_offset, before, after, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *image.stride(), *q_segment_ids.stride()),
+                    (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), image.shape[1]),
+                    (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_spans)),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

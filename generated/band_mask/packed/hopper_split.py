@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/split.py.jinja
-# hash: 98e554b2f155fc02
+# hash: 968540b7697712a5
 """Gradients of `band_mask`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -18,8 +18,7 @@ dk and dv.
     own_keep    [h, q_idx, kv_idx]  bool
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys; how many blocks there are
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
+    dkv         dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_mask_packed_hopper_delta`, padded to
 whole blocks of rows.
@@ -235,8 +234,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
@@ -248,8 +246,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     work_ring, pointers, strides, numbers = arguments
-    block_seqs_ptr, q_offset, dk_ptr, dv_ptr = pointers
-    stride_dkh, stride_dvh = strides
+    block_seqs_ptr, q_offset, dkv_ptr = pointers
+    (stride_dkvh,) = strides
     before, after, num_heads, group_size, scale = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -271,12 +269,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + kv_start * stride_dkvs + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -294,8 +288,7 @@ def band_mask_packed_hopper_split_keys(
     q_offset,
     before,
     after,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qh,
     stride_qs: gl.constexpr,
     stride_kh,
@@ -304,10 +297,8 @@ def band_mask_packed_hopper_split_keys(
     stride_vs: gl.constexpr,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_own_keep_0,
     stride_own_keep_1,
     stride_own_keep_2,
@@ -364,8 +355,8 @@ def band_mask_packed_hopper_split_keys(
     )
     summer = (
         work_ring,
-        (block_seqs_ptr, q_offset, dk_ptr, dv_ptr),
-        (stride_dkh, stride_dvh),
+        (block_seqs_ptr, q_offset, dkv_ptr),
+        (stride_dkvh,),
         (before, after, num_heads, group_size, scale),
     )
     producer = (
@@ -383,8 +374,7 @@ def band_mask_packed_hopper_split_keys(
                     summer,
                     0,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,
@@ -401,8 +391,7 @@ def band_mask_packed_hopper_split_keys(
                     summer,
                     1,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,

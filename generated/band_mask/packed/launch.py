@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: ee949ec2e7a65d7a
+# hash: 0f206499148e6355
 """The launches of `band_mask`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -204,27 +204,12 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_mask_packed_hopper_split_keys,
                     (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
-                    (
-                        q,
-                        k,
-                        v,
-                        do,
-                        row_lse,
-                        row_delta,
-                        own_keep,
-                        key_block_seqs,
-                        q_offset,
-                        before,
-                        after,
-                        head_groups.dk,
-                    ),
-                    (head_groups.dv,),
-                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
-                    (*own_keep.stride(),),
+                    (q, k, v, do, row_lse, row_delta, own_keep, key_block_seqs, q_offset, before, after, dkv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dkv), *own_keep.stride()),
                     (q_len, num_heads, head_groups.size, scale),
                     (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

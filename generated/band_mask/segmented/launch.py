@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: host/launch.py.jinja
-# hash: 800c6ba3baeb75a2
+# hash: f5d87ca49ac3c30e
 """The launches of `band_mask`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -308,7 +308,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_mask_segmented_hopper_split_keys,
                     (
@@ -330,14 +330,9 @@ def backward(
                         q_positions,
                         kv_positions,
                     ),
-                    (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *own_keep.stride()),
-                    (
-                        *q_segment_ids.stride(),
-                        *kv_segment_ids.stride(),
-                        row_stride(q_positions),
-                        row_stride(kv_positions),
-                    ),
+                    (key_ranges, q_offset, before, after, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *own_keep.stride(), *q_segment_ids.stride()),
+                    (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions)),
                     (own_keep.shape[2], own_keep.shape[3], q_segment_ids.shape[1], kv_segment_ids.shape[1]),
                     (row_stride(key_ranges), key_ranges.stride(1)),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 698d101c94e9e3c8
+# hash: 7892fa9745fcb867
 """The launches of `band_sink`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -332,7 +332,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.band_sink_segmented_hopper_split_keys,
                     (
@@ -342,15 +342,15 @@ def backward(
                         ),
                     ),
                     (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                    (key_ranges, q_offset, before, after, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+                    (key_ranges, q_offset, before, after, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                     (
-                        *kv_segment_ids.stride(),
                         row_stride(q_positions),
                         row_stride(kv_positions),
                         q_segment_ids.shape[1],
+                        kv_segment_ids.shape[1],
                     ),
-                    (kv_segment_ids.shape[1], row_stride(key_ranges)),
+                    (row_stride(key_ranges),),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/split.py.jinja
-# hash: 2a39b4ad1f12d4f2
+# hash: f0e87cce828a5c20
 """Gradients of `document`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -18,8 +18,7 @@ dk and dv.
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys; how many blocks there are
     ranges      [H, entries, 4]  int32, first visited, first full, end of full and end of visited blocks
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
+    dkv         dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `document_packed_hopper_delta`, padded to
 whole blocks of rows.
@@ -261,8 +260,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -272,10 +270,7 @@ def add_rows(
 ):
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
-    work_ring, pointers, strides, numbers = arguments
-    block_seqs_ptr, ranges_ptr, dk_ptr, dv_ptr = pointers
-    stride_dkh, stride_dvh = strides
-    num_heads, group_size, scale = numbers
+    work_ring, block_seqs_ptr, ranges_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale = arguments
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
     OWN_DIM: gl.constexpr = HEAD_DIM if SUMS_DK else HEAD_DIM_V
@@ -300,12 +295,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + kv_start * stride_dkvs + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -322,8 +313,7 @@ def document_packed_hopper_split_keys(
     block_seqs_ptr,
     ranges_ptr,
     q_offset,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qh,
     stride_qs: gl.constexpr,
     stride_kh,
@@ -332,10 +322,8 @@ def document_packed_hopper_split_keys(
     stride_vs: gl.constexpr,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_doc_0,
     q_total,
     num_heads,
@@ -379,49 +367,18 @@ def document_packed_hopper_split_keys(
     rings = (k_ring, v_ring, q_stream, do_ring, weights)
     copied = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_stream, do_ring)
     scorer = (work_ring, doc_ptr, block_seqs_ptr, ranges_ptr, q_offset, stride_doc_0, num_heads, group_size, scale)
-    summer = (
-        work_ring,
-        (block_seqs_ptr, ranges_ptr, dk_ptr, dv_ptr),
-        (stride_dkh, stride_dvh),
-        (num_heads, group_size, scale),
-    )
+    summer = (work_ring, block_seqs_ptr, ranges_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (work_ring, block_seqs_ptr, ranges_ptr, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: a374a12ee1348d8a
+# hash: 0255d776dfc769c6
 """The launches of `document`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -247,13 +247,12 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.document_packed_hopper_split_keys,
                     (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
-                    (q, k, v, do, row_lse, row_delta, doc, key_block_seqs, key_ranges, q_offset, head_groups.dk),
-                    (head_groups.dv,),
-                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv), *doc.stride()),
+                    (q, k, v, do, row_lse, row_delta, doc, key_block_seqs, key_ranges, q_offset, dkv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dkv), *doc.stride()),
                     (q_len, num_heads, head_groups.size, scale),
                     (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/launch.py.jinja
-# hash: f462f3a07c8a85fe
+# hash: cb1ac8c06c3a84d5
 """The launches of `document`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -299,7 +299,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.document_segmented_hopper_split_keys,
                     (
@@ -309,15 +309,10 @@ def backward(
                         ),
                     ),
                     (q, k, v, do, row_lse, row_delta, doc, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                    (key_ranges, q_offset, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *doc.stride()),
-                    (
-                        *q_segment_ids.stride(),
-                        *kv_segment_ids.stride(),
-                        row_stride(q_positions),
-                        row_stride(kv_positions),
-                    ),
-                    (doc.shape[1], q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_ranges)),
+                    (key_ranges, q_offset, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *doc.stride(), *q_segment_ids.stride()),
+                    (*kv_segment_ids.stride(), row_stride(q_positions), row_stride(kv_positions), doc.shape[1]),
+                    (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_ranges)),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

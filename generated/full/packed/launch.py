@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: f8f41c4039398753
+# hash: 32c651a25c9a5d9b
 """The launches of `full`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -185,12 +185,12 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.full_packed_hopper_split_keys,
                     (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
-                    (q, k, v, do, row_lse, row_delta, key_block_seqs, head_groups.dk, head_groups.dv),
-                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, key_block_seqs, dkv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dkv)),
                     (q_len, num_heads, head_groups.size, scale),
                     (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

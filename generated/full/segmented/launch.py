@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: host/launch.py.jinja
-# hash: ccbcf9caeeb3367a
+# hash: 369684244e5d90c5
 """The launches of `full`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -264,7 +264,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.full_segmented_hopper_split_keys,
                     (
@@ -273,10 +273,9 @@ def backward(
                             backend.multiprocessors(q),
                         ),
                     ),
-                    (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, key_ranges, head_groups.dk),
-                    (head_groups.dv,),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
-                    (*kv_segment_ids.stride(), q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_ranges)),
+                    (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, key_ranges, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
+                    (q_segment_ids.shape[1], kv_segment_ids.shape[1], row_stride(key_ranges)),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: acb8765b56e46c86
+# hash: 60186cde20a4aab9
 """The launches of `gpt_oss`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -204,12 +204,12 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.gpt_oss_packed_hopper_split_keys,
                     (min(key_block_seqs.shape[0] * num_kv_heads * head_groups.number, backend.multiprocessors(q)),),
-                    (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, head_groups.dk, head_groups.dv),
-                    (*packed_unit_strides(q, k, v, do), *packed_strides(head_groups.dk, head_groups.dv)),
+                    (q, k, v, do, row_lse, row_delta, key_block_seqs, q_offset, dkv),
+                    (*packed_unit_strides(q, k, v, do), *packed_strides(dkv)),
                     (q_len, num_heads, head_groups.size, scale),
                     (cu_seqlens_q.shape[0] - 1, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

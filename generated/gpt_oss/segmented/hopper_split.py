@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: hopper/split.py.jinja
-# hash: 754dc6e87925bc4b
+# hash: c24e1f94d1bddec5
 """Gradients of `gpt_oss`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -19,8 +19,7 @@ dk and dv.
     q_positions     [B, Sq]  int32, or None: by row
     kv_positions    [B, Skv]  int32, or None: by row
     ranges          [B, H, blocks, 4]  int32, first visited, first full, end of full and end of visited blocks
-    dk              [B, Hkv, Skv, D]
-    dv              [B, Hkv, Skv, Dv]
+    dkv             dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `gpt_oss_segmented_hopper_delta`, padded to
 whole blocks of rows.
@@ -285,8 +284,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -297,8 +295,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     work_ring, pointers, strides, numbers = arguments
-    ranges_ptr, dk_ptr, dv_ptr = pointers
-    stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_ranges_b = strides
+    ranges_ptr, dkv_ptr = pointers
+    stride_dkvb, stride_dkvh, stride_ranges_b = strides
     kv_len, num_heads, group_size, scale, batch = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -324,12 +322,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + b * stride_dkb + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + b * stride_dvb + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + b * stride_dkvb + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -361,8 +355,7 @@ def gpt_oss_segmented_hopper_split_keys(
     kv_positions_ptr,
     ranges_ptr,
     q_offset,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qb,
     stride_qh,
     stride_qs: gl.constexpr,
@@ -375,12 +368,9 @@ def gpt_oss_segmented_hopper_split_keys(
     stride_dob,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkb,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvb,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvb,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_q_segment_ids_0,
     stride_q_segment_ids_1,
     stride_kv_segment_ids_0,
@@ -452,8 +442,8 @@ def gpt_oss_segmented_hopper_split_keys(
     )
     summer = (
         work_ring,
-        (ranges_ptr, dk_ptr, dv_ptr),
-        (stride_dkb, stride_dkh, stride_dvb, stride_dvh, stride_ranges_b),
+        (ranges_ptr, dkv_ptr),
+        (stride_dkvb, stride_dkvh, stride_ranges_b),
         (kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
@@ -465,37 +455,11 @@ def gpt_oss_segmented_hopper_split_keys(
             ),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: b0dd4029e7de2c50
+# hash: 1e73a506e4f8bfed
 """The launches of `gpt_oss`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -309,7 +309,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.gpt_oss_segmented_hopper_split_keys,
                     (
@@ -319,15 +319,15 @@ def backward(
                         ),
                     ),
                     (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                    (key_ranges, q_offset, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+                    (key_ranges, q_offset, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                     (
-                        *kv_segment_ids.stride(),
                         row_stride(q_positions),
                         row_stride(kv_positions),
                         q_segment_ids.shape[1],
+                        kv_segment_ids.shape[1],
                     ),
-                    (kv_segment_ids.shape[1], row_stride(key_ranges)),
+                    (row_stride(key_ranges),),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

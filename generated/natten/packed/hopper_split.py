@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/split.py.jinja
-# hash: 5f9d8cc300dc5778
+# hash: b83b191da7fa1605
 """Gradients of `natten`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -18,8 +18,7 @@ and dv.
                 its queries, and of its keys; how many blocks there are
     spans       [H, entries, 4]  int32, first, partial end, full begin and end of a block's list
     block_list  [entries]  int16 or int32, lists of the blocks to visit
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
+    dkv         dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `natten_packed_hopper_delta`, padded to
 whole blocks of rows.
@@ -272,8 +271,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -282,10 +280,7 @@ def add_rows(
 ):
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
-    work_ring, pointers, strides, numbers = arguments
-    block_seqs_ptr, spans_ptr, dk_ptr, dv_ptr = pointers
-    stride_dkh, stride_dvh = strides
-    num_heads, group_size, scale = numbers
+    work_ring, block_seqs_ptr, spans_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale = arguments
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
     OWN_DIM: gl.constexpr = HEAD_DIM if SUMS_DK else HEAD_DIM_V
@@ -310,12 +305,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + kv_start * stride_dkvs + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -332,8 +323,7 @@ def natten_packed_hopper_split_keys(
     spans_ptr,
     block_list_ptr,
     q_offset,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qh,
     stride_qs: gl.constexpr,
     stride_kh,
@@ -342,10 +332,8 @@ def natten_packed_hopper_split_keys(
     stride_vs: gl.constexpr,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     q_total,
     num_heads,
     group_size,
@@ -388,12 +376,7 @@ def natten_packed_hopper_split_keys(
     rings = (k_ring, v_ring, q_stream, do_ring, weights)
     copied = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_stream, do_ring)
     scorer = (work_ring, block_seqs_ptr, spans_ptr, block_list_ptr, q_offset, num_heads, group_size, scale)
-    summer = (
-        work_ring,
-        (block_seqs_ptr, spans_ptr, dk_ptr, dv_ptr),
-        (stride_dkh, stride_dvh),
-        (num_heads, group_size, scale),
-    )
+    summer = (work_ring, block_seqs_ptr, spans_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (
         work_ring,
         (block_seqs_ptr, spans_ptr, block_list_ptr, work_counter_ptr),
@@ -402,14 +385,8 @@ def natten_packed_hopper_split_keys(
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dks, stride_dvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dks, stride_dvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
+            (add_rows, (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

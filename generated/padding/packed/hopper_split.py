@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/split.py.jinja
-# hash: 265e50a33605d48c
+# hash: 2a6372479ec0a13a
 """Gradients of `padding`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -16,8 +16,7 @@ dk and dv.
     length      [b]  int32
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys; how many blocks there are
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
+    dkv         dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `padding_packed_hopper_delta`, padded to
 whole blocks of rows.
@@ -246,8 +245,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
     BLOCK_D: gl.constexpr,
@@ -258,8 +256,8 @@ def add_rows(
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
     work_ring, pointers, strides, numbers = arguments
-    length_ptr, block_seqs_ptr, dk_ptr, dv_ptr = pointers
-    stride_dkh, stride_dvh, stride_length_0 = strides
+    length_ptr, block_seqs_ptr, dkv_ptr = pointers
+    stride_dkvh, stride_length_0 = strides
     num_heads, group_size, scale = numbers
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
@@ -284,12 +282,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + kv_start * stride_dkvs + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -304,8 +298,7 @@ def padding_packed_hopper_split_keys(
     delta_ptr,
     length_ptr,
     block_seqs_ptr,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qh,
     stride_qs: gl.constexpr,
     stride_kh,
@@ -314,10 +307,8 @@ def padding_packed_hopper_split_keys(
     stride_vs: gl.constexpr,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     stride_length_0,
     q_total,
     num_heads,
@@ -362,8 +353,8 @@ def padding_packed_hopper_split_keys(
     scorer = (work_ring, length_ptr, block_seqs_ptr, stride_length_0, num_heads, group_size, scale)
     summer = (
         work_ring,
-        (length_ptr, block_seqs_ptr, dk_ptr, dv_ptr),
-        (stride_dkh, stride_dvh, stride_length_0),
+        (length_ptr, block_seqs_ptr, dkv_ptr),
+        (stride_dkvh, stride_length_0),
         (num_heads, group_size, scale),
     )
     producer = (
@@ -377,37 +368,11 @@ def padding_packed_hopper_split_keys(
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, HEAD_DIM, BLOCK_M, BLOCK_N)),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (
                 add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
+                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
             ),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/launch.py.jinja
-# hash: b60f54b985879a01
+# hash: adfa4cd15603cc7c
 """The launches of `padding`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -252,7 +252,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.padding_segmented_hopper_split_keys,
                     (
@@ -262,15 +262,15 @@ def backward(
                         ),
                     ),
                     (q, k, v, do, row_lse, row_delta, length, q_segment_ids, kv_segment_ids, kv_positions, key_ranges),
-                    (head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *length.stride()),
+                    (dkv,),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *length.stride(), *q_segment_ids.stride()),
                     (
-                        *q_segment_ids.stride(),
                         *kv_segment_ids.stride(),
                         row_stride(kv_positions),
                         q_segment_ids.shape[1],
+                        kv_segment_ids.shape[1],
                     ),
-                    (kv_segment_ids.shape[1], row_stride(key_ranges)),
+                    (row_stride(key_ranges),),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

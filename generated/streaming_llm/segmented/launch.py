@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/launch.py.jinja
-# hash: 962289c0714e7379
+# hash: 951241549b9a925a
 """The launches of `streaming_llm`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
@@ -307,7 +307,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if is_split:
-            for sums_dk in (False, True) if dk.numel() > 0 else ():
+            for sums_dk, dkv in ((False, head_groups.dv), (True, head_groups.dk)) if dk.numel() > 0 else ():
                 backend.launch_hopper(
                     kernels.hopper_split.streaming_llm_segmented_hopper_split_keys,
                     (
@@ -317,15 +317,15 @@ def backward(
                         ),
                     ),
                     (q, k, v, do, row_lse, row_delta, q_segment_ids, kv_segment_ids, q_positions, kv_positions),
-                    (key_spans, key_block_list, q_offset, size, sinks, head_groups.dk, head_groups.dv),
-                    (*unit_strides(q, k, v, do), *strides(head_groups.dk, head_groups.dv), *q_segment_ids.stride()),
+                    (key_spans, key_block_list, q_offset, size, sinks, dkv),
+                    (*unit_strides(q, k, v, do), *strides(dkv), *q_segment_ids.stride(), *kv_segment_ids.stride()),
                     (
-                        *kv_segment_ids.stride(),
                         row_stride(q_positions),
                         row_stride(kv_positions),
                         q_segment_ids.shape[1],
+                        kv_segment_ids.shape[1],
                     ),
-                    (kv_segment_ids.shape[1], row_stride(key_spans)),
+                    (row_stride(key_spans),),
                     (q_len, kv_len, num_heads, head_groups.size, scale, padding_id),
                     (batch, backend.work_counter(q)),
                     HEAD_GROUPS=head_groups.number,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/split.py.jinja
-# hash: b51040fbf3319025
+# hash: 07d737d3167defdc
 """Gradients of `window`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -15,8 +15,7 @@ and dv.
     delta       [Hq, total_q]  fp32, sum(o * do) - dlse
     block_seqs  [entries, 8]  int32, the sequence of each block: number, -1 for none; first entry; start and length of
                 its queries, and of its keys; how many blocks there are
-    dk          [total_k, Hkv, D]
-    dv          [total_k, Hkv, Dv]
+    dkv         dk with SUMS_DK, otherwise dv
 
 `lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `window_packed_hopper_delta`, padded to
 whole blocks of rows.
@@ -259,8 +258,7 @@ def add_rows(
     arguments,
     PART: gl.constexpr,
     SUMS_DK: gl.constexpr,
-    stride_dks: gl.constexpr,
-    stride_dvs: gl.constexpr,
+    stride_dkvs: gl.constexpr,
     Q_OFFSET_PER_BATCH: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     HEAD_DIM_V: gl.constexpr,
@@ -271,10 +269,7 @@ def add_rows(
 ):
     """Add up half PART of the columns of dv of each work item, or if SUMS_DK of dk."""
     _k_ring, _v_ring, q_stream, do_ring, weights = rings
-    work_ring, pointers, strides, numbers = arguments
-    block_seqs_ptr, q_offset, dk_ptr, dv_ptr = pointers
-    stride_dkh, stride_dvh = strides
-    size, num_heads, group_size, scale = numbers
+    work_ring, block_seqs_ptr, q_offset, size, dkv_ptr, stride_dkvh, num_heads, group_size, scale = arguments
     summed = q_stream.ring if SUMS_DK else do_ring
     COLS: gl.constexpr = BLOCK_D if SUMS_DK else BLOCK_DV
     OWN_DIM: gl.constexpr = HEAD_DIM if SUMS_DK else HEAD_DIM_V
@@ -300,12 +295,8 @@ def add_rows(
                 acc = add_weighted(acc, weights, summed, q_turn, PART)
                 q_turn += 1
 
-        if SUMS_DK:
-            dk_start = dk_ptr + kv_start * stride_dks + head_group * stride_dkh
-            store_sums(dk_start, acc, scale, start_n, kv_len, stride_dks, PART, COLS, HEAD_DIM)
-        else:
-            dv_start = dv_ptr + kv_start * stride_dvs + head_group * stride_dvh
-            store_sums(dv_start, acc, 1.0, start_n, kv_len, stride_dvs, PART, COLS, HEAD_DIM_V)
+        dkv_start = dkv_ptr + kv_start * stride_dkvs + head_group * stride_dkvh
+        store_sums(dkv_start, acc, scale if SUMS_DK else 1.0, start_n, kv_len, stride_dkvs, PART, COLS, OWN_DIM)
         item = work_ring.receive(work_turn, 4)[0]
         work_turn += 1
 
@@ -321,8 +312,7 @@ def window_packed_hopper_split_keys(
     block_seqs_ptr,
     q_offset,
     size,
-    dk_ptr,
-    dv_ptr,
+    dkv_ptr,
     stride_qh,
     stride_qs: gl.constexpr,
     stride_kh,
@@ -331,10 +321,8 @@ def window_packed_hopper_split_keys(
     stride_vs: gl.constexpr,
     stride_doh,
     stride_dos: gl.constexpr,
-    stride_dkh,
-    stride_dks: gl.constexpr,
-    stride_dvh,
-    stride_dvs: gl.constexpr,
+    stride_dkvh,
+    stride_dkvs: gl.constexpr,
     q_total,
     num_heads,
     group_size,
@@ -379,12 +367,7 @@ def window_packed_hopper_split_keys(
     rings = (k_ring, v_ring, q_stream, do_ring, weights)
     copied = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_ring, v_ring, q_stream, do_ring)
     scorer = (work_ring, block_seqs_ptr, q_offset, size, num_heads, group_size, scale)
-    summer = (
-        work_ring,
-        (block_seqs_ptr, q_offset, dk_ptr, dv_ptr),
-        (stride_dkh, stride_dvh),
-        (size, num_heads, group_size, scale),
-    )
+    summer = (work_ring, block_seqs_ptr, q_offset, size, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (work_ring, block_seqs_ptr, q_offset, size, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
     gl.warp_specialize(
         [
@@ -396,8 +379,7 @@ def window_packed_hopper_split_keys(
                     summer,
                     0,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,
@@ -414,8 +396,7 @@ def window_packed_hopper_split_keys(
                     summer,
                     1,
                     SUMS_DK,
-                    stride_dks,
-                    stride_dvs,
+                    stride_dkvs,
                     Q_OFFSET_PER_BATCH,
                     HEAD_DIM,
                     HEAD_DIM_V,

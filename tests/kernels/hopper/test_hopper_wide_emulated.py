@@ -93,7 +93,7 @@ def test_segmented_forward(monkeypatch: pytest.MonkeyPatch, variant: str) -> Non
 
 
 WAIT_FOR_WEIGHTS = "        mbarrier.wait(self.full.index(stage), (turn // WEIGHT_STAGES) & 1)\n"
-SUMS = "            acc = warpgroup_mma_wait(0, deps=(left, right))\n"
+SUMS = "        return warpgroup_mma_wait(0, deps=(left, right))\n"
 RELEASES = (
     "        v_ring.release(turn + 1)\n        mbarrier.arrive(self.empty.index(stage), count=1)\n        return acc\n"
 )
@@ -112,7 +112,7 @@ MUTATIONS = {
     ),
     "values released while they are read": Mutation(
         old=SUMS,
-        new="            acc = warpgroup_mma_wait(1, deps=(left, right))\n",
+        new="        return warpgroup_mma_wait(1, deps=(left, right))\n",
         error=EmulationError,
         message="overwritten|may still run",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import zlib
@@ -165,6 +166,33 @@ def test_groups_of_query_heads_are_added_up(monkeypatch: pytest.MonkeyPatch) -> 
     assert {"causal_hopper_bwd", "add_head_groups"} < launched.keys()
     parameters = [fields(p) for p in fields(launched["add_head_groups"][1][0])[5]]
     assert sum(1 in p for p in parameters) == 4
+
+
+def test_each_gradient_of_wide_heads_is_the_result_of_its_own_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second launch that filled the same tensor would fill a copy of it."""
+    q, k = jnp.zeros((1, 1024, 2, 512), jnp.bfloat16), jnp.zeros((1, 1024, 1, 512), jnp.bfloat16)
+    monkeypatch.setattr(jax_kernels, "_compile", lambda *_: (b"", 0))
+    made: list[list[tuple[int, ...]]] = []
+    call = jax.ffi.ffi_call
+
+    def noted(name: str, results: Any, **options: Any) -> Any:
+        made.append([x.shape for x in results])
+        return call(name, results, **options)
+
+    monkeypatch.setattr(jax.ffi, "ffi_call", noted)
+
+    def gradients(*x: jax.Array) -> Any:
+        return jax.vjp(lambda *x: ops.causal(*x), *x)[1](x[0])
+
+    names = [message[4][0].decode() for message in messages(monkeypatch, gradients, q, k, k)]
+    results = [shapes for name, shapes in zip(names, made, strict=True) if "split" in name]
+    assert names[:2] == ["causal_hopper_fwd_wide", "causal_hopper_delta"]
+    assert [name for name in names if "split" in name] == [
+        *(["causal_hopper_split_keys"] * 2),
+        "causal_hopper_split_rows",
+    ]
+    # Beside it there may be a counter of the work.
+    assert [sum(math.prod(shape) > 1 for shape in shapes) for shapes in results] == [1, 1, 1]
 
 
 def as_tokens(entry: dict[str, Any], name: str, x: jax.Array) -> jax.Array:
