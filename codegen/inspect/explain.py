@@ -64,7 +64,9 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     path = tuned.tuned_path(gpu, variant, out)
     families = importlib.import_module(f"{package}._runtime.core.families")
     dims, heads = (question.head_dim, question.head_dim), (question.group, 1)
-    refusal = families.refusal(arch, dtype, dims, question.seq)
+    forward = families.hopper_tile(variant, mode, arch, dtype, dims, question.seq)
+    refusal = forward if isinstance(forward, str) else ""
+    backward_refusal = families.backward_refusal(variant, arch, dtype, dims, question.seq)
     tiles = configs.tiles_for(variant, mode, arch, gpu, dtype, dims, heads, question.seq)
     rows = [("pass", "family", "block_m", "block_n", "num_warps", "num_stages", "from")]
     for name in configs.PASSES:
@@ -80,7 +82,7 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     else:
         passes = (("fwd", "fwd"), ("dkdv", "bwd"))
         decisions = {name: configs.decision(part, variant, gpu, problem, dims) for name, part in passes}
-        reasons = list(_family_text(tiles, decisions, path))
+        reasons = list(_family_text(tiles, decisions, path, backward_refusal))
     lines = [f"{variant} on {place}: {problem}", "", *aligned(rows), "", *reasons]
     lines += _ladder_text(path, gpu, has_families=not refusal)
     if tuned.PAGED not in hashes[variant]:
@@ -154,14 +156,18 @@ def _paged_reason(choice: Any, path: Path, arch: str) -> str:
     return f"{where}, {entry.ms:.4g} ms on average{gained}, Triton {entry.triton}"
 
 
-def _family_text(tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path) -> Iterator[str]:
+def _family_text(
+    tiles: Mapping[str, Any], decisions: Mapping[str, Any], path: Path, backward_refusal: str
+) -> Iterator[str]:
     """Why each pass runs kernels of its family, and which gradients are summed in no fixed order."""
     for name, decision in decisions.items():
-        if decision.verdict is not None:
+        if name != "fwd" and backward_refusal:
+            yield f"{name} and dq not of the family hopper: {backward_refusal}"
+        elif decision.verdict is not None:
             yield _verdict_text(decision, path)
         elif tiles[name].family == "portable":
             yield f"{name} could run the family hopper, with family='hopper'; the default rule expects no gain from it"
-    if tiles["dq"].family == "hopper":
+    if tiles["dq"].family == "hopper" and tiles["dq"] == tiles["dkdv"]:
         yield "dq is summed in no fixed order; deterministic=True computes it with the portable kernel"
 
 

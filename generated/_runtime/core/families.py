@@ -81,16 +81,24 @@ def backward_tiles(
 
     There is a tile for dq beside that for dkdv only if one kernel computes all three gradients, or each has its own.
     """
-    if _is_split(head_dims):
-        reason = refusal(arch, dtype, head_dims, length, HOPPER_FAMILY.most_columns)
-        reason = reason or _refusal_of_halves(head_dims, *head_dims)
-        return {} if reason or not TRAITS[op].splits_gradients else dict(HOPPER_FAMILY.split_tiles)
-    if refusal(arch, dtype, head_dims, length):
+    if backward_refusal(op, arch, dtype, head_dims, length):
         return {}
+    if _is_split(head_dims):
+        return dict(HOPPER_FAMILY.split_tiles)
     tile, traits = HOPPER_FAMILY.backward_tiles[_widest(head_dims)], TRAITS[op]
     if not traits.score_is_scaled_product and not (traits.score_is_capped and mode == "dense"):
         tile = tile._replace(block_m=min(tile.block_m, HOPPER_FAMILY.scored_rows))
     return dict.fromkeys(("dkdv", "dq") if mode in traits.fused_modes else ("dkdv",), tile)
+
+
+def backward_refusal(op: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
+    """Why kernels of Hopper's family cannot run the backward of a call; empty if they can."""
+    reason = refusal(arch, dtype, head_dims, length, HOPPER_FAMILY.most_columns)
+    reason = reason or _refusal_of_halves(head_dims, *head_dims)
+    if not reason and _is_split(head_dims) and not TRAITS[op].splits_gradients:
+        columns = max(HOPPER_FAMILY.forward_tiles)
+        reason = f"beyond {columns} columns its backward serves no score but the scaled product, and no dropout"
+    return reason
 
 
 def refusal(

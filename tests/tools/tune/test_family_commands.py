@@ -180,8 +180,9 @@ def test_an_interrupted_comparison_goes_on(
     assert "families of 1 forwards and backwards to compare, 1 compared already" in capsys.readouterr().out
 
 
-def explained(capsys: pytest.CaptureFixture[str], variant: str, seq: int) -> str:
-    wanted = ["explain", variant, "--gpu", "imaginary_1", "--dtype", "bf16", "--head-dim", "128", "--seq", str(seq)]
+def explained(capsys: pytest.CaptureFixture[str], variant: str, seq: int, head_dim: int = 128) -> str:
+    wanted = ["explain", variant, "--gpu", "imaginary_1", "--dtype", "bf16", "--seq", str(seq)]
+    wanted += ["--head-dim", str(head_dim)]
     assert cli.main(wanted) == cli.EXIT_OK
     return capsys.readouterr().out
 
@@ -214,6 +215,11 @@ def test_explain_says_what_was_measured(
     assert "hopper with a portable dq none (wrong: dq is off)" in printed
     assert "natten" not in printed
     assert "could run the family hopper" in explained(capsys, "natten", 10_000)
+    wide = (
+        "dkdv and dq not of the family hopper: beyond 256 columns its backward serves no score but the scaled product"
+    )
+    assert wide in explained(capsys, "softcap", 10_000, head_dim=512)
+    assert "in no fixed order" not in explained(capsys, "causal", 10_000, head_dim=512)
 
 
 def test_check_notes_verdicts_on_other_kernels(
