@@ -52,11 +52,12 @@ def own(names: set[str]) -> set[str]:
 
     The shared kernels are the sums of a log-decay (with dense calls), the table of packed blocks (all packed calls),
     the mark of disorder (all calls with positions), the columns of values (all calls of 8 bits) and the sums of a
-    bias's gradient (all biases by distance). Hopper's backward for head dims above 128, which these tests do not run,
-    is left out too.
+    bias's gradient (all biases by distance). Hopper's kernels for head dims above 128, which these tests do not run,
+    are left out too.
     """
     shared = {"packed_blocks", "mark_disorder", "value_columns", "distance_sums"}
-    return {name for name in names - shared if "decay" not in name and not name.endswith("_wide")}
+    wide = ("_wide", "_split_keys", "_split_rows")
+    return {name for name in names - shared if "decay" not in name and not name.endswith(wide)}
 
 
 def jobs_of(spec: Spec, variant: str, mode: Mode, head_dim: int = 64, arch: str = "sm_90") -> list[Job]:
