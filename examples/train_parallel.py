@@ -103,6 +103,9 @@ def one_process(rank: int, ranks: int, device: str, args: argparse.Namespace, fo
         losses = train(size, attend, device, layout)
         if rank == 0:
             torch.save(losses, Path(folder) / "losses")
+        # Gloo's threads free the tensors of earlier collectives, for which they need the interpreter. Without this wait
+        # it might end first, and such a thread would end the process (SIGABRT).
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 

@@ -138,6 +138,9 @@ def one_process(rank: int, ranks: int, device: str, architecture: str, folder: s
         if rank == 0:
             print(f"{ranks} ranks, each with {own} of {whole} weights")
             torch.save(losses, Path(folder) / "losses")
+        # Gloo's threads free the tensors of earlier collectives, for which they need the interpreter. Without this wait
+        # it might end first, and such a thread would end the process (SIGABRT).
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
