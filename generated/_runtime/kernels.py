@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: 22799927208d8096
+# hash: 1e86abc2ca2ad5bf
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -473,7 +473,7 @@ TRAITS: dict[str, VariantTraits] = {
 KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     "full": {
         "dense": {
-            "hopper_split_keys": "a83a429b7edbdfe3",
+            "hopper_split_keys": "c37efc3534b02455",
             "hopper_split_rows": "f6778d5b74b78381",
             "fwd": "34913af21b24b4c5",
             "dq": "36e6a863e87a1ae9",
@@ -485,7 +485,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "3bc807cbe66af724",
         },
         "packed": {
-            "hopper_split_keys": "0621544f231827ce",
+            "hopper_split_keys": "4fc9263b3a153dee",
             "hopper_split_rows": "eb5b08ad29b5f626",
             "fwd": "930a23ec90992100",
             "dq": "3f957426ea636c13",
@@ -497,7 +497,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "5bc3e376aaa8f2e1",
         },
         "segmented": {
-            "hopper_split_keys": "f359a53b97a4fa17",
+            "hopper_split_keys": "dbfdbfc51e3f26d5",
             "hopper_split_rows": "4705c22875c6ae1e",
             "fwd": "ff0c56f03a202a24",
             "dq": "81a0be7dfa671299",
@@ -521,7 +521,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "causal": {
         "dense": {
-            "hopper_split_keys": "293a89c300bece7d",
+            "hopper_split_keys": "5f65682343236b15",
             "hopper_split_rows": "2c920607a393d064",
             "fwd": "c5bd59b786f793e6",
             "dq": "bd591bc592ec9291",
@@ -533,7 +533,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "73a40e53ad837283",
         },
         "packed": {
-            "hopper_split_keys": "7036046faf3f4863",
+            "hopper_split_keys": "bb23551a069c5469",
             "hopper_split_rows": "5593fd37c0f82efb",
             "fwd": "82ccdf34b06a5188",
             "dq": "e596d5bd79cc9907",
@@ -545,7 +545,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "2bbfe6cbb40231bf",
         },
         "segmented": {
-            "hopper_split_keys": "ab297cbbd5cc3050",
+            "hopper_split_keys": "066aae1278cb8b38",
             "hopper_split_rows": "e5aec249ebaee683",
             "fwd": "604b4405694c485c",
             "dq": "25489f14b7d655d3",
@@ -601,7 +601,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "window": {
         "dense": {
-            "hopper_split_keys": "f8ba87db58cd2402",
+            "hopper_split_keys": "d50eaf6798f9481f",
             "hopper_split_rows": "688e7308d4523597",
             "fwd": "579cf0e456748785",
             "dq": "10dd6f01c447ee84",
@@ -613,7 +613,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "packed": {
-            "hopper_split_keys": "1a4a915f697d9827",
+            "hopper_split_keys": "f108afc84fd06432",
             "hopper_split_rows": "1b72d760cbac29bd",
             "fwd": "92ef053043df3abe",
             "dq": "7871ede4263e2151",
@@ -625,7 +625,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "820677dc6b9d4433",
         },
         "segmented": {
-            "hopper_split_keys": "8469c9b71e8a2b96",
+            "hopper_split_keys": "7775d08acefce6bc",
             "hopper_split_rows": "ba71c8fb5f80bd3a",
             "fwd": "266bb59e51fb2987",
             "dq": "abb286b8659d04e1",
@@ -649,7 +649,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "prefix_lm": {
         "dense": {
-            "hopper_split_keys": "2276bd2f1b44819b",
+            "hopper_split_keys": "f765546cce4b5fa3",
             "hopper_split_rows": "58b0aeb03712d164",
             "fwd": "53b74e97cb82d91f",
             "dq": "37ab9880aeb7ebb0",
@@ -661,7 +661,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "cf4f47247674ec38",
         },
         "packed": {
-            "hopper_split_keys": "8638f0f1fe0d07d9",
+            "hopper_split_keys": "31132a10faa63e86",
             "hopper_split_rows": "5c586082e160b533",
             "fwd": "b89af66381e08f74",
             "dq": "745aca2b08e54f7b",
@@ -673,7 +673,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "ca94aee5669a6b5c",
         },
         "segmented": {
-            "hopper_split_keys": "3637a5516acf8d69",
+            "hopper_split_keys": "f6acb61fe37d47fc",
             "hopper_split_rows": "b43136f47d583d48",
             "fwd": "a6e7352b8bb26418",
             "dq": "84f503395908579a",
@@ -692,7 +692,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "document": {
         "dense": {
-            "hopper_split_keys": "29a7985ae29d30ce",
+            "hopper_split_keys": "b41569802c360f10",
             "hopper_split_rows": "0259bb24d00d850d",
             "fwd": "4cd64a77f7d9c751",
             "dq": "fc69bbc65dfcf0bf",
@@ -704,7 +704,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "packed": {
-            "hopper_split_keys": "d9bdaf4d90deff44",
+            "hopper_split_keys": "e77689eeae5f2c63",
             "hopper_split_rows": "c2767720074fdd13",
             "fwd": "88b54894f5a7369c",
             "dq": "d1e10ce00bd95439",
@@ -716,7 +716,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "08b8e6d47832a514",
         },
         "segmented": {
-            "hopper_split_keys": "973a1176cd4f7f1b",
+            "hopper_split_keys": "71cbdb9eac3ffa67",
             "hopper_split_rows": "117752972ad41828",
             "fwd": "f046cf3f1daacf2e",
             "dq": "6842cd2eb9c88674",
@@ -735,7 +735,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "padding": {
         "dense": {
-            "hopper_split_keys": "b71528101fe18915",
+            "hopper_split_keys": "5f06aca733978249",
             "hopper_split_rows": "69868473f7556659",
             "fwd": "df319f3518d83e88",
             "dq": "3039060804ff6104",
@@ -747,7 +747,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "493bd165b5288f42",
         },
         "packed": {
-            "hopper_split_keys": "bf66ac1d400b05b7",
+            "hopper_split_keys": "8fc7279d274e85c5",
             "hopper_split_rows": "5809a981cfab414b",
             "fwd": "6500a7bf6d5b4609",
             "dq": "be1a5ff370cd1e9d",
@@ -759,7 +759,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "bbeb80ba1dfed9ac",
         },
         "segmented": {
-            "hopper_split_keys": "1abe058a0eabbac2",
+            "hopper_split_keys": "8c4d88241691a0c0",
             "hopper_split_rows": "bbb08d71a5a0da6e",
             "fwd": "e9fb151402df66cf",
             "dq": "1a0563e5d288e3c7",
@@ -778,7 +778,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "streaming_llm": {
         "dense": {
-            "hopper_split_keys": "0f49abe3f2968cdd",
+            "hopper_split_keys": "ff7a90d1a4cf881f",
             "hopper_split_rows": "8ae137a4e2c17562",
             "fwd": "a5f1aff7baa461ff",
             "dq": "4875119b16053116",
@@ -790,7 +790,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "30a8541778b9d7ab",
         },
         "packed": {
-            "hopper_split_keys": "72fbe367f97d68ce",
+            "hopper_split_keys": "6f31f71c5120999a",
             "hopper_split_rows": "230af330bd65b90b",
             "fwd": "0ba856d793ab61e0",
             "dq": "292cd75df089909e",
@@ -802,7 +802,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c148028dc79e87e3",
         },
         "segmented": {
-            "hopper_split_keys": "41d92f0b4f191987",
+            "hopper_split_keys": "edd31122305f97e4",
             "hopper_split_rows": "131a393fd43a26fd",
             "fwd": "3bfc396906f033aa",
             "dq": "ccaa8c177356f1e2",
@@ -821,7 +821,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "natten": {
         "dense": {
-            "hopper_split_keys": "1d598faa1bde3675",
+            "hopper_split_keys": "f0508c3a5429d109",
             "hopper_split_rows": "858d3fddeb201ede",
             "fwd": "b9bd12de4a0f6701",
             "dq": "b4167060af50ab31",
@@ -833,7 +833,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c705e08ebe6b1918",
         },
         "packed": {
-            "hopper_split_keys": "276a2f16459bab78",
+            "hopper_split_keys": "fc2f99b7e0edcd46",
             "hopper_split_rows": "01de377be602f9a3",
             "fwd": "6547953f71d280db",
             "dq": "ac8e1562e1c6d7e6",
@@ -845,7 +845,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "d73272fe831c29ee",
         },
         "segmented": {
-            "hopper_split_keys": "dc8d03c2e9447423",
+            "hopper_split_keys": "f9171938fae4be71",
             "hopper_split_rows": "d39fc8b8998d2e23",
             "fwd": "99f69b2cc57421bb",
             "dq": "99f731e4a3030025",
@@ -1100,7 +1100,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "gpt_oss": {
         "dense": {
-            "hopper_split_keys": "9e5ef054eb2e15f7",
+            "hopper_split_keys": "5b0349f1adb57475",
             "hopper_split_rows": "39088299d8720e80",
             "fwd": "3c735e87a27c37e5",
             "dq": "7a95520a07a15a3a",
@@ -1112,7 +1112,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "092370f267a0c50d",
         },
         "packed": {
-            "hopper_split_keys": "63b1e93e1a05bbcf",
+            "hopper_split_keys": "e47f2a257ae6ec5a",
             "hopper_split_rows": "028ceadfc64c7760",
             "fwd": "6882e9a6b4c67184",
             "dq": "705dab7cf4d7b329",
@@ -1124,7 +1124,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "0c11223b36fceb53",
         },
         "segmented": {
-            "hopper_split_keys": "cee68c17759020ac",
+            "hopper_split_keys": "226b5ffb5535dc98",
             "hopper_split_rows": "7e08fd6e9af9298b",
             "fwd": "4280bad56e152983",
             "dq": "7ab6585d1d14c51f",
@@ -1145,7 +1145,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "chunked": {
         "dense": {
-            "hopper_split_keys": "dca6e829fb40fb05",
+            "hopper_split_keys": "17ed0590de27d04d",
             "hopper_split_rows": "c4934ce5090cba2c",
             "fwd": "97624eb3872d0e62",
             "dq": "f13b4946c253bf8d",
@@ -1157,7 +1157,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "packed": {
-            "hopper_split_keys": "c5e786399d9e4594",
+            "hopper_split_keys": "d69925723bbb2b5a",
             "hopper_split_rows": "c9ed72bdb2952221",
             "fwd": "1ac9e936c7b28416",
             "dq": "e8baf8937758098d",
@@ -1169,7 +1169,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "55a3cc590f3f1a15",
         },
         "segmented": {
-            "hopper_split_keys": "49eb8ae3a9e0cb9e",
+            "hopper_split_keys": "456fe4d9cdab8a8c",
             "hopper_split_rows": "d4ede82e537a7025",
             "fwd": "48a2343003bd91a5",
             "dq": "7eeee148ad277ae5",
@@ -1188,7 +1188,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band": {
         "dense": {
-            "hopper_split_keys": "91ebc1fe2766c4ee",
+            "hopper_split_keys": "b9a8ae79ac3f2b80",
             "hopper_split_rows": "a4ab1960aa2090db",
             "fwd": "16bb07891e2d5731",
             "dq": "9d556893d55abc2c",
@@ -1200,7 +1200,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "059e2384eed51092",
         },
         "packed": {
-            "hopper_split_keys": "e9809e05088566b4",
+            "hopper_split_keys": "9b75d3256a172d11",
             "hopper_split_rows": "641eb31d350770e7",
             "fwd": "598a4222198d14b8",
             "dq": "4a4193d604c0fb09",
@@ -1212,7 +1212,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "acd4ca345a24001c",
         },
         "segmented": {
-            "hopper_split_keys": "1de54b77cd0b50ab",
+            "hopper_split_keys": "ff9a71707f4db9a2",
             "hopper_split_rows": "0f54dc266b97fe29",
             "fwd": "0d0549e4539905fe",
             "dq": "8d83a7294cc7252d",
@@ -1278,7 +1278,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band_sink": {
         "dense": {
-            "hopper_split_keys": "52f9cd16bdd0a70d",
+            "hopper_split_keys": "a43174e5b70e6d02",
             "hopper_split_rows": "8c51cf30c0f6cec2",
             "fwd": "f9e30ff00ad453c6",
             "dq": "508cdf7e0ab871ec",
@@ -1290,7 +1290,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "59150a6a4b6029d7",
         },
         "packed": {
-            "hopper_split_keys": "351a0ca420f58920",
+            "hopper_split_keys": "b32a6bdb2bd30fc5",
             "hopper_split_rows": "d9c223d6b904e2f8",
             "fwd": "55edd844706e1d8a",
             "dq": "8289e570e8a5f0cb",
@@ -1302,7 +1302,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "4da654e688606bb9",
         },
         "segmented": {
-            "hopper_split_keys": "696106ba883aa738",
+            "hopper_split_keys": "2728196a3e7acb92",
             "hopper_split_rows": "f3380d931ac559ae",
             "fwd": "ea7ee75a5b7d551c",
             "dq": "0a408f5a4ea95368",
@@ -1360,7 +1360,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band_mask": {
         "dense": {
-            "hopper_split_keys": "093406ea783a65e3",
+            "hopper_split_keys": "ef3a3e6dd4e168aa",
             "hopper_split_rows": "4d1996f282f766d8",
             "fwd": "025752a951a334ec",
             "dq": "df640fa0f301c654",
@@ -1372,7 +1372,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "242e122be415d93f",
         },
         "packed": {
-            "hopper_split_keys": "59bb31728ab7f64a",
+            "hopper_split_keys": "86f013c1b7143003",
             "hopper_split_rows": "7f4e2069a4636db2",
             "fwd": "f02c3d173a693c4f",
             "dq": "3225f254372f87f2",
@@ -1384,7 +1384,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "bcabe475c3ecdfe7",
         },
         "segmented": {
-            "hopper_split_keys": "3f6461bcc2b7f02e",
+            "hopper_split_keys": "4a50d97b20e65be1",
             "hopper_split_rows": "924be39aca4ce544",
             "fwd": "17031d396363c2b8",
             "dq": "8c08e046a4129f4d",
@@ -1403,7 +1403,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
     },
     "band_images": {
         "dense": {
-            "hopper_split_keys": "29bc64ebc7490b44",
+            "hopper_split_keys": "6fd39d95051e00c2",
             "hopper_split_rows": "bc1322e43c544ac7",
             "fwd": "967a32837eed2fb9",
             "dq": "a292e2f2a9263fbe",
@@ -1415,7 +1415,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "00a83dc516313fd3",
         },
         "packed": {
-            "hopper_split_keys": "14ad5e34270c6608",
+            "hopper_split_keys": "eb2f600d5a9c015d",
             "hopper_split_rows": "26887b01939cc6fc",
             "fwd": "64dfbefb38f10fa0",
             "dq": "8ce259553721818d",
@@ -1427,7 +1427,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_delta": "e9826aad7a0d7843",
         },
         "segmented": {
-            "hopper_split_keys": "44678b7c48855561",
+            "hopper_split_keys": "0c63f2c74a1bf6a8",
             "hopper_split_rows": "152aebcf1218a2b1",
             "fwd": "cb5397e7c5477d2c",
             "dq": "466112611c3fe356",

@@ -4,7 +4,9 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/split.py.jinja
-# hash: d60c7f3c5d144e5c
+# hash: 3f7271f934e9b1d2
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `band_mask` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep      q_idx - kv_idx <= before and kv_idx - q_idx <= after and own_keep[b, h, q_idx, kv_idx]
@@ -347,46 +349,24 @@ def band_mask_hopper_split_keys(
         (before, after, q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (q_offset, before, after, q_len, kv_len, num_heads, group_size, batch)
+    CONSTANTS: gl.constexpr = (
+        stride_dkvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     gl.warp_specialize(
         [
             (
                 score_keys,
                 (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, PTX, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N),
             ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

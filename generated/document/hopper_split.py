@@ -3,7 +3,9 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/split.py.jinja
-# hash: eeedfc4d9d53ce20
+# hash: dc89246ea436cfa5
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `document` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep    q_idx >= kv_idx and doc[b, q_idx] == doc[b, kv_idx]
@@ -391,17 +393,12 @@ def document_hopper_split_keys(
         (kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/split.py.jinja
-# hash: ec2fe7873a06136c
+# hash: 8747257989e59bd7
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `full` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     q      [B, Hq, Sq, D]
@@ -260,17 +262,12 @@ def full_hopper_split_keys(
     scorer = (q_len, kv_len, num_heads, group_size, scale, batch)
     summer = (dkv_ptr, stride_dkvb, stride_dkvh, q_len, kv_len, num_heads, group_size, scale, batch)
     producer = (q_len, kv_len, num_heads, group_size, batch)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/split.py.jinja
-# hash: b906eafa14ff8c83
+# hash: e44b60fae0a47ab2
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `padding` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep    kv_idx < length[b]
@@ -357,17 +359,12 @@ def padding_hopper_split_keys(
         (q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, length_ptr, stride_length_0, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

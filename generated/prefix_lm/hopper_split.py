@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/split.py.jinja
-# hash: f1995adb9259b7f2
+# hash: b045299ddb955d58
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `prefix_lm` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep   q_idx >= kv_idx or kv_idx < length
@@ -391,6 +393,16 @@ def prefix_lm_hopper_split_keys(
         (length, q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, q_offset, length, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (
+        stride_dkvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     gl.warp_specialize(
         [
             (
@@ -409,40 +421,8 @@ def prefix_lm_hopper_split_keys(
                     BLOCK_N,
                 ),
             ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (
                 produce,
                 (

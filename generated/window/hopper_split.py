@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/split.py.jinja
-# hash: 29adb0f2b6d90621
+# hash: 83086252852c9594
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `window` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
 
     keep   q_idx >= kv_idx and q_idx - kv_idx < size
@@ -369,43 +371,21 @@ def window_hopper_split_keys(
         (size, q_len, kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, q_offset, size, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (
+        stride_dkvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

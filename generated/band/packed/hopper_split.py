@@ -3,7 +3,9 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/split.py.jinja
-# hash: 2b64dc5170a62975
+# hash: d2a097b64569a6c7
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `band`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -386,43 +388,21 @@ def band_packed_hopper_split_keys(
         (block_seqs_ptr, q_offset, work_counter_ptr),
         (before, after, q_total, num_heads, group_size, num_seqs),
     )
+    CONSTANTS: gl.constexpr = (
+        stride_dkvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

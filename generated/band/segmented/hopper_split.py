@@ -3,7 +3,9 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/split.py.jinja
-# hash: 5ce0e8f5f2a894c4
+# hash: 4562e8865d48c9fc
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `band`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -477,20 +479,15 @@ def band_segmented_hopper_split_keys(
         (kv_len, num_heads, group_size, scale, batch),
     )
     producer = (work_ring, ranges_ptr, stride_ranges_b, q_len, kv_len, num_heads, group_size, batch, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (
                 score_keys,
                 (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, POSITIONS, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N),
             ),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -4,7 +4,9 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/split.py.jinja
-# hash: 913133592ab4f466
+# hash: 3e69142808aa9ae6
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of
 dq, dk and dv.
 
@@ -400,11 +402,12 @@ def band_images_packed_hopper_split_keys(
         (block_seqs_ptr, spans_ptr, block_list_ptr, work_counter_ptr),
         (q_total, num_heads, group_size, num_seqs),
     )
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (add_rows, (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
-            (add_rows, (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -4,7 +4,9 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/split.py.jinja
-# hash: 5c9334c547c2fcb5
+# hash: 1073f8eead549c11
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `band_images`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of
 dq, dk and dv.
 
@@ -533,14 +535,15 @@ def band_images_segmented_hopper_split_keys(
         (stride_spans_b,),
         (q_len, kv_len, num_heads, group_size, batch),
     )
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)
     gl.warp_specialize(
         [
             (
                 score_keys,
                 (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, POSITIONS, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N),
             ),
-            (add_rows, (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
-            (add_rows, (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

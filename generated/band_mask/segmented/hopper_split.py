@@ -4,7 +4,9 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/split.py.jinja
-# hash: 57723b38dae49688
+# hash: 521b55cae8ee18f6
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `band_mask`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -534,6 +536,7 @@ def band_mask_segmented_hopper_split_keys(
         (stride_ranges_b, stride_ranges_h),
         (q_len, kv_len, num_heads, group_size, batch),
     )
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (
@@ -552,14 +555,8 @@ def band_mask_segmented_hopper_split_keys(
                     BLOCK_N,
                 ),
             ),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

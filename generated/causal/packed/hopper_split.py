@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/split.py.jinja
-# hash: 4aebc801f9472dd4
+# hash: f51ef876e65ded51
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `causal`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -362,43 +364,21 @@ def causal_packed_hopper_split_keys(
     scorer = (work_ring, block_seqs_ptr, q_offset, num_heads, group_size, scale)
     summer = (work_ring, block_seqs_ptr, q_offset, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (work_ring, block_seqs_ptr, q_offset, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (
+        stride_dkvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

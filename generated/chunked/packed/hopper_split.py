@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/split.py.jinja
-# hash: 7d5842fcc2b5822c
+# hash: 216f0dabdeff5164
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `chunked`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -364,17 +366,12 @@ def chunked_packed_hopper_split_keys(
     scorer = (work_ring, block_seqs_ptr, ranges_ptr, q_offset, size, num_heads, group_size, scale)
     summer = (work_ring, block_seqs_ptr, ranges_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (work_ring, block_seqs_ptr, ranges_ptr, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -3,7 +3,9 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/split.py.jinja
-# hash: f0e87cce828a5c20
+# hash: b7adf6091930da1f
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `document`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -369,17 +371,12 @@ def document_packed_hopper_split_keys(
     scorer = (work_ring, doc_ptr, block_seqs_ptr, ranges_ptr, q_offset, stride_doc_0, num_heads, group_size, scale)
     summer = (work_ring, block_seqs_ptr, ranges_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (work_ring, block_seqs_ptr, ranges_ptr, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

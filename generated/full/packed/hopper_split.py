@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/split.py.jinja
-# hash: 7d394befcb40e041
+# hash: 648c4541f801a110
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `full`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -287,17 +289,12 @@ def full_packed_hopper_split_keys(
     scorer = (work_ring, block_seqs_ptr, num_heads, group_size, scale)
     summer = (work_ring, block_seqs_ptr, dkv_ptr, stride_dkvh, num_heads, group_size, scale)
     producer = (work_ring, block_seqs_ptr, q_total, num_heads, group_size, num_seqs, work_counter_ptr)
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
-            (
-                add_rows,
-                (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

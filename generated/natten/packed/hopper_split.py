@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/split.py.jinja
-# hash: b83b191da7fa1605
+# hash: 48c82bc1894866a3
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `natten`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
 and dv.
 
@@ -382,11 +384,12 @@ def natten_packed_hopper_split_keys(
         (block_seqs_ptr, spans_ptr, block_list_ptr, work_counter_ptr),
         (q_total, num_heads, group_size, num_seqs),
     )
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (add_rows, (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
-            (add_rows, (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

@@ -2,7 +2,9 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/split.py.jinja
-# hash: 7e085c920b402825
+# hash: 31a54fcf292c8a5f
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `prefix_lm`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
 dk and dv.
 
@@ -376,43 +378,21 @@ def prefix_lm_packed_hopper_split_keys(
         (block_seqs_ptr, q_offset, work_counter_ptr),
         (length, q_total, num_heads, group_size, num_seqs),
     )
+    CONSTANTS: gl.constexpr = (
+        stride_dkvs,
+        Q_OFFSET_PER_BATCH,
+        HEAD_DIM,
+        HEAD_DIM_V,
+        BLOCK_D,
+        BLOCK_DV,
+        BLOCK_M,
+        BLOCK_N,
+    )
     gl.warp_specialize(
         [
             (score_keys, (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, HEAD_DIM, BLOCK_M, BLOCK_N)),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    0,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
-            (
-                add_rows,
-                (
-                    rings,
-                    summer,
-                    1,
-                    SUMS_DK,
-                    stride_dkvs,
-                    Q_OFFSET_PER_BATCH,
-                    HEAD_DIM,
-                    HEAD_DIM_V,
-                    BLOCK_D,
-                    BLOCK_DV,
-                    BLOCK_M,
-                    BLOCK_N,
-                ),
-            ),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, Q_OFFSET_PER_BATCH, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],

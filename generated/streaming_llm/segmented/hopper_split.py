@@ -3,7 +3,9 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/split.py.jinja
-# hash: d598d9bc22b5432d
+# hash: 06e6857d20ac0c83
+# Gluon has no starred tuples.
+# ruff: noqa: RUF005
 """Gradients of `streaming_llm`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of
 dq, dk and dv.
 
@@ -495,14 +497,15 @@ def streaming_llm_segmented_hopper_split_keys(
         (stride_spans_b,),
         (q_len, kv_len, num_heads, group_size, batch),
     )
+    CONSTANTS: gl.constexpr = (stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)
     gl.warp_specialize(
         [
             (
                 score_keys,
                 (rings, scorer, SUMS_DK, V_PIECES, Q_OFFSET_PER_BATCH, POSITIONS, RAGGED, HEAD_DIM, BLOCK_M, BLOCK_N),
             ),
-            (add_rows, (rings, summer, 0, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
-            (add_rows, (rings, summer, 1, SUMS_DK, stride_dkvs, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N)),
+            (add_rows, (rings, summer, 0, SUMS_DK) + CONSTANTS),
+            (add_rows, (rings, summer, 1, SUMS_DK) + CONSTANTS),
             (produce, (copied, producer, SUMS_DK, V_PIECES, HEAD_GROUPS, BLOCK_M, BLOCK_N)),
         ],
         worker_num_warps=[4, 4, 1],
