@@ -16,6 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# PyTorch imports this sooner or later. After `init_process_group` the default arguments of its functions would keep the
+# group: gloo's threads would outlive the interpreter, which they need to free tensors, and might abort the process.
+import torch.distributed.nn
 from torch import Tensor, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -103,9 +107,6 @@ def one_process(rank: int, ranks: int, device: str, args: argparse.Namespace, fo
         losses = train(size, attend, device, layout)
         if rank == 0:
             torch.save(losses, Path(folder) / "losses")
-        # Gloo's threads free the tensors of earlier collectives, for which they need the interpreter. Without this wait
-        # it might end first, and such a thread would end the process (SIGABRT).
-        dist.barrier()
     finally:
         dist.destroy_process_group()
 

@@ -100,7 +100,7 @@ class Declarations:
             return str(dim)
         c, step = self.random.choice(EDGES[:12]), self.random.choice(STEPS)
         positions = (
-            *("q_len - 1 - q_idx", "kv_len - kv_idx", f"kv_idx >> {step % 5}", f"q_idx ^ {c}", f"kv_idx & {c}"),
+            *("q_len - 1 - q_idx", "kv_len - kv_idx", f"kv_idx >> {step % 5 or 1}", f"q_idx ^ {c}", f"kv_idx & {c}"),
             *("kv_idx", "q_idx", f"q_idx - kv_idx + {c}", f"q_idx - {c}", f"kv_idx + {c}", f"q_idx // {step}"),
             *(f"kv_idx // {step}", f"min(kv_idx, {c})", "max(q_idx - kv_idx, 0)", "abs(q_idx - kv_idx)"),
             *(f"(q_idx - kv_idx) // {step} + {c}", f"clamp(q_idx - kv_idx + {c}, 0, {2 * c})", "q_idx + kv_idx"),
