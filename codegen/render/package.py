@@ -22,10 +22,11 @@ from codegen.ir.syntax import TOO_DEEP
 from codegen.plan import kernel_files
 from codegen.plan.code import dialects
 from codegen.plan.code.device import device_functions
-from codegen.plan.hopper.backward import BackwardPlan, backward_imports
+from codegen.plan.hopper.backward import BackwardPlan
 from codegen.plan.hopper.forward import ForwardPlan
 from codegen.plan.hopper.fp8 import Fp8ForwardPlan
-from codegen.plan.hopper.split import SplitKeysPlan, SplitRowsPlan, split_imports
+from codegen.plan.hopper.roles import joined_imports
+from codegen.plan.hopper.split import SplitKeysPlan, SplitRowsPlan
 from codegen.plan.ops.frameworks import Framework
 from codegen.plan.ops.op import op_plan
 from codegen.plan.ops.source import OpSource
@@ -309,7 +310,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
     context |= {"fuses_backward": kernel_files.fuses_backward(planned), "owns_delta": owns_delta}
     forward = {"kernel": planned.hopper_fwd, "forward": ForwardPlan(planned.hopper_fwd, planned.variant)}
     backward = {"kernel": planned.hopper_bwd, "backward": fused, "wide": wide}
-    backward |= {"backward_imports": backward_imports(fused, wide)}
+    backward |= {"backward_imports": joined_imports(fused.imports, wide.imports)}
     files = {
         f"{folder}/{kernel_files.PORTABLE}.py": _fill(env, "portable/portable.py.jinja", **context),
         f"{folder}/{kernel_files.FORWARD}.py": _fill(env, "hopper/fwd.py.jinja", **forward, **context),
@@ -323,7 +324,7 @@ def _kernel_files(env: jinja2.Environment, folder: str, planned: VariantPlan, *,
         keys = SplitKeysPlan(planned.hopper_split_keys, planned.variant, is_wide=True)
         rows = SplitRowsPlan(planned.hopper_split_rows, planned.variant)
         given = context | {"kernel": keys.kernel, "backward": keys, "split_rows": rows}
-        given |= {"split_imports": split_imports(keys, rows)}
+        given |= {"split_imports": joined_imports(keys.imports, rows.imports)}
         files[f"{folder}/{kernel_files.SPLIT}.py"] = _fill(env, "hopper/split.py.jinja", **given)
     if planned.lists is not None:
         stem = planned.lists.module

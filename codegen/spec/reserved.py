@@ -85,8 +85,8 @@ _WORDS = """
     HEAD_GROUPS HeadGroups head_group head_groups num_head_groups split_heads
 
     ADDERS CHUNK CHUNK_STAGES COLS OWN_DIM SPLIT_ROWS SUMS_DK V_PIECES add_keys add_weighted begin_dp begin_scores
-    copied count_chunks dkv dkv_start dq_start end_dp fill_tile hopper_split is_split make_key_stream make_row_stream
-    make_weights on_hopper own_rows q_stream score_keys score_rows scorer send_chunks store_sums summed summer sums_dk
+    copied dkv dkv_start dq_start end_dp hopper_split is_split make_row_stream make_split_key_ring make_weights
+    on_hopper own_rows q_stream score_keys score_rows scorer send_chunks send_keys store_sums summed summer sums_dk
     wait_for_scores
 
     PIECE WIDE_ROWS add_values adder compute_scores compute_weights count_pieces make_weight_ring make_wide_key_ring

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/fwd.py.jinja
-# hash: 3789d29794358a1f
+# hash: c539c4923dba898a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_images` on Hopper: `o = softmax(score) v`.
@@ -623,8 +623,8 @@ def band_images_hopper_fwd_wide(
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE)
     v_desc = describe_rows(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, PIECE)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, PIECE)
     q_ring, kv_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_wide_key_ring(k_desc, v_desc, STAGES, PIECES, V_PIECES)
     weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(7, 4)
     weigher = (

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: 8dab6ad2d442c2a4
+# hash: 4324329d87301cd9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `chunked` on Hopper: `o = softmax(score) v`.
@@ -532,8 +532,8 @@ def chunked_hopper_fwd_wide(
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
     k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE)
     v_desc = describe_rows(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, PIECE)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, PIECE)
     q_ring, kv_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_wide_key_ring(k_desc, v_desc, STAGES, PIECES, V_PIECES)
     weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(7, 4)
     weigher = (q_ring, kv_ring, work_ring, weight_ring, size, lse_ptr, q_len, kv_len, num_heads, scale)

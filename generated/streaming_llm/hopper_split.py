@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/split.py.jinja
-# hash: 3d178503fd0848ed
+# hash: 2dfd183862bd7daf
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
@@ -36,20 +36,18 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from .._runtime.device.gl import LOG2E, HeadRows, at_columns, columns_before, make_ring, make_work_ring, product_layout
 from .._runtime.device.gl_backward import describe_input, describe_vector, fetch_first_blocks_first, first_blocks_first
 from .._runtime.device.gl_forward import ROWS
-from .._runtime.device.gl_forward_wide import ADDERS, no_half_sums
+from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
 from .._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,
     add_weighted,
     begin_dp,
-    begin_scores,
-    count_chunks,
     end_dp,
-    fill_tile,
-    make_key_stream,
     make_row_stream,
+    make_split_key_ring,
     make_weights,
     send_chunks,
+    send_keys,
     store_sums,
     wait_for_scores,
 )
@@ -106,9 +104,9 @@ def produce(
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         batch_row = b.to(gl.int32)
         kv_rows = HeadRows(batch_row, hkv.to(gl.int32))
-        fill_tile(k_ring, k_desc, kv_rows, start_n, k_lap)
+        k_ring.send(k_desc, kv_rows, start_n, k_lap)
         if SUMS_DK:
-            fill_tile(v_ring, v_desc, kv_rows, start_n, k_lap)
+            v_ring.send(v_desc, kv_rows, start_n, k_lap)
         num_blocks = gl.cdiv(q_len, BLOCK_M)
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
             kv_len, q_len, q_shift, sinks, size, start_n, BLOCK_M, BLOCK_N
@@ -349,8 +347,8 @@ def streaming_llm_hopper_split_keys(
     size = gl.load(size) if SCALARS_LOADED else size
     sinks = gl.load(sinks) if SCALARS_LOADED else sinks
     kv_heads = num_heads // (group_size * HEAD_GROUPS)
-    PIECES: gl.constexpr = count_chunks(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = count_chunks(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, CHUNK)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, CHUNK)
     num_rows = batch * num_heads * gl.maximum(gl.cdiv(q_len, BLOCK_M), 1) * BLOCK_M
     q_desc = describe_input(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, CHUNK)
     k_desc = describe_input(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, CHUNK)
@@ -510,8 +508,8 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         num_plain = num_full - (num_masked - num_partial)
         work_ring.publish(q_turn, (item, h, b, block, q_shift, num_masked, num_plain))
         q_rows = HeadRows(b.to(gl.int32), h.to(gl.int32))
-        fill_tile(q_ring, q_desc, q_rows, start_m, q_turn & 1)
-        fill_tile(do_ring, do_desc, q_rows, start_m, q_turn & 1)
+        q_ring.send(q_desc, q_rows, start_m, q_turn)
+        do_ring.send(do_desc, q_rows, start_m, q_turn)
         q_turn += 1
         item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
     work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1))
@@ -558,12 +556,12 @@ def produce_keys(
             if num_partial == 0:
                 start_n = full_begin_2
                 start_n = start_n + gl.where(start_n >= full_end_2, full_gap_1, 0)
-            kv_ring.send(k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
+            send_keys(kv_ring, k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
             kv_turn += 1
         for nth in range(num_masked - num_partial, num_full):
             start_n = full_begin_2 + nth * BLOCK_N
             start_n = start_n + gl.where(start_n >= full_end_2, full_gap_1, 0)
-            kv_ring.send(k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
+            send_keys(kv_ring, k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
             kv_turn += 1
         work_turn += 1
         item = Work(*work_ring.receive(work_turn, 1)).item
@@ -724,8 +722,8 @@ def streaming_llm_hopper_split_rows(
     size = gl.load(size) if SCALARS_LOADED else size
     sinks = gl.load(sinks) if SCALARS_LOADED else sinks
     kv_heads = num_heads // group_size
-    PIECES: gl.constexpr = count_chunks(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = count_chunks(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, CHUNK)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, CHUNK)
     q_desc = describe_input(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, CHUNK)
     k_desc = describe_input(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, CHUNK)
     v_desc = describe_input(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, CHUNK)
@@ -733,7 +731,7 @@ def streaming_llm_hopper_split_rows(
         do_ptr, batch, num_heads, q_len, stride_dob, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, CHUNK
     )
     q_ring, do_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_ring(do_desc, 1, 1, 1, V_PIECES)
-    kv_ring, weights = make_key_stream(k_desc, v_desc, STAGES, PIECES), make_weights(q_desc.dtype, BLOCK_M, BLOCK_N)
+    kv_ring, weights = make_split_key_ring(k_desc, v_desc, STAGES, PIECES), make_weights(q_desc.dtype, BLOCK_M, BLOCK_N)
     work_ring = make_work_ring(7, 4)
     scorer = (
         q_ring,

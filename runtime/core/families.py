@@ -128,8 +128,8 @@ def _refusal_of_halves(head_dims: tuple[int, int], *added_up: int) -> str:
     """Why two warpgroups cannot share the columns that are added up; empty if they can, or need not."""
     least = HOPPER_FAMILY.least_half
     if _is_split(head_dims) and min(added_up) < least:
-        columns = _widest(head_dims)
-        return f"beside tiles of {columns} columns it adds up at least {least} columns, not {min(added_up)}"
+        most = max(HOPPER_FAMILY.forward_tiles)
+        return f"beside a head_dim above {most} it needs another one of at least {least}, not {min(added_up)}"
     return ""
 
 

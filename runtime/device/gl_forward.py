@@ -282,3 +282,9 @@ def store_rest(ptr, acc, factor, start, length, stride_row, COLS: gl.constexpr):
         factor = gl.convert_layout(factor, LAYOUT, assert_trivial=True)
         tile = (acc[1] * factor[:, None]).to(ptr.dtype.element_ty)
         store_columns(ptr + FIRST, tile, start, length, stride_row, COLS - FIRST)
+
+
+@gluon.jit
+def make_rows(COUNT: gl.constexpr):
+    """Shared memory for COUNT rows of 64 float32: a number for each row or key of a tile."""
+    return gl.allocate_shared_memory(gl.float32, [COUNT, ROWS], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))

@@ -13,13 +13,13 @@ columns each.
 The product with v or do takes 128 columns at a time, which are copied apart: whole tiles would not fit.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .gl import Ring, begin_product, get_number, make_barriers, make_numbers, make_ring, product_layout, put_number
+from .gl import Ring, make_barriers, make_numbers, make_ring, product_layout, put_number
 from .gl_backward import HandOver, store_tile
+from .gl_forward import KeyRing
 from .gl_forward_wide import ADDERS, add_half
 from .gl_versions import aggregate, async_load
 
@@ -30,26 +30,7 @@ CHUNK = gl.constexpr(128)
 CHUNK_STAGES = gl.constexpr(3)
 
 
-@triton.constexpr_function
-def count_chunks(COLS, HEAD_DIM):
-    """The pieces of a tile of COLS columns that hold columns of a head.
-
-    >>> count_chunks(512, 512), count_chunks(512, 264), count_chunks(128, 72)
-    (4, 3, 1)
-    """
-    return len(range(0, min(COLS, HEAD_DIM), 128))
-
-
 # -------------------------------------------------------------------------------------------------------------- copies
-
-
-@gluon.jit
-def fill_tile(ring, desc, rows, row, phase):
-    """Copy the tile that begins at `row` to a ring of one stage. `phase` is the parity of the lap."""
-    mbarrier.wait(ring.empty.index(0), phase ^ 1)
-    mbarrier.expect(ring.full.index(0), ring.pieces * desc.block_type.nbytes)
-    for i in gl.static_range(ring.pieces):
-        async_load(desc, rows.coords(row, i * CHUNK), ring.full.index(0), ring.tiles.index(i))
 
 
 @gluon.jit
@@ -93,48 +74,26 @@ def make_row_stream(desc, vector_desc, STAGES: gl.constexpr, READERS: gl.constex
     return RowStream(make_ring(desc, STAGES, 1, READERS, PIECES), lse, delta)
 
 
-@aggregate
-class KeyStream:
-    """A ring of tiles of k, which all warpgroups read, with the numbers of their blocks, and one of pieces of v."""
-
-    k: Ring
-    v: Ring
-    blocks: gl.shared_memory_descriptor
-
-    @gluon.jit
-    def block(self, turn):
-        """The number of the block of keys of `turn`, once it has arrived."""
-        mbarrier.wait(self.k.full.index(turn % self.k.stages), (turn // self.k.stages) & 1)
-        return get_number(self.blocks, turn % self.k.stages, 4)
-
-    @gluon.jit
-    def send(self, k_desc, v_desc, rows, start_n, turn, V_PIECES: gl.constexpr, BLOCK_N: gl.constexpr):
-        """Copy the keys and values from `start_n` on, and publish the number of their block."""
-        stage, lap = turn % self.k.stages, turn // self.k.stages
-        mbarrier.wait(self.k.empty.index(stage), (lap & 1) ^ 1)
-        put_number(self.blocks, stage, start_n // BLOCK_N)
-        mbarrier.arrive(self.k.full.index(stage), count=1)
-        self.k.send(k_desc, rows, start_n, turn)
-        send_chunks(self.v, v_desc, rows, start_n, turn, V_PIECES)
+@gluon.jit
+def send_keys(kv_ring, k_desc, v_desc, rows, start_n, turn, V_PIECES: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Copy the keys from `start_n` on, publish the number of their block, and copy their values in V_PIECES pieces."""
+    k_ring = kv_ring.k
+    stage, lap = turn % k_ring.stages, turn // k_ring.stages
+    mbarrier.wait(k_ring.empty.index(stage), (lap & 1) ^ 1)
+    put_number(kv_ring.blocks, stage, start_n // BLOCK_N)
+    mbarrier.arrive(k_ring.full.index(stage), count=1)
+    k_ring.send(k_desc, rows, start_n, turn)
+    send_chunks(kv_ring.v, v_desc, rows, start_n, turn, V_PIECES)
 
 
 @gluon.jit
-def make_key_stream(k_desc, v_desc, STAGES: gl.constexpr, PIECES: gl.constexpr):
-    """The number of a block arrives apart from its keys: two arrivals fill a stage."""
+def make_split_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PIECES: gl.constexpr):
+    """A ring of keys, which all warpgroups read, and one of pieces of values, which one reads; as `make_key_ring`."""
     k_ring = make_ring(k_desc, STAGES, 2, 1 + ADDERS, PIECES)
-    return KeyStream(k_ring, make_ring(v_desc, CHUNK_STAGES, 1, 1), make_numbers(STAGES))
+    return KeyRing(k_ring, make_ring(v_desc, CHUNK_STAGES, 1, 1), make_numbers(STAGES))
 
 
 # ---------------------------------------------------------------------------------------------------- scores of a block
-
-
-@gluon.jit
-def begin_scores(own, other, SCORES: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Issue `own other^T` of a tile that is held and one that was copied."""
-    OWN: gl.constexpr = own.shape[0]
-    OTHER: gl.constexpr = other.shape[0]
-    no_scores = gl.zeros([OWN, OTHER], gl.float32, SCORES)
-    return begin_product(own, other, no_scores, HEAD_DIM, USE_ACC=False)
 
 
 @gluon.jit

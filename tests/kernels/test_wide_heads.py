@@ -110,7 +110,7 @@ def test_two_warpgroups_share_no_narrow_head(dtype: str, head_dims: tuple[int, i
 def test_asking_for_hopper_with_narrow_values_beside_wide_keys_is_one_error() -> None:
     message = (
         "causal: family: expected one that can run this call, got 'hopper': "
-        "beside tiles of 512 columns it adds up at least 65 columns, not 64"
+        "beside a head_dim above 256 it needs another one of at least 65, not 64"
     )
     with pytest.raises(ArgumentError, match=message):
         configs.tiles_for("causal", "dense", "sm_90", "", "bfloat16", (512, 64), (1, 1), 64, CallOptions(family=HOPPER))

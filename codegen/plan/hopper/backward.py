@@ -20,7 +20,7 @@ from codegen.plan.code.statements import (
 )
 from codegen.plan.code.tree import ZERO, Arange, Code, Infix, Name, builtin, product
 from codegen.plan.hopper.gradients import GradientStep, gradient_step
-from codegen.plan.hopper.roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
+from codegen.plan.hopper.roles import Role, VisitFunction, math_imports, role, visit_function
 from codegen.plan.hopper.visits import full_start, partial_start, visit_counts
 from codegen.plan.kernels.far_blocks import BEFORE, BEHIND, SUMS
 from codegen.plan.kernels.kernel import Block, KernelPlan
@@ -282,22 +282,25 @@ class BackwardPlan:
         own += "" if counts_only and "num_blocks" not in reads else " BLOCK_M"
         return role(kernel, self._args, self.constants, reads, own)
 
+    @property
+    def _tables(self) -> frozenset[str]:
+        """The tables that say where blocks of rows start."""
+        return uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
+
     @cached_property
     def producer(self) -> Role:
         """The warp that schedules the work and copies its tiles."""
         own = f"start_n start_m k_lap hkv {self._head_rows}"
         own += " q_start q_len kv_start kv_len" if self.kernel.packed else " b"
         own += " work_counter_ptr" if self.kernel.shares_work else ""
-        tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
-        return self._role(own, *map(Name, tables))
+        return self._role(own, *map(Name, self._tables))
 
     def _sums(self, own: str) -> Role:
         """A role that adds sums of rows to memory."""
         own += f" start_m {self._head_rows}"
         if self.kernel.row_sums:
             own += f" {self._own_rows} " + " ".join(term.buffer for term in self.kernel.row_sums)
-        tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
-        return self._role(own, *map(Name, tables))
+        return self._role(own, *map(Name, self._tables))
 
     @cached_property
     def adder(self) -> Role:
@@ -340,8 +343,7 @@ class BackwardPlan:
         parts: list[Part] = [*self.prologue, *self.head_prologue, self.key_term, kernel.block_term]
         parts += [part for step in self._steps for part in step.parts]
         parts += list(kernel.far.logits.values()) if self.far_loops and kernel.far is not None else []
-        tables = uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
-        return self._role(own, *parts, *map(Name, tables))
+        return self._role(own, *parts, *map(Name, self._tables))
 
     # -- what the kernel file takes from the device library
 
@@ -386,12 +388,3 @@ class BackwardPlan:
         if self.variant.dropout:
             found["gl_dropout"] = ["dropped_signs", "kept_gradients", "kept_weights"]
         return {module: names for module, names in found.items() if names}
-
-
-def backward_imports(*plans: BackwardPlan) -> dict[str, list[str]]:
-    """Module of the device library -> the names that a file with these backwards takes from it."""
-    found: dict[str, set[str]] = {}
-    for plan in plans:
-        for module, names in plan.imports.items():
-            found.setdefault(module, set()).update(names)
-    return {module: sorted_names(found[module]) for module in sorted(found)}

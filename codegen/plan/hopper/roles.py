@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.plan.code.statements import Assign, Part, Statement, calls, defines, free, uses
@@ -111,3 +111,12 @@ def math_imports(parts: Iterable[Part]) -> list[str]:
     """The functions of `gl_math` that the code calls."""
     called = calls(parts)
     return [name for name in MATH if name in called]
+
+
+def joined_imports(*imports: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Module of the device library -> the names that a file with several kernels takes from it, of all its kernels."""
+    found: dict[str, set[str]] = {}
+    for own in imports:
+        for module, names in own.items():
+            found.setdefault(module, set()).update(names)
+    return {module: sorted_names(found[module]) for module in sorted(found)}

@@ -13,9 +13,12 @@ from codegen.plan.code.statements import Part, uses
 from codegen.plan.code.tree import Name
 from codegen.plan.hopper.backward import BackwardPlan
 from codegen.plan.hopper.forward import ForwardPlan
-from codegen.plan.hopper.roles import Role, role, sorted_names
-from codegen.plan.kernels.kernel import ArgGroup, KernelPlan
+from codegen.plan.hopper.roles import Role, role
+from codegen.plan.kernels.kernel import ArgGroup, KernelPlan, pointers
 from codegen.plan.kernels.signature import Signatures
+
+_OF_WIDE_FORWARD = ("begin_scores", "count_pieces", "no_half_sums")
+"""What both kernels take from the device library of the forward for as many columns."""
 
 
 def split_keys_kernel(backward: KernelPlan, sign: Signatures) -> KernelPlan:
@@ -23,14 +26,18 @@ def split_keys_kernel(backward: KernelPlan, sign: Signatures) -> KernelPlan:
 
     A launch has one output, `dkv`: XLA would take the dk of a launch that computes dv as computed.
     """
-    args: list[ArgGroup] = []
-    for group in backward.args:
-        if group.names[0].startswith(("dv_ptr", "stride_dv")):
-            continue
-        is_output = group.names[0].startswith(("dk_ptr", "stride_dk"))
-        args.append(sign.output("dkv", is_pointer="dk_ptr" in group.names) if is_output else group)
+    of_dv = ("dv_ptr", "stride_dv")
+    kept = [group for group in backward.args if not group.names[0].startswith(of_dv)]
+    args = [_of_either(group, sign) for group in kept]
     name = f"{sign.symbol}_hopper_split_keys"
     return replace(backward, name=name, args=args, legend=sign.legend(args), leaves_runs=False)
+
+
+def _of_either(group: ArgGroup, sign: Signatures) -> ArgGroup:
+    """The arguments that describe `dkv`, in place of those that describe dk."""
+    if group.names == ("dk_ptr",):
+        return pointers("dkv")
+    return sign.strides("dkv") if group.names[0].startswith("stride_dk") else group
 
 
 def split_rows_kernel(forward: KernelPlan, sign: Signatures) -> KernelPlan:
@@ -79,27 +86,14 @@ class SplitKeysPlan(BackwardPlan):
         return self._role(f"{own} HEAD_DIM HEAD_DIM_V BLOCK_D BLOCK_DV", counts_only=True)
 
     @property
-    def _tables(self) -> frozenset[str]:
-        return uses(self.masked_start, self.plain_start) & {"block_list_ptr"}
-
-    @property
     def imports(self) -> dict[str, list[str]]:
         found = super().imports
         dropped = {"make_row_ring", "make_hand_over", "store_tile"}
-        split = [
-            "CHUNK",
-            "CHUNK_STAGES",
-            "add_weighted",
-            "count_chunks",
-            "begin_dp",
-            "begin_scores",
-            "end_dp",
-            "fill_tile",
-        ]
-        split += ["make_row_stream", "make_weights", "send_chunks", "store_sums", "wait_for_scores"]
+        split = ["CHUNK", "CHUNK_STAGES", "add_weighted", "begin_dp", "end_dp", "make_row_stream", "make_weights"]
+        split += ["send_chunks", "store_sums", "wait_for_scores"]
         kept = {name: names for name, names in found.items() if name != "gl_backward_steps"}
         kept["gl_backward"] = [name for name in kept["gl_backward"] if name not in dropped]
-        return kept | {"gl_forward_wide": ["ADDERS", "no_half_sums"], "gl_split": split}
+        return kept | {"gl_forward_wide": ["ADDERS", *_OF_WIDE_FORWARD], "gl_split": split}
 
 
 @dataclass(frozen=True)
@@ -183,33 +177,15 @@ class SplitRowsPlan(ForwardPlan):
         found = super().imports
         dropped = {"LN2", "no_sums", "piece_columns", "pieces_of", "sum_parts"}
         shared = [name for name in found["gl"] if name not in dropped and name != "describe_rows"]
-        split = [
-            "CHUNK",
-            "add_weighted",
-            "begin_dp",
-            "count_chunks",
-            "begin_scores",
-            "end_dp",
-            "fill_tile",
-            "make_key_stream",
-        ]
-        split += ["make_weights", "store_sums", "wait_for_scores"]
+        split = ["CHUNK", "add_weighted", "begin_dp", "end_dp", "make_split_key_ring", "make_weights", "send_keys"]
+        split += ["store_sums", "wait_for_scores"]
         kept = {
             name: names for name, names in found.items() if name not in ("gl_forward", "gl_forward_wide", "gl_capped")
         }
         kept |= {
             "gl": [*shared, "LOG2E"],
             "gl_forward": ["ROWS"],
-            "gl_forward_wide": ["no_half_sums"],
+            "gl_forward_wide": [*_OF_WIDE_FORWARD],
             "gl_split": split,
         }
         return kept if self.kernel.packed else kept | {"gl_backward": ["describe_input"]}
-
-
-def split_imports(keys: SplitKeysPlan, rows: SplitRowsPlan) -> dict[str, list[str]]:
-    """Module of the device library -> the names that the file of both kernels takes from it."""
-    found: dict[str, set[str]] = {}
-    for plan in (keys, rows):
-        for module, names in plan.imports.items():
-            found.setdefault(module, set()).update(names)
-    return {module: sorted_names(found[module]) for module in sorted(found)}

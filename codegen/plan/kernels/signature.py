@@ -101,7 +101,7 @@ class Signatures:
             *self._loadable(),
             pointers("o", "lse"),
             *(self._unit_strides(x) for x in "qkv"),
-            self._strides("o"),
+            self.strides("o"),
             *self._tensor_strides(),
             *self._table_strides(),
             *self._numbers(),
@@ -114,10 +114,6 @@ class Signatures:
         terms = self._gathered_in_dq
         groups = self._backward(("dq",), terms, inputs=("q", "k", "v", "do", "o"), first=[delta], sums=dsink)
         return [pointers("o", "dlse"), *sink, *groups]
-
-    def output(self, name: str, *, is_pointer: bool) -> ArgGroup:
-        """The pointer or the strides of an output `[B, H, S, D]`."""
-        return pointers(name) if is_pointer else self._strides(name)
 
     def split_rows(self) -> list[ArgGroup]:
         """Arguments of the kernel of dq that reads the delta of a kernel before it."""
@@ -238,14 +234,14 @@ class Signatures:
             *(pointers(x) for x in (*outputs, *buffers)),
             *sums,
             *(self._unit_strides(x) for x in inputs),
-            *(self._strides(x) for x in outputs),
+            *(self.strides(x) for x in outputs),
             *self._tensor_strides(),
             *self._table_strides(),
             *self._buffer_strides(terms),
             *self._numbers(column_sums=any(t.kind is GradientKind.COLUMN for t in terms)),
         ]
 
-    def _strides(self, letter: str) -> ArgGroup:
+    def strides(self, letter: str) -> ArgGroup:
         """Strides of a `[B, H, S, D]` tensor but the last, which is 1; packed sequences are one batch row."""
         return self._row_strides(letter, self.layout.strides(letter))
 

@@ -17,25 +17,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .gl import begin_product, make_barriers, make_numbers, make_ring, product_layout, whole_columns
-from .gl_forward import ROWS, KeyRing, rescale, store_columns, unpack_pairs
+from .gl_forward import ROWS, KeyRing, make_rows, rescale, store_columns, unpack_pairs
 from .gl_versions import aggregate
 
 # Warpgroups that add up values, and blocks of weights in shared memory.
 ADDERS, WEIGHT_STAGES = gl.constexpr(2), gl.constexpr(2)
-
 
 # Columns of the pieces in which tiles are copied and stored, so that they leave out columns that pad a head.
 PIECE = gl.constexpr(64)
 
 
 @triton.constexpr_function
-def count_pieces(COLS, HEAD_DIM):
-    """The pieces of a tile of COLS columns that hold columns of a head.
+def count_pieces(COLS, HEAD_DIM, WIDTH):
+    """The pieces, of WIDTH columns each, of a tile of COLS columns that hold columns of a head.
 
-    >>> count_pieces(512, 512), count_pieces(512, 272), count_pieces(64, 40)
-    (8, 5, 1)
+    >>> count_pieces(512, 512, 64), count_pieces(512, 272, 64), count_pieces(512, 272, 128), count_pieces(64, 40, 64)
+    (8, 5, 3, 1)
     """
-    return len(range(0, min(COLS, HEAD_DIM), 64))
+    return len(range(0, min(COLS, HEAD_DIM), WIDTH))
 
 
 @gluon.jit
@@ -47,12 +46,17 @@ def make_wide_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PIECES: gl.constexp
 
 
 @gluon.jit
+def begin_scores(own, other, SCORES: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Issue `own other^T` of two tiles."""
+    OWN: gl.constexpr = own.shape[0]
+    OTHER: gl.constexpr = other.shape[0]
+    return begin_product(own, other, gl.zeros([OWN, OTHER], gl.float32, SCORES), HEAD_DIM, USE_ACC=False)
+
+
+@gluon.jit
 def compute_scores(q_tile, k_ring, turn, SCORES: gl.constexpr, HEAD_DIM: gl.constexpr):
     """`q k^T` of the keys of `turn`, which it releases."""
-    BLOCK_N: gl.constexpr = k_ring.tiles.shape[-2]
-    no_scores = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    qk = begin_product(q_tile, k_ring.receive(turn), no_scores, HEAD_DIM, USE_ACC=False)
-    qk = warpgroup_mma_wait(0, deps=(qk,))
+    qk = warpgroup_mma_wait(0, deps=(begin_scores(q_tile, k_ring.receive(turn), SCORES, HEAD_DIM),))
     k_ring.release(turn)
     return qk
 
@@ -147,12 +151,6 @@ def make_weight_ring(DTYPE: gl.constexpr, BLOCK_N: gl.constexpr):
     full, empty = make_barriers(WEIGHT_STAGES, 1), make_barriers(WEIGHT_STAGES, ADDERS)
     has_inverses, no_inverses = make_barriers(1, 1), make_barriers(1, ADDERS)
     return WeightRing(tiles, make_rows(WEIGHT_STAGES), full, empty, make_rows(1), has_inverses, no_inverses)
-
-
-@gluon.jit
-def make_rows(COUNT: gl.constexpr):
-    """Room for COUNT vectors with a float32 for each row."""
-    return gl.allocate_shared_memory(gl.float32, [COUNT, ROWS], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 
 
 @triton.constexpr_function

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .gl import Ring, make_barriers
-from .gl_forward import ROWS
+from .gl_forward import ROWS, make_rows
 from .gl_pages import PagedRing, make_paged_ring
 from .gl_versions import aggregate
 
@@ -164,12 +164,6 @@ class PagedLatentRing:
         self.left.send(desc, rows, start_n, page, turn, PAGE_SIZE)
         self.rest.send(desc, rows, start_n, page, turn, PAGE_SIZE, HEAD_DIM_V)
         self.right.send(desc, rows, start_n, page, turn, PAGE_SIZE, HEAD_DIM_V // 2)
-
-
-@gluon.jit
-def make_rows(COUNT: gl.constexpr):
-    """Shared memory for COUNT rows of 64 float32: a number for each row or key of a tile."""
-    return gl.allocate_shared_memory(gl.float32, [COUNT, ROWS], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 
 
 @gluon.jit

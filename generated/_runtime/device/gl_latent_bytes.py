@@ -15,7 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gl import Ring, make_barriers
-from .gl_latent import KEYS, REST, LatentRing, make_rows
+from .gl_forward import make_rows
+from .gl_latent import KEYS, REST, LatentRing
 from .gl_pages import PIECE_COLS
 from .gl_versions import aggregate
 

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/split.py.jinja
-# hash: f51ef876e65ded51
+# hash: 1b5dc31c83f00068
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
@@ -49,20 +49,18 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
 from ..._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,
     add_weighted,
     begin_dp,
-    begin_scores,
-    count_chunks,
     end_dp,
-    fill_tile,
-    make_key_stream,
     make_row_stream,
+    make_split_key_ring,
     make_weights,
     send_chunks,
+    send_keys,
     store_sums,
     wait_for_scores,
 )
@@ -116,9 +114,9 @@ def produce(
         q_shift = gl.load(q_offset + b) if Q_OFFSET_PER_BATCH else q_offset
         q_end, k_end = q_start.to(gl.int32) + q_len, kv_start.to(gl.int32) + kv_len
         kv_rows = SequenceRows(k_end, kv_len, hkv.to(gl.int32))
-        fill_tile(k_ring, k_desc, kv_rows, start_n, k_lap)
+        k_ring.send(k_desc, kv_rows, start_n, k_lap)
         if SUMS_DK:
-            fill_tile(v_ring, v_desc, kv_rows, start_n, k_lap)
+            v_ring.send(v_desc, kv_rows, start_n, k_lap)
         row_begin, full_begin, gap, num_partial, num_full = visited_rows(
             kv_len, q_len, q_shift, start_n, BLOCK_M, BLOCK_N
         )
@@ -338,8 +336,8 @@ def causal_packed_hopper_split_keys(
     SUMS_DK: gl.constexpr,
 ):
     kv_heads = num_heads // (group_size * HEAD_GROUPS)
-    PIECES: gl.constexpr = count_chunks(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = count_chunks(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, CHUNK)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, CHUNK)
     # Each sequence is padded to whole blocks of rows: this is the largest possible number of rows.
     num_rows = num_heads * (q_total // BLOCK_M + num_seqs) * BLOCK_M
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, CHUNK)
@@ -444,8 +442,8 @@ def produce_rows(arguments, Q_OFFSET_PER_BATCH: gl.constexpr, BLOCK_M: gl.conste
         work_ring.publish(q_turn, (item, h, b, block, q_shift, q_start, q_len, kv_len, num_masked, num_plain))
         q_head, q_end = h.to(gl.int32), q_start.to(gl.int32) + q_len
         q_rows = SequenceRows(q_end, q_len, q_head)
-        fill_tile(q_ring, q_desc, q_rows, start_m, q_turn & 1)
-        fill_tile(do_ring, do_desc, q_rows, start_m, q_turn & 1)
+        q_ring.send(q_desc, q_rows, start_m, q_turn)
+        do_ring.send(do_desc, q_rows, start_m, q_turn)
         q_turn += 1
         item = gl.num_programs(0) + gl.atomic_add(work_counter_ptr, 1, sem="relaxed")
     work_ring.publish(q_turn, (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1))
@@ -478,11 +476,11 @@ def produce_keys(
         for nth in range(num_masked):
             start_n = full_end + nth * BLOCK_N
             start_n = gl.where(num_partial > 0, start_n, 0)
-            kv_ring.send(k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
+            send_keys(kv_ring, k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
             kv_turn += 1
         for nth in range(num_masked - num_partial, num_full):
             start_n = nth * BLOCK_N
-            kv_ring.send(k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
+            send_keys(kv_ring, k_desc, v_desc, kv_rows, start_n, kv_turn, V_PIECES, BLOCK_N)
             kv_turn += 1
         work_turn += 1
         item = Work(*work_ring.receive(work_turn, 1)).item
@@ -620,14 +618,14 @@ def causal_packed_hopper_split_rows(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    PIECES: gl.constexpr = count_chunks(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = count_chunks(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, CHUNK)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, CHUNK)
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, BLOCK_M, CHUNK)
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, CHUNK)
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, CHUNK)
     do_desc = describe_packed_rows(do_ptr, num_heads, stride_doh, stride_dos, HEAD_DIM_V, BLOCK_M, CHUNK)
     q_ring, do_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_ring(do_desc, 1, 1, 1, V_PIECES)
-    kv_ring, weights = make_key_stream(k_desc, v_desc, STAGES, PIECES), make_weights(q_desc.dtype, BLOCK_M, BLOCK_N)
+    kv_ring, weights = make_split_key_ring(k_desc, v_desc, STAGES, PIECES), make_weights(q_desc.dtype, BLOCK_M, BLOCK_N)
     work_ring = make_work_ring(10, 4)
     scorer = (q_ring, do_ring, kv_ring, work_ring, weights, lse_ptr, delta_ptr, q_total, scale, num_seqs)
     adder = (kv_ring.k, work_ring, weights, dq_ptr, stride_dqh, scale)

@@ -15,9 +15,11 @@ from emulator import DeadlockError, EmulationError, Kernel, Timing
 from tests.kernels.hopper import test_hopper_packed_emulated as packed
 from tests.kernels.hopper.test_hopper_backward_emulated import check, check_gradients
 from tests.kernels.hopper.test_hopper_emulated import (
+    EXPECT,
     PACKAGE,
     PROGRAMS,
     VARIANTS,
+    WAIT_FOR_STAGE,
     Call,
     Mutation,
     Sources,
@@ -187,8 +189,8 @@ MUTATIONS = {
         call="many blocks",
     ),
     "keys filled while they are read": Mutation(
-        old="    mbarrier.wait(ring.empty.index(0), phase ^ 1)\n",
-        new="",
+        old=WAIT_FOR_STAGE + EXPECT,
+        new=EXPECT,
         error=EmulationError,
         message="overwritten|more than|no partition|read without a wait",
         call="many blocks",
