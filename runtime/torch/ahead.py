@@ -92,7 +92,7 @@ class Ahead:
         process.stdin.write(pickle.dumps(Order(first, others, target, str(knobs.cache.dir))))
         process.stdin.flush()
         for kernel in kernels + more:
-            _ = kernel.cache_key
+            compiling.hash_kernel(kernel)
         hashed()
         process.stdin.write(pickle.dumps(compiling.hash_triton()))
         process.stdin.flush()

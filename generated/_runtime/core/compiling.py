@@ -113,6 +113,29 @@ def hash_triton() -> str:
     return key
 
 
+def hash_kernel(kernel: Any) -> None:
+    """Have Triton hash the code of a kernel, for the kernel's key in the cache, after all functions that it calls.
+
+    The hash covers the global constants that a called function reads if the function was hashed earlier, on behalf of
+    another kernel, but not if it is hashed with this one (Triton 3.6). So a kernel's key would depend on the kernels
+    that were launched before it, and one process would not find what another has compiled.
+    """
+    # An interpreted kernel has no hash.
+    if getattr(kernel, "hash", "") is None:
+        _hash_callees_first(kernel, set())
+
+
+def _hash_callees_first(function: Any, begun: set[int]) -> None:
+    begun.add(id(function))
+    for name in function.fn.__code__.co_names:
+        found = function.__globals__.get(name)
+        # The functions of a class are hashed with it.
+        for callee in getattr(found, "hash_attrs", (found,)):
+            if getattr(callee, "hash", "") is None and id(callee) not in begun:
+                _hash_callees_first(callee, begun)
+    _ = function.cache_key
+
+
 def visit_loops_once() -> None:
     """Make Triton's frontend search each loop for its loop-carried values once only, in this process.
 
@@ -154,6 +177,7 @@ def _source(job: Job) -> Any:
     from triton.experimental.gluon._runtime import GluonASTSource
 
     kernel = getattr(importlib.import_module(job.module), job.name)
+    hash_kernel(kernel)
     make = GluonASTSource if kernel.is_gluon() else ASTSource
     return make(kernel, job.signature, job.constants, job.attributes)
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from ..archs import DEFAULT_MULTIPROCESSORS, HOPPER_FAMILY
+from ..core.compiling import hash_kernel
 from ..core.configs import INTERPRETER, Tiles, tiles_for
 from ..core.options import CallOptions
 from ..core.paged_tiles import PagedConfig, PagedTiles, paged_tiles
@@ -199,6 +200,7 @@ def _compiled_call(
             parameters.append(_scalar_parameter(kind, value))
             if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
                 divisible.append(i)
+    hash_kernel(kernel)
     found, scratch = _compile(kernel, tuple(signature), tuple(constants), tuple(divisible), compiling, _arch.get())
     results = [jax.ShapeDtypeStruct(x.memory, x.dtype) for x in filled]
     if scratch:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..core.compiling import hash_kernel
 from ..core.settings import DEBUG, HAS_TRITON, INTERPRET
 
 # Replay is enabled for these versions, in which a compiled kernel is run with the same arguments. AMD's kernels are
@@ -79,6 +80,7 @@ def launch(kernel: Any, grid: tuple[int], *groups: tuple[Any, ...], **constants:
     if active.compiles is not None:
         active.compiles(kernel, grid, args, constants)
         return
+    hash_kernel(kernel)
     device = next(x.device for x in args if isinstance(x, Tensor))
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         compiled = kernel[grid](*args, **constants)

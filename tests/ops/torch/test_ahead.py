@@ -149,6 +149,32 @@ def test_a_process_that_hangs_is_ended(compiled: Compilations) -> None:
     assert compiled.here == FORWARD | BACKWARD
 
 
+KEYS = """
+import importlib, sys
+from contextlib import suppress
+import torch
+from generated._runtime.torch.launching import launch
+
+names = {"fwd": "fwd", "fwd_wide": "fwd", "bwd": "bwd", "bwd_wide": "bwd", "split_keys": "split", "split_rows": "split"}
+modules = {name: importlib.import_module(f"generated.causal.hopper_{module}") for name, module in names.items()}
+kernels = {name: getattr(module, f"causal_hopper_{name}") for name, module in modules.items()}
+for name in sys.argv[1:]:
+    with suppress(Exception):  # without its arguments no kernel is launched
+        launch(kernels[name], (1,), (torch.zeros(1),))
+print(*(kernels[name].hash for name in names))
+"""
+
+
+def test_the_key_of_a_kernel_does_not_depend_on_those_before_it() -> None:
+    """Otherwise a process does not find what another one compiled: Hopper's kernels share functions of one library."""
+    names = ["fwd", "fwd_wide", "bwd", "bwd_wide", "split_keys", "split_rows"]
+    orders = names, names[::-1]
+    commands = [[sys.executable, "-c", KEYS, *order] for order in orders]
+    first, second = (subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in commands)
+    assert first == second
+    assert len(set(first.split()) - {"None"}) == len(names)
+
+
 def test_it_ends_with_its_caller() -> None:
     """The input of the process ends when its caller ends, for whatever reason."""
     command = [sys.executable, "-c", ahead._START, json.dumps(sys.path), compiling.__name__]
