@@ -68,7 +68,7 @@ def estimate_s(cases: Sequence[Case], jobs: int, budget_ms: float) -> tuple[floa
 
     A rough guess for an H100: passes longer than their budget take more time, warm caches save most of it.
     """
-    compiling = sum(COMPILE_S[name] for kind in tasks(cases) for _, name in kind)
+    compiling = sum(COMPILE_S[name] for kind in tasks(cases).values() for _, name in kind)
     names = [(OURS, *case.peers) for case in cases]
     # With L2 clearing and warm-up a pass takes about twice its budget.
     measuring = sum(CHECK_S + sum(START_S.get(name, 0.3) + 4 * budget_ms / 1e3 for name in each) for each in names)

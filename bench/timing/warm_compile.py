@@ -1,5 +1,9 @@
 """Compiles the kernels of all cases in many processes, into the caches on disk that the measuring process reads.
 
+Ours come first, in processes of their own. In a process that has only one thread to compile, inductor makes Triton use
+torch's copy of the assembler, whose version is part of the key under which Triton finds a kernel. The measuring process
+uses Triton's own copy, and would not find ours if they were compiled after a peer's in one process.
+
 FlexAttention's max-autotune compiles about twenty kernels for each case, times them, and stores its choice in the cache
 of inductor. This comes last, and one process at a time may use the GPU for timing while the others compile.
 """
@@ -83,13 +87,17 @@ def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     return alone
 
 
-def tasks(cases: Iterable[Case]) -> tuple[list[Task], list[Task]]:
-    """The tasks that only compile, and those that also time candidates; without repetitions, longest first."""
+def tasks(cases: Iterable[Case]) -> dict[str, list[Task]]:
+    """What is done -> its tasks, which share no process with the others; without repetitions, longest first."""
     every = [(case, name) for case in cases for name in (OURS, *case.peers) if name not in COMPILED]
     unlike = list({_compilation(task): task for task in reversed(every)}.values())[::-1]
     # The compile time of backward kernels grows with head_dim.
     unlike.sort(key=lambda task: -task[0].shape.dim)
-    return [task for task in unlike if task[1] not in TUNED], [task for task in unlike if task[1] in TUNED]
+    return {
+        "compiling": [task for task in unlike if task[1] == OURS],
+        "compiling peers": [task for task in unlike if task[1] != OURS and task[1] not in TUNED],
+        "tuning peers": [task for task in unlike if task[1] in TUNED],
+    }
 
 
 def _compilation(task: Task) -> tuple[str, str]:
@@ -103,8 +111,7 @@ def _compilation(task: Task) -> tuple[str, str]:
 
 def compile_all(cases: Sequence[Case], jobs: int, until: float | None) -> str:
     """Rehearse all cases; stop at the time `until` of `time.monotonic`. Returned is what is missing, if anything."""
-    parts = zip(("compiling", "tuning peers"), tasks(cases), strict=True)
-    missing = [compile_in_parallel(rehearse, chosen, jobs, until, title) for title, chosen in parts]
+    missing = [compile_in_parallel(rehearse, chosen, jobs, until, title) for title, chosen in tasks(cases).items()]
     return "; ".join(filter(None, missing))
 
 
