@@ -109,7 +109,7 @@ def cases(variants: Iterable[str]) -> list[DecodeCase]:
         for variant in variants
         if variant != "causal"
     ]
-    return [*found, *_eight_bits(), *_latent(), *_prompts(variants), *_together(), *every]
+    return [*found, *_eight_bits(), *_latent(), *_wide(), *_prompts(variants), *_together(), *every]
 
 
 def _eight_bits() -> list[DecodeCase]:
@@ -135,6 +135,26 @@ def _latent() -> list[DecodeCase]:
         replace(latent, name="B2 S8192 latent 128 heads 512 queries", lengths=(8192,) * 2, heads=128, queries=512),
     ]
     return [*found, *(replace(case, name=f"{case.name} fp8", cache=FP8) for case in found)]
+
+
+def _wide() -> list[DecodeCase]:
+    """Heads of 256 and 512 columns, as Gemma's: a token for each of 16 sequences, and the end of a prompt."""
+    found = []
+    for dim in (256, 512):
+        head = DecodeCase(name="", lengths=(), heads=32, kv_heads=4, dim=dim)
+        found += [
+            replace(
+                head, name=f"B16 S8192 H32/4 D{dim}", lengths=(8192,) * 16, implementations=("codegen", "contiguous")
+            ),
+            replace(
+                head,
+                name=f"prompt 2048 of 32768 H32/4 D{dim}",
+                lengths=(32768,),
+                implementations=("codegen", "packed"),
+                queries=2048,
+            ),
+        ]
+    return found
 
 
 def _prompts(variants: Iterable[str]) -> list[DecodeCase]:

@@ -122,7 +122,7 @@ def _hopper_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
     if hopper.ARCH not in selection.archs or PagedPass.PAGED_FWD not in selection.paged:
         return []
     family = hopper.FAMILY
-    wanted = selection.head_dims or sorted({*family.forward_tiles, *spec.defaults.head_dims})
+    wanted = selection.head_dims or sorted({*family.forward_tiles, family.most_columns, *spec.defaults.head_dims})
     return [
         PagedJob(
             variant=name,
@@ -135,7 +135,7 @@ def _hopper_jobs(spec: Spec, selection: Selection) -> list[PagedJob]:
             family=hopper.NAME,
         )
         for name, dtype, head_dim, page_size in product(selection.variants, selection.dtypes, wanted, HOPPER_PAGES)
-        if dtype != "float32" and family.serves_head_dim(head_dim) and has_hopper_forward(spec.variants[name])
+        if dtype != "float32" and family.serves_forward(head_dim) and has_hopper_forward(spec.variants[name])
     ]
 
 

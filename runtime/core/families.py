@@ -56,8 +56,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
         head_dims: of q and of v. length: number of keys of a sequence.
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
-    reason = refusal(arch, dtype, head_dims, length, family.most_columns)
-    reason = reason or _refusal_of_halves(head_dims, head_dims[1])
+    reason = forward_refusal(arch, dtype, head_dims, length)
     if reason:
         return reason
     if _is_split(head_dims):
@@ -88,6 +87,12 @@ def backward_tiles(
     if not traits.score_is_scaled_product and not (traits.score_is_capped and mode == "dense"):
         tile = tile._replace(block_m=min(tile.block_m, HOPPER_FAMILY.scored_rows))
     return dict.fromkeys(("dkdv", "dq") if mode in traits.fused_modes else ("dkdv",), tile)
+
+
+def forward_refusal(arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:
+    """Why kernels of Hopper's family cannot run the forward of a call; empty if they can."""
+    reason = refusal(arch, dtype, head_dims, length, HOPPER_FAMILY.most_columns)
+    return reason or _refusal_of_halves(head_dims, head_dims[1])
 
 
 def backward_refusal(op: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> str:

@@ -20,6 +20,8 @@ def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:
     copied = _is_copied(q, call.query_strides(q), 1 if call.packed else q.shape[0])
     copied = copied and all(_is_copied(x, call.cache_strides(x), x.shape[0]) for x in caches)
     dtypes = [str(x.dtype).removeprefix("torch.") for x in (q, *caches)]
+    if latents.takes_prompts(op, call, shares_values=may_begin_alike(*caches)):
+        return None
     return hopper_tile(op, call, arch_of(q), dtypes, copied=copied)
 
 

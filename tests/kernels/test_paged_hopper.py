@@ -16,6 +16,8 @@ from generated._runtime.core.prompts import hopper_rows, is_copied
 from generated._runtime.core.row_classes import FEW_ROWS, PagedSizes, row_classes
 from generated._runtime.core.tiles import HOPPER, HopperTile
 from generated._runtime.kernels import TRAITS
+from generated._runtime.torch.paged import check_caches
+from generated._runtime.torch.prompts import tile_of_prompts
 from tests.kernels.test_paged import LEGAL, Case, Sizes, draw_case
 from tests.support.cases import DEVICE, INTERPRET
 
@@ -61,7 +63,9 @@ def test_prompts(variant: str, family: str, page_size: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page_size", [16, 64])
-@pytest.mark.parametrize("dims", [(64, 64), (64, 128), (80, 72), (96, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize(
+    "dims", [(64, 64), (64, 128), (80, 72), (96, 128), (192, 128), (256, 256), (512, 512), (320, 264)]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_head_dims(family: str, dims: tuple[int, int], page_size: int) -> None:
     sizes = Sizes(heads=4, kv_heads=2, dim=dims[0], dim_v=dims[1], dtype=torch.float16)
@@ -228,9 +232,37 @@ def test_classes_without_hopper() -> None:
 
 
 def test_prompts_that_occupy_half_the_chip_run_hopper() -> None:
-    assert hopper_rows(None, 4, 32, 132) == 4 * 132 * 128 // 64
-    assert hopper_rows(None, 1, 256, 132) == 128
-    assert hopper_rows(HOPPER, 4, 32, 132) == FEW_ROWS + 1
+    assert hopper_rows(None, 4, 32, 132, 128) == 4 * 132 * 128 // 64
+    assert hopper_rows(None, 1, 256, 132, 128) == 128
+    assert hopper_rows(HOPPER, 4, 32, 132, 128) == FEW_ROWS + 1
+
+
+def test_prompts_of_more_than_256_columns_run_hopper_sooner() -> None:
+    assert hopper_rows(None, 8, 16, 132, 64) == 8 * (132 * 3 * 64 // 160)
+    assert hopper_rows(None, 1, 256, 132, 64) == 64
+
+
+@pytest.mark.parametrize(
+    ("dim", "dim_v", "is_shared", "rows"),
+    [
+        (256, 256, False, 128),
+        *((*dims, False, 64) for dims in ((512, 512), (320, 264), (512, 72), (320, 256))),
+        (512, 40, False, None),
+        (320, 320, True, 64),
+        *((*dims, True, None) for dims in ((320, 256), (576, 512))),
+    ],
+)
+def test_tiles_of_prompts(
+    monkeypatch: pytest.MonkeyPatch, dim: int, dim_v: int, is_shared: bool, rows: int | None
+) -> None:
+    """Latent attention has a kernel of its own, which no fixed tile of prompts replaces."""
+    monkeypatch.setattr("generated._runtime.torch.prompts.arch_of", lambda _: "sm_90")
+    q, k = torch.zeros(1, 8, 70, dim, dtype=torch.float16), torch.zeros(4, 64, 1, dim, dtype=torch.float16)
+    v = k[..., :dim_v] if is_shared else torch.zeros(4, 64, 1, dim_v, dtype=torch.float16)
+    table, lengths = torch.arange(4)[None], torch.tensor([200])
+    call = check_caches("causal", q, k, v, None, "bhsd", None, table, None, lengths, None, None, None)
+    tile = tile_of_prompts("causal", call)
+    assert (None if tile is None else tile.block_m) == rows
 
 
 @pytest.mark.parametrize(

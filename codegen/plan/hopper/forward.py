@@ -28,6 +28,7 @@ from codegen.plan.code.tree import (
     product,
     rebuilt,
 )
+from codegen.plan.hopper.kernels import wide_forward_name
 from codegen.plan.hopper.roles import Role, VisitFunction, math_imports, role, sorted_names, visit_function
 from codegen.plan.hopper.scores import OWN_KEYS, ScoreStep, score_step
 from codegen.plan.hopper.tanh import exponentials
@@ -267,7 +268,12 @@ class ForwardPlan:
     @property
     def wide(self) -> bool:
         """True if the file also has the kernel for more than 256 columns."""
-        return not (self.fp8 or self.kernel.paged)
+        return not self.fp8
+
+    @property
+    def wide_name(self) -> str:
+        """The name of the kernel for more than 256 columns."""
+        return wide_forward_name(self.kernel)
 
     @property
     def imports(self) -> dict[str, list[str]]:

@@ -117,6 +117,11 @@ def _far_blocks(variant: Variant, builder: HopperBuilder) -> FarBlocks | None:
     return replace(far, logits=found)
 
 
+def wide_forward_name(forward: KernelPlan) -> str:
+    """The name of the forward for more than 256 columns, which has the plan of `forward`."""
+    return f"{forward.name}_wide"
+
+
 def wide_backward(plan: KernelPlan) -> KernelPlan:
     """The backward for more than 128 columns. Its blocks take longer, and if each program took a long and a short block
     in turn, more programs would be without work at the end. So it takes the longest blocks first."""

@@ -74,7 +74,8 @@ class PagedForwardPlan(ForwardPlan):
     def imports(self) -> dict[str, list[str]]:
         found = super().imports
         found["gl_forward"] = [name for name in found["gl_forward"] if name != "make_key_ring"]
-        found["gl_pages"] = sorted_names(["PageRows", "describe_pages", "make_paged_key_ring"])
+        found["gl_forward_wide"] = [name for name in found["gl_forward_wide"] if name != "make_wide_key_ring"]
+        found["gl_pages"] = sorted_names(["PageRows", "describe_pages", "make_paged_key_ring", "make_wide_paged_ring"])
         return {module: found[module] for module in sorted(found)}
 
     @cached_property

@@ -11,7 +11,7 @@ from ..archs import HOPPER_FAMILY
 from ..kernels import TRAITS
 from .checks import fail
 from .configs import next_power_of_2
-from .families import FAMILIES, refusal, tile_columns
+from .families import FAMILIES, WIDE_ROWS, forward_refusal, tile_columns
 from .launches import Backend, Tensor
 from .paged import CacheCall
 from .paged_tiles import PROMPTS
@@ -26,9 +26,6 @@ PAGE_FACTOR = 8
 
 MOST_ROWS = 2**30
 """Rows that a descriptor of a packed tensor counts."""
-
-_ROWS = max(tile.block_m for tile in HOPPER_FAMILY.forward_tiles.values())
-"""Rows of a block."""
 
 Strides = Sequence[int]
 """Strides of a tensor's batch rows or pages, heads, and rows."""
@@ -75,21 +72,27 @@ def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, c
         fail(op, "family", f"None or {PORTABLE!r} in this call on paged caches: {reason}", repr(call.family))
     if reason or not (asked or suits_hopper(op, arch, dtypes[0], head_dims)):
         return None
-    return HOPPER_FAMILY.forward_tiles[max(map(tile_columns, head_dims))] if own is None else _own_tile(op, own.tile)
+    tile = tile_of(head_dims)
+    return tile if own is None else _own_tile(op, own.tile, tile)
+
+
+def tile_of(head_dims: tuple[int, int]) -> HopperTile:
+    """The default tile of prompts with heads of q and v of so many columns."""
+    return HOPPER_FAMILY.forward_tiles.get(max(map(tile_columns, head_dims)), HOPPER_FAMILY.wide_forward_tile)
 
 
 def suits_hopper(op: str, arch: str, dtype: str, head_dims: tuple[int, int]) -> bool:
     """Whether long prompts run Hopper's family as a rule, on pages that its copies take.
 
-    Measured on an H200 at head dims 64, 128 and 256, Hopper's kernel is faster for every variant that has one: the
-    portable kernel looks up the page of each row in a table before it loads the row.
+    Measured on an H200 at head dims 64, 128 and 256, Hopper's kernel is faster for every variant that has one, and at
+    320 to 512 for a causal mask: the portable kernel looks up the page of each row in a table before it loads the row.
     """
-    return TRAITS[op].hopper_reads_pages and not refusal(arch, dtype, head_dims, 1)
+    return TRAITS[op].hopper_reads_pages and not forward_refusal(arch, dtype, head_dims, 1)
 
 
-def _own_tile(op: str, tile: Tile) -> HopperTile:
-    if (tile.block_m, tile.num_warps) != (_ROWS, 8):
-        expected = f"block_m {_ROWS} and num_warps 8 in the family '{HOPPER}'"
+def _own_tile(op: str, tile: Tile, default: HopperTile) -> HopperTile:
+    if (tile.block_m, tile.num_warps) != (default.block_m, default.num_warps):
+        expected = f"block_m {default.block_m} and num_warps {default.num_warps} in the family '{HOPPER}'"
         fail(op, f"config[{PROMPTS!r}]", expected, f"{tile.block_m} and {tile.num_warps}")
     return HopperTile(*tile)
 
@@ -109,18 +112,29 @@ def _refusal(
         return f"its copies take pages of {sizes}, not of {call.page_size}"
     if not copied:
         return "its copies take strides and pointers of 16 bytes, and batch rows and pages a whole number of rows apart"
-    return refusal(arch, dtypes[0], head_dims, 1)
+    return forward_refusal(arch, dtypes[0], head_dims, 1)
 
 
-def hopper_rows(family: object, group: int, num_heads: int, processors: int) -> int:
-    """Rows from which on a sequence runs Hopper's family: as many as make its blocks alone occupy half of the chip.
+def hopper_rows(family: object, group: int, num_heads: int, processors: int, block_m: int) -> int:
+    """Rows from which on a sequence runs Hopper's family: as many as make its blocks, of `block_m` rows, alone occupy
+    `least_part` of the chip.
 
     For sequences of fewer rows the portable family splits the keys. If the call asks for Hopper's family, all prompts
     run it.
     """
     if family == HOPPER:
         return FEW_ROWS + 1
-    return group * max(processors * _ROWS // (2 * num_heads), _ROWS)
+    part, whole = least_part(block_m)
+    return group * max(processors * part * block_m // (whole * num_heads), block_m)
+
+
+def least_part(block_m: int) -> tuple[int, int]:
+    """The part of a chip, as a fraction, that the blocks of a prompt must occupy for Hopper's kernels to be faster than
+    portable ones, which split the keys.
+
+    Measured on an H200, where portable kernels on whole chips take 1.6 times as long, and 2.5 times beyond 256 columns.
+    """
+    return (3, 10) if block_m == WIDE_ROWS else (1, 2)
 
 
 def place_prompts(backend: Backend, prompt_blocks: Any, call: CacheCall, rows: RowClass, block_seqs: Tensor) -> None:

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .gl import MOST_ROWS, Ring, allocate_tiles, describe_packed_rows, make_barriers, make_numbers, put_number
 from .gl_forward import KeyRing
+from .gl_forward_wide import ADDERS, count_pieces
 from .gl_versions import aggregate, async_load
 
 # The columns of a piece: 128 bytes of 16-bit elements.
@@ -68,11 +69,15 @@ class PageRows:
 
 @aggregate
 class PagedRing:
-    """A ring buffer whose tiles are copied in `pieces`, which are the same memory. Pages are `page_rows` rows apart."""
+    """A ring buffer whose tiles are copied in `pieces`, which are the same memory. Pages are `page_rows` rows apart.
+
+    The first `column_blocks` blocks of 64 columns of a tile are copied. Nothing reads the others.
+    """
 
     ring: Ring
     pieces: gl.shared_memory_descriptor
     page_rows: gl.tensor
+    column_blocks: gl.constexpr
 
     @gluon.jit
     def send(self, desc, rows, start_n, page, turn, PAGE_SIZE: gl.constexpr, FIRST_COL: gl.constexpr = 0):
@@ -83,11 +88,10 @@ class PagedRing:
         BLOCK_N: gl.constexpr = ring.tiles.shape[-2]
         ROWS: gl.constexpr = desc.block_type.shape[-2]
         COUNT: gl.constexpr = BLOCK_N // ROWS
-        COLUMN_BLOCKS: gl.constexpr = ring.tiles.shape[-1] // PIECE_COLS
         mbarrier.wait(ring.empty.index(stage), (lap & 1) ^ 1)
         full = ring.full.index(stage)
-        mbarrier.expect(full, COUNT * COLUMN_BLOCKS * desc.block_type.nbytes)
-        first_piece = stage * (COUNT * COLUMN_BLOCKS)
+        mbarrier.expect(full, COUNT * self.column_blocks * desc.block_type.nbytes)
+        first_piece = stage * (COUNT * (ring.tiles.shape[-1] // PIECE_COLS))
         for i in gl.static_range(COUNT):
             key = start_n + i * ROWS
             # Page numbers are loaded one piece ahead: if those of all pieces were, the kernel would spill.
@@ -95,7 +99,7 @@ class PagedRing:
             # A block of whole pages begins at the start of a page: then the compiler knows the slots.
             slot = i * ROWS % PAGE_SIZE if BLOCK_N % PAGE_SIZE == 0 else key % PAGE_SIZE
             end, head, row = rows.coords(page, self.page_rows, key, slot, PAGE_SIZE, ROWS)
-            for c in gl.static_range(COLUMN_BLOCKS):
+            for c in gl.static_range(self.column_blocks):
                 piece = self.pieces.index(first_piece + (c * COUNT + i))
                 async_load(desc, (MOST_ROWS, end, head, row, FIRST_COL + c * PIECE_COLS), full, piece)
             page = next_page
@@ -104,15 +108,19 @@ class PagedRing:
 @gluon.jit
 def make_paged_ring(
     desc, page_rows, BLOCK_N: gl.constexpr, COLS: gl.constexpr, STAGES: gl.constexpr,
-    ARRIVALS: gl.constexpr, READERS: gl.constexpr,
+    ARRIVALS: gl.constexpr, READERS: gl.constexpr, HEAD_DIM: gl.constexpr = None,
 ):  # fmt: skip
-    """A ring buffer of tiles `[BLOCK_N, COLS]`, as `make_ring` makes one, copied in pieces of `desc`."""
+    """A ring buffer of tiles `[BLOCK_N, COLS]`, as `make_ring` makes one, copied in pieces of `desc`.
+
+    HEAD_DIM columns of a head are in the tiles, COLS if it is None.
+    """
+    COLUMN_BLOCKS: gl.constexpr = count_pieces(COLS, COLS if HEAD_DIM is None else HEAD_DIM, PIECE_COLS)
     COUNT: gl.constexpr = STAGES * (BLOCK_N // desc.block_type.shape[-2]) * (COLS // PIECE_COLS)
     pieces = allocate_tiles(desc, COUNT)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, COLS], desc.dtype)
     tiles = pieces._reinterpret(desc.dtype, [STAGES, BLOCK_N, COLS], LAYOUT)
     ring = Ring(tiles, make_barriers(STAGES, ARRIVALS), make_barriers(STAGES, READERS), STAGES, 1)
-    return PagedRing(ring, pieces, page_rows)
+    return PagedRing(ring, pieces, page_rows, COLUMN_BLOCKS)
 
 
 @aggregate
@@ -156,8 +164,21 @@ class PagedKeyRing:
 def make_paged_key_ring(
     k_desc, v_desc, k_page_rows, v_page_rows,
     BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
 ):  # fmt: skip
     """Rings for PARTS warpgroups, as `make_key_ring` makes them."""
-    k_ring = make_paged_ring(k_desc, k_page_rows, BLOCK_N, BLOCK_D, STAGES, 2, PARTS)
-    v_ring = make_paged_ring(v_desc, v_page_rows, BLOCK_N, BLOCK_DV, STAGES, 1, PARTS)
+    k_ring = make_paged_ring(k_desc, k_page_rows, BLOCK_N, BLOCK_D, STAGES, 2, PARTS, HEAD_DIM)
+    v_ring = make_paged_ring(v_desc, v_page_rows, BLOCK_N, BLOCK_DV, STAGES, 1, PARTS, HEAD_DIM_V)
+    return PagedKeyRing(k_ring, v_ring, make_numbers(STAGES))
+
+
+@gluon.jit
+def make_wide_paged_ring(
+    k_desc, v_desc, k_page_rows, v_page_rows,
+    BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, STAGES: gl.constexpr,
+    HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
+):  # fmt: skip
+    """Rings of keys, which one warpgroup reads, and of values, which ADDERS warpgroups read."""
+    k_ring = make_paged_ring(k_desc, k_page_rows, BLOCK_N, BLOCK_D, STAGES, 2, 1, HEAD_DIM)
+    v_ring = make_paged_ring(v_desc, v_page_rows, BLOCK_N, BLOCK_DV, STAGES, 1, ADDERS, HEAD_DIM_V)
     return PagedKeyRing(k_ring, v_ring, make_numbers(STAGES))

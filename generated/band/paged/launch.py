@@ -3,10 +3,10 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: 551bb4438540d5a2
+# hash: ff48b55626480118
 """Launches of the kernels of `band` on paged caches."""
 
-from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_ROWS
 from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
@@ -73,7 +73,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], before: int
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.band_paged_hopper_fwd,
+                kernels.hopper_fwd.band_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.band_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

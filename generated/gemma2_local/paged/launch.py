@@ -2,9 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/paged_launch.py.jinja
-# hash: a3fd2e8a0d4746aa
+# hash: 47601f109aabf3ab
 """Launches of the kernels of `gemma2_local` on paged caches."""
 
+from ..._runtime.core.families import WIDE_ROWS
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -67,7 +68,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.gemma2_local_paged_hopper_fwd,
+                kernels.hopper_fwd.gemma2_local_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.gemma2_local_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

@@ -2,9 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/paged_launch.py.jinja
-# hash: f01fdb3edb0e46a9
+# hash: 9025524616b92a97
 """Launches of the kernels of `gpt_oss` on paged caches."""
 
+from ..._runtime.core.families import WIDE_ROWS
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -67,7 +68,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], sink: Tenso
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.gpt_oss_paged_hopper_fwd,
+                kernels.hopper_fwd.gpt_oss_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.gpt_oss_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 92b160bce2b8d05a
+# hash: 19df26d26a5e114a
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding`, paged caches on Hopper: `o = softmax(score) v`.
@@ -27,6 +27,10 @@ warpgroup takes the exponentials of the next (arXiv:2407.08608). The last values
 first scores of the next block of rows are computed. This is the online softmax of arXiv:2205.14135: `row_max` is the
 largest score so far, or up to 8 less, and `row_sums` has the sums of exponentials relative to it. Scores are kept times
 log2(e), so that each exponential is one `exp2`. `templates/hopper/README.md` has a picture.
+
+For more than 256 columns of q or v there is `padding_paged_hopper_fwd_wide`: the sums over the values of 64 rows
+do not fit the registers of one warpgroup. `compute_weights` hands the weights of each block through shared memory
+to two warpgroups that run `add_values`, each for half of the columns of o.
 
 Sequences have any lengths, so work is scheduled dynamically: a producer warp takes the next work item from a
 counter in memory. Tiles are clipped at the ends of a sequence, so that none holds rows of another.
@@ -70,7 +74,8 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring
+from ..._runtime.device.gl_forward_wide import PIECE, compute_scores, count_pieces, make_weight_ring, no_half_sums
+from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -353,7 +358,7 @@ def padding_paged_hopper_fwd(
     v_desc = describe_pages(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, PAGE_SIZE, BLOCK_N)
     q_ring = make_ring(q_desc, PARTS * query_stages(BLOCK_D), 1, 1)
     paged_ring = make_paged_key_ring(
-        k_desc, v_desc, k_page_rows, v_page_rows, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES, PARTS
+        k_desc, v_desc, k_page_rows, v_page_rows, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES, PARTS, HEAD_DIM, HEAD_DIM_V
     )
     kv_ring = paged_ring.read()
     work_ring = make_work_ring(9, PARTS + 1)
@@ -397,4 +402,208 @@ def padding_paged_hopper_fwd(
         ],
         worker_num_warps=[4, 1, 1],
         worker_num_regs=[232, 40, 40],
+    )
+
+
+@gluon.jit
+def compute_weights(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Compute the weights of the rows of each work item, and their lse."""
+    q_ring, kv_ring, work_ring, weight_ring, length_ptr, lse_ptr, stride_lseb, stride_lseh, stride_length_0, scale = (
+        arguments
+    )
+    DTYPE: gl.constexpr = q_ring.tiles.dtype
+    SCORES: gl.constexpr = product_layout(BLOCK_N)
+    LANES: gl.constexpr = lane_layout()
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    KEY: gl.constexpr = gl.SliceLayout(0, SCORES)
+    qk_scale = scale * LOG2E
+    kv_turn, q_turn = 0, 0
+    work = Work(*work_ring.receive(q_turn, 4))
+    while work.h >= 0:
+        h = work.h.to(gl.int64)
+        b = work.b.to(gl.int64)
+        q_start = work.q_start.to(gl.int64)
+        q_len = work.q_len
+        kv_len = work.kv_len
+        # Computed here, so that the compiler knows that it is a multiple of BLOCK_M.
+        start_m = work.block * BLOCK_M
+        rows = start_m + gl.arange(0, ROWS, layout=ROW)
+        length_val = gl.load(length_ptr + b * stride_length_0)
+
+        row_max = gl.full([ROWS], float("-inf"), gl.float32, ROW)  # [ROWS]
+        row_sums = gl.zeros([ROWS, 4], gl.float32, LANES)  # [ROWS, 4]
+
+        q_tile = q_ring.receive(q_turn)  # [ROWS, BLOCK_D]
+        for _ in range(work.num_masked):
+            start_n = kv_ring.block(kv_turn) * BLOCK_N
+            qk = compute_scores(q_tile, kv_ring.k, kv_turn, SCORES, HEAD_DIM)
+            # Always true. Without the branch the mask is computed ahead of the product and kept in registers.
+            if start_m < q_len:
+                run_zeros = gl.zeros([ROWS], gl.int32, ROW)
+                run_end = run_zeros + length_val
+                run_end = gl.minimum(run_end, kv_len)
+                run_bits = columns_before(run_end - start_n, KEY, BLOCK_N)
+                keep = at_columns(run_bits, KEY, BLOCK_N)
+
+                qk = gl.where(keep, qk, float("-inf"))
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
+            # While all scores of a row are -inf, so is its maximum, and -inf minus -inf is NaN.
+            max_ref = gl.where(max_new == float("-inf"), 0.0, max_new)
+            p = gl.exp2(qk * qk_scale - max_ref[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_pairs = pack_pairs(p, DTYPE)
+            row_max = max_new
+            weight_ring.send(p_pairs, alpha, kv_turn, SCORES)
+            kv_turn += 1
+
+        for _ in range(work.num_plain):
+            qk = compute_scores(q_tile, kv_ring.k, kv_turn, SCORES, HEAD_DIM)
+            max_new, alpha = raise_maximum(row_max, gl.max(qk, 1) * qk_scale)
+            p = gl.exp2(qk * qk_scale - max_new[:, None])  # [ROWS, BLOCK_N]
+            row_sums = add_lanes(row_sums, alpha, p, LANES)
+            p_pairs = pack_pairs(p, DTYPE)
+            row_max = max_new
+            weight_ring.send(p_pairs, alpha, kv_turn, SCORES)
+            kv_turn += 1
+
+        q_ring.release(q_turn)
+        row_sum = gl.convert_layout(gl.sum(row_sums, 1), ROW)
+        # A row without any key gives o = 0 and lse = -inf.
+        row_sum = gl.where(row_sum == 0.0, 1.0, row_sum)
+        lse = (row_max + gl.log2(row_sum)) * LN2  # [ROWS]
+        gl.store(lse_ptr + b * stride_lseb + h * stride_lseh + q_start + rows, lse, mask=rows < q_len)
+        weight_ring.finish(1.0 / row_sum, q_turn)
+        q_turn += 1
+        work = Work(*work_ring.receive(q_turn, 4))
+
+
+@gluon.jit
+def add_values(
+    arguments,
+    PART: gl.constexpr,
+    stride_os: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+):
+    """Add up half PART of the columns of the values of each work item, and store them."""
+    v_ring, work_ring, weight_ring, o_ptr, stride_ob, stride_oh = arguments
+    turn, q_turn = 0, 0
+    # The first turn brings no values: they follow their keys by one turn.
+    v_ring.receive(0)
+    v_ring.release(0)
+    work = Work(*work_ring.receive(q_turn, 4))
+    while work.h >= 0:
+        h = work.h.to(gl.int64)
+        b = work.b.to(gl.int64)
+        q_start = work.q_start.to(gl.int64)
+        q_len = work.q_len
+        acc = no_half_sums(PART, BLOCK_DV, HEAD_DIM_V)
+        for _ in range(work.num_masked + work.num_plain):
+            acc = weight_ring.add_block(acc, v_ring, turn, PART)
+            turn += 1
+        o_start = b * stride_ob + (q_start * stride_os + h * stride_oh)
+        weight_ring.store_half(
+            o_ptr + o_start, acc, q_turn, work.block * BLOCK_M, q_len, stride_os, PART, BLOCK_DV, HEAD_DIM_V
+        )
+        q_turn += 1
+        work = Work(*work_ring.receive(q_turn, 4))
+
+
+@gluon.jit(do_not_specialize=["q_batch_rows", "k_page_rows", "v_page_rows", "table_stride", "num_heads", "group_size"])
+def padding_paged_hopper_fwd_wide(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    length_ptr,
+    page_table_ptr,
+    page_starts_ptr,
+    block_seqs_ptr,
+    o_ptr,
+    lse_ptr,
+    stride_qh,
+    stride_qs: gl.constexpr,
+    stride_kh,
+    stride_ks: gl.constexpr,
+    stride_vh,
+    stride_vs: gl.constexpr,
+    stride_ob,
+    stride_oh,
+    stride_os: gl.constexpr,
+    stride_lseb,
+    stride_lseh,
+    stride_length_0,
+    q_batch_rows,
+    k_page_rows,
+    v_page_rows,
+    table_stride,
+    num_heads,
+    group_size,
+    scale,
+    work_counter_ptr,
+    HEAD_DIM: gl.constexpr,
+    HEAD_DIM_V: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    BLOCK_DV: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    FLAT_TABLE: gl.constexpr,
+    PAGE_SIZE: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    kv_heads = num_heads // group_size
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
+    k_desc = describe_pages(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, PAGE_SIZE, BLOCK_N)
+    v_desc = describe_pages(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, PAGE_SIZE, BLOCK_N)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
+    q_ring = make_ring(q_desc, 1, 1, 1, PIECES)
+    paged_ring = make_wide_paged_ring(
+        k_desc, v_desc, k_page_rows, v_page_rows, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES, HEAD_DIM, HEAD_DIM_V
+    )
+    kv_ring = paged_ring.read()
+    weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(9, 4)
+    weigher = (
+        q_ring,
+        kv_ring,
+        work_ring,
+        weight_ring,
+        length_ptr,
+        lse_ptr,
+        stride_lseb,
+        stride_lseh,
+        stride_length_0,
+        scale,
+    )
+    adder = (kv_ring.v, work_ring, weight_ring, o_ptr, stride_ob, stride_oh)
+    rows = (
+        q_desc,
+        q_ring,
+        work_ring,
+        length_ptr,
+        block_seqs_ptr,
+        stride_length_0,
+        q_batch_rows,
+        num_heads,
+        work_counter_ptr,
+    )
+    keys = (
+        k_desc,
+        v_desc,
+        paged_ring,
+        work_ring,
+        (length_ptr, page_table_ptr, page_starts_ptr, block_seqs_ptr),
+        (stride_length_0,),
+        (table_stride, num_heads, group_size),
+    )
+    # The warpgroup of weights gets the registers that the others leave: 136 for each thread.
+    gl.warp_specialize(
+        [
+            (compute_weights, (weigher, HEAD_DIM, BLOCK_M, BLOCK_N)),
+            (add_values, (adder, 0, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M)),
+            (add_values, (adder, 1, stride_os, HEAD_DIM_V, BLOCK_DV, BLOCK_M)),
+            (produce_rows, (rows, BLOCK_M, BLOCK_N)),
+            (produce_keys, (keys, BLOCK_M, BLOCK_N, FLAT_TABLE, PAGE_SIZE)),
+        ],
+        worker_num_warps=[4, 4, 1, 1],
+        worker_num_regs=[168, 168, 40, 40],
     )

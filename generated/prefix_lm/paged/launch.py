@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: 7dcd82b4d0dcbe24
+# hash: cce9ddd8f6c3a8c7
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
-from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_ROWS
 from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
@@ -71,7 +71,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.prefix_lm_paged_hopper_fwd,
+                kernels.hopper_fwd.prefix_lm_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.prefix_lm_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

@@ -3,9 +3,10 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: c69bad074529a33f
+# hash: 7fca6846c7bc80ee
 """Launches of the kernels of `relative_bias` on paged caches."""
 
+from ..._runtime.core.families import WIDE_ROWS
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -68,7 +69,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tenso
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.relative_bias_paged_hopper_fwd,
+                kernels.hopper_fwd.relative_bias_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.relative_bias_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

@@ -2,9 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/paged_launch.py.jinja
-# hash: 5be504b5e015ec61
+# hash: cbc413c6845e7c6b
 """Launches of the kernels of `softcap` on paged caches."""
 
+from ..._runtime.core.families import WIDE_ROWS
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -67,7 +68,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.softcap_paged_hopper_fwd,
+                kernels.hopper_fwd.softcap_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.softcap_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

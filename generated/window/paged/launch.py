@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: host/paged_launch.py.jinja
-# hash: cf468e39883f7745
+# hash: d5ae60183d724686
 """Launches of the kernels of `window` on paged caches."""
 
-from ..._runtime.core.families import HOPPER_WARPS
+from ..._runtime.core.families import HOPPER_WARPS, WIDE_ROWS
 from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
@@ -71,7 +71,9 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], size: int) 
         records, tiles, counts = tables[3 * number : 3 * number + 3]
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
-                kernels.hopper_fwd.window_paged_hopper_fwd,
+                kernels.hopper_fwd.window_paged_hopper_fwd_wide
+                if rows.tile.block_m == WIDE_ROWS
+                else kernels.hopper_fwd.window_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (
                     q,

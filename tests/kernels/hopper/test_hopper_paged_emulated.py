@@ -41,11 +41,12 @@ def emulate(
     variant: str,
     timing: Timing,
     mutate: Callable[[Sources], Sources] = lambda sources: sources,
+    stem: str = "hopper_fwd",
 ) -> Kernel:
     """Calls of `variant` launch the returned kernel for prompts, as on an sm_90 with three multiprocessors."""
     module = importlib.import_module(f"{PACKAGE}.{variant}.paged.hopper_fwd")
     assert module.__file__ is not None
-    name = f"{variant}_paged_hopper_fwd"
+    name = f"{variant}_paged_{stem}"
     kernel = emulated_kernel(Path(module.__file__), name, timing, mutate)
     monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(f"{PACKAGE}._runtime.torch.backend.multiprocessors", lambda _: 3)
@@ -94,6 +95,23 @@ def test_a_dense_batch(monkeypatch: pytest.MonkeyPatch, timing: Timing, layout: 
 def test_head_dims(monkeypatch: pytest.MonkeyPatch, timing: Timing, dim: int, dim_v: int) -> None:
     emulate(monkeypatch, "causal", timing)
     check(draw_case("causal", 64, (70, 0, 130), (70, 40, 333), replace(WIDE, dim=dim, dim_v=dim_v)))
+
+
+@pytest.mark.parametrize(("page_size", "dim", "dim_v"), [(16, 512, 512), (48, 304, 320), (64, 512, 72), (256, 40, 264)])
+@pytest.mark.parametrize("variant", ["causal", "window", "gpt_oss"])
+def test_more_than_256_columns(
+    monkeypatch: pytest.MonkeyPatch, variant: str, page_size: int, dim: int, dim_v: int
+) -> None:
+    """Tiles have 64 rows and 32 keys."""
+    kernel = emulate(monkeypatch, variant, Timing.LATE_PRODUCTS, stem="hopper_fwd_wide")
+    check(draw_case(variant, page_size, (70, 0, 130), (70, 40, 200), replace(WIDE, dim=dim, dim_v=dim_v)))
+    assert kernel.launches == 1
+
+
+def test_more_than_256_columns_with_early_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = emulate(monkeypatch, "causal", Timing.EARLY_PRODUCTS, stem="hopper_fwd_wide")
+    check(draw_case("causal", 32, (100,) * 2, (160, 100), replace(WIDE, dim=512, dim_v=512)))
+    assert kernel.launches == 1
 
 
 def test_pages_behind_a_window_are_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +209,7 @@ def test_a_plan_is_of_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTATIONS = {
     "no clip at the end": ("gl.minimum(self.end - (key - slot), PAGE_SIZE)", "PAGE_SIZE"),
     "the page of the block's first key": ("rows.page(key + ROWS, PAGE_SIZE)", "rows.page(start_n, PAGE_SIZE)"),
-    "pieces in the order of their copies": ("(c * COUNT + i)", "(i * COLUMN_BLOCKS + c)"),
+    "pieces in the order of their copies": ("(c * COUNT + i)", "(i * self.column_blocks + c)"),
 }
 
 
