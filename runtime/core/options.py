@@ -9,9 +9,12 @@ from ..archs import TILE_VALUES
 from ..kernels import TRAITS
 from .checks import check_deterministic, check_int, fail
 from .families import FAMILIES
-from .tiles import Tile
+from .tiles import HopperTile, Tile
 
 PASSES = ("fwd", "dkdv", "dq")
+
+MOST_COLUMNS = 128
+"""Most keys of a tile in Hopper's forwards: four threads share a row, and each has its mask in one word of 32 bits."""
 
 PAGED_PASSES = ("decode", "paged_fwd")
 """The kernels on paged caches: of sequences with few rows, and of prompts."""
@@ -169,6 +172,17 @@ def checked_tile(op: str, name: str, entry: Any) -> Tile:
             kind = "a power of two" if all(n & (n - 1) == 0 for n in allowed) else "an int"
             fail(op, f"config[{name!r}][{field!r}]", f"{kind} from {allowed[0]} to {allowed[-1]}", repr(value))
     return Tile(**entry)
+
+
+def own_forward_tile(op: str, name: str, tile: Tile, rows: int, where: str) -> HopperTile:
+    """The tile that a call asks for in `config[name]` for a forward of Hopper's family, checked.
+
+    `rows`: the rows of the kernel's tiles. `where`: which calls run the kernel, for the error.
+    """
+    if (tile.block_m, tile.num_warps) != (rows, 8) or tile.block_n > MOST_COLUMNS:
+        wanted = f"block_m {rows}, block_n up to {MOST_COLUMNS} and num_warps 8 {where}"
+        fail(op, f"config[{name!r}]", wanted, f"{tile.block_m}, {tile.block_n} and {tile.num_warps}")
+    return HopperTile(*tile)
 
 
 class Asked(NamedTuple):

@@ -13,9 +13,10 @@ from .configs import next_power_of_2
 from .families import FAMILIES, WIDE_ROWS, forward_refusal, tile_columns
 from .launches import Backend, Tensor
 from .paged import CacheCall
+from .options import own_forward_tile
 from .paged_tiles import PROMPTS
 from .row_classes import FEW_ROWS, RowClass
-from .tiles import HOPPER, PORTABLE, HopperTile, Tile
+from .tiles import HOPPER, PORTABLE, HopperTile
 
 LEAST_PAGE = 16
 """Least slots of a page with which copies by TMA keep up with the MMAs: one copy takes one page at most."""
@@ -72,7 +73,7 @@ def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, c
     if reason or not (asked or suits_hopper(op, arch, dtypes[0], head_dims)):
         return None
     tile = tile_of(head_dims)
-    return tile if own is None else _own_tile(op, own.tile, tile)
+    return tile if own is None else own_forward_tile(op, PROMPTS, own.tile, tile.block_m, f"in the family '{HOPPER}'")
 
 
 def tile_of(head_dims: tuple[int, int]) -> HopperTile:
@@ -87,13 +88,6 @@ def suits_hopper(op: str, arch: str, dtype: str, head_dims: tuple[int, int]) -> 
     320 to 512 for a causal mask: the portable kernel looks up the page of each row in a table before it loads the row.
     """
     return TRAITS[op].hopper_reads_pages and not forward_refusal(arch, dtype, head_dims, 1)
-
-
-def _own_tile(op: str, tile: Tile, default: HopperTile) -> HopperTile:
-    if (tile.block_m, tile.num_warps) != (default.block_m, default.num_warps):
-        expected = f"block_m {default.block_m} and num_warps {default.num_warps} in the family '{HOPPER}'"
-        fail(op, f"config[{PROMPTS!r}]", expected, f"{tile.block_m} and {tile.num_warps}")
-    return HopperTile(*tile)
 
 
 def _refusal(

@@ -435,7 +435,8 @@ def longest_first(turn, num_items, num_blocks, near_heads):
 def columns_before(end, LAYOUT: gl.constexpr, COLS: gl.constexpr):
     """For each row of an accumulator, a word of bits: which of the thread's columns, in order, are ahead of `end`.
 
-    Of each 8 columns each of four threads holds two neighbours, so that the bits of a thread's columns fit one word.
+    Of each 8 columns each of four threads holds two neighbours, so that the bits of a thread's columns fit one word if
+    there are at most 128 columns.
     """
     col = gl.arange(0, COLS, layout=LAYOUT)
     own_end = end[:, None] - (col & 6)[None, :]

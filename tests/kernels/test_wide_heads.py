@@ -123,7 +123,7 @@ def test_own_tiles_of_wide_heads() -> None:
     found = configs.tiles_for("causal", "dense", "sm_90", "", "bfloat16", (512, 512), (1, 1), 64, options)
     assert [tile.num_stages for tile in (found["fwd"], found["dkdv"], found["dq"])] == [1, 1, 2]
     for name, tile, wanted in (
-        ("fwd", configs.Tile(128, 32, 8, 2), "block_m 64 and num_warps 8"),
+        ("fwd", configs.Tile(128, 32, 8, 2), "block_m 64, block_n up to 128 and num_warps 8"),
         ("dkdv", configs.Tile(64, 64, 8, 2), "block_m 32, block_n 64 and num_warps 8"),
     ):
         options = CallOptions(family=HOPPER, tiles=((name, tile),))

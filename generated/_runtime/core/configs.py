@@ -24,7 +24,7 @@ from .families import (
     run_unit,
 )
 from .fp8 import FP8, fp8_tile
-from .options import NO_OPTIONS, CallOptions
+from .options import NO_OPTIONS, CallOptions, own_forward_tile
 from .options import PASSES as PASSES
 from .tiles import HOPPER, NO_SIZES, PORTABLE, ArchTiles, HopperTile, MaskSizes
 from .tiles import Tile as Tile
@@ -312,10 +312,7 @@ def _forward_on_hopper(
         chosen = HOPPER if family == HOPPER else decision("fwd", op, gpu, problem, head_dims, False, sizes).kernels
         return {"fwd": found} if chosen == HOPPER else {}
     rows = WIDE_ROWS if found.block_m == WIDE_ROWS else 128
-    if (own.block_m, own.num_warps) != (rows, 8):
-        wanted = f"block_m {rows} and num_warps 8 in the family '{HOPPER}'"
-        fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
-    return {"fwd": HopperTile(*own)}
+    return {"fwd": own_forward_tile(op, "fwd", own, rows, f"in the family '{HOPPER}'")}
 
 
 def _backward_on_hopper(

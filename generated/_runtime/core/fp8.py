@@ -9,7 +9,7 @@ from ..archs import HOPPER_FAMILY
 from ..kernels import TRAITS
 from .checks import fail
 from .families import INTERPRETER, tile_columns
-from .options import CallOptions
+from .options import CallOptions, own_forward_tile
 from .tiles import PORTABLE, HopperTile
 
 FP8 = "float8_e4m3fn"
@@ -93,10 +93,7 @@ def fp8_tile(op: str, arch: str, head_dims: tuple[int, int], options: CallOption
     own = options.tile("fwd")
     if own is None:
         return _TILES[max(map(tile_columns, head_dims))]
-    if (own.block_m, own.num_warps) != (128, 8):
-        wanted = f"block_m 128 and num_warps 8 where q, k and v are {FP8}"
-        fail(op, "config['fwd']", wanted, f"{own.block_m} and {own.num_warps}")
-    return HopperTile(*own)
+    return own_forward_tile(op, "fwd", own, 128, f"where q, k and v are {FP8}")
 
 
 def output_dtype(backend: Any, scales: Any) -> Any:

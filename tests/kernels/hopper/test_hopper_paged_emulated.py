@@ -164,13 +164,15 @@ def test_a_traced_step_runs_the_same_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 TILE = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}
+LONG = {"block_m": 128, "block_n": 256, "num_warps": 8, "num_stages": 2}
 
 
 @pytest.mark.parametrize(
     ("others", "message"),
     [
         ({"k_scale": 2.0, "v_scale": 2.0}, "family: .*its caches have no scales"),
-        ({"config": {"paged_fwd": TILE}}, "block_m 128 and num_warps 8 in the family 'hopper', got 64 and 4"),
+        ({"config": {"paged_fwd": TILE}}, "block_m 128, block_n up to 128 and num_warps 8 in the family 'hopper', got 64"),
+        ({"config": {"paged_fwd": LONG}}, "num_warps 8 in the family 'hopper', got 128, 256 and 8"),
     ],
 )
 def test_calls_that_the_family_cannot_run(

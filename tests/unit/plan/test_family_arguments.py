@@ -93,9 +93,12 @@ def test_a_call_that_asks_for_hopper_is_refused_with_the_reason(call: dict[str, 
         forward(family="hopper", **call)  # type: ignore[arg-type]
 
 
-def test_a_tile_of_other_rows_is_refused() -> None:
-    own = {"fwd": {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2}}
-    with pytest.raises(ArgumentError, match=r"config\['fwd'\]: expected block_m 128 and num_warps 8"):
+@pytest.mark.parametrize(("block_m", "block_n", "num_warps"), [(64, 64, 4), (128, 64, 4), (128, 256, 8)])
+def test_a_tile_that_the_forward_cannot_run_is_refused(block_m: int, block_n: int, num_warps: int) -> None:
+    """A thread's part of a row of more than 128 keys would not fit its word of mask bits."""
+    own = {"fwd": {"block_m": block_m, "block_n": block_n, "num_warps": num_warps, "num_stages": 2}}
+    expected = rf"config\['fwd'\]: expected block_m 128, block_n up to 128 and num_warps 8 .*, got {block_m}, {block_n}"
+    with pytest.raises(ArgumentError, match=expected):
         forward(config=own, family="hopper")
 
 
