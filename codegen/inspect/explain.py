@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codegen import PROGRAM
+from codegen import PACKAGE, PROGRAM
 from codegen.analysis.call_modes import Mode
 from codegen.analysis.schedule import Schedule, analyse
 from codegen.arch.chips import ARCHS, CHIPS, DEFAULT_MULTIPROCESSORS, GPU_CHIPS
@@ -210,7 +210,9 @@ def _ladder_text(path: Path, gpu: str, *, has_families: bool) -> Iterator[str]:
     if has_families:
         yield "family: a call's family=, config= or deterministic=, else such a measurement, else the default rule"
     if gpu and not path.is_file():
-        yield f"{path} is not there; `{PROGRAM} tune {path.stem}` on that GPU makes it"
+        package = path.parents[2]
+        of_package = "" if package.name == PACKAGE else f" --variants SPEC --out {package}"
+        yield f"{path} is not there; `{PROGRAM} tune {path.stem}{of_package}` on that GPU makes it"
 
 
 def arch_of_gpu(out: Path, gpu: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 from codegen.arch.chips import CHIPS
@@ -16,9 +18,12 @@ from codegen.ir.parse import Scope, parse
 from codegen.ir.printers import FormulaPrinter
 from docs.generators import ROOT
 from docs.generators.markdown import code, fence, figures, table
+from generated._runtime.core import families as rules
 
 PACKAGE = ROOT / "generated"
 TUNED = PACKAGE / "tuned"
+
+MODES = ("dense", "packed", "segmented")
 
 _PLACE = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
@@ -89,19 +94,22 @@ def chips() -> str:
 def tuning_gains() -> str:
     """For each tuned GPU, the text that `codegen explain --gpu` prints."""
     parts = []
-    for folder in sorted(path for path in TUNED.iterdir() if path.is_dir()):
+    for folder in _folders():
         parts += [f"### {folder.name.upper()}", fence("\n".join(gains(PACKAGE, folder.name)), "text")]
     return "\n\n".join(parts)
 
 
 def families() -> str:
-    """The times of both kernel families at the longest compared length of the tuned files, by variant and head dim."""
+    """For each GPU, the times of both kernel families at the longest compared length of its tuned files."""
+    return "\n\n".join(f"### {folder.name.upper()}\n\n{_times_of(folder)}" for folder in _folders())
+
+
+def _times_of(folder: Path) -> str:
     rows = []
-    for path in sorted((TUNED / "h100").glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+    for variant, document in _tuned(folder):
         entries = [entry for entry in document.get("families", []) if _is_compared(entry)]
         for dim in sorted({entry["head_dim"] for entry in entries}):
-            row = [path.stem, str(dim)]
+            row = [variant, str(dim)]
             for which in ("fwd", "bwd"):
                 found = [entry["ms"] for entry in entries if (entry["head_dim"], entry["pass"]) == (dim, which)]
                 hopper, portable = (found[0].get("hopper"), found[0].get("portable")) if found else (None, None)
@@ -112,18 +120,86 @@ def families() -> str:
     return figures(heads, rows)
 
 
+def comparisons() -> str:
+    """For each GPU and mode of calls: the variants whose families were compared, and how often the rule is right."""
+    rows = []
+    for folder, mode in product(_folders(), MODES):
+        found = [
+            (variant, entry)
+            for variant, document in _tuned(folder)
+            for entry in document.get("families", [])
+            if entry["mode"] == mode
+        ]
+        if found:
+            right = sum(_confirms_the_rule(variant, entry) for variant, entry in found)
+            rows.append([folder.name.upper(), mode, _covered(found), str(len(found)), str(right)])
+    return table(["GPU", "calls", "variants: columns of a head", "comparisons", "that confirm the rule"], rows)
+
+
+def _confirms_the_rule(variant: str, entry: dict[str, Any]) -> bool:
+    dims = entry["head_dim"], entry["head_dim"]
+    ruled = rules.as_a_rule(entry["pass"], variant, entry["mode"], dims, entry["seq"])
+    return rules.fastest(entry["ms"], ruled) == ruled
+
+
+def tuned_tiles() -> str:
+    """For each GPU and mode of calls: the variants whose portable kernels have tuned tiles in bfloat16."""
+    rows = []
+    for folder, mode in product(_folders(), MODES):
+        found = [
+            (variant, entry)
+            for variant, document in _tuned(folder)
+            for entry in document["entries"]
+            if (entry["mode"], entry["dtype"]) == (mode, "bfloat16")
+        ]
+        if found:
+            rows.append([folder.name.upper(), mode, _covered(found)])
+    return table(["GPU", "calls", "variants: columns of a head"], rows)
+
+
+def _covered(found: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """The variants of measurements, those with the same columns and passes together."""
+    columns: dict[str, dict[str, set[int]]] = {}
+    for variant, entry in found:
+        columns.setdefault(variant, {}).setdefault(entry["pass"], set()).add(entry["head_dim"])
+    variants: dict[str, list[str]] = {}
+    for variant, of_passes in columns.items():
+        passes: dict[str, list[str]] = {}
+        for each, dims in sorted(of_passes.items()):
+            passes.setdefault(", ".join(map(str, sorted(dims))), []).append(each)
+        texts = [
+            dims if names in (["bwd", "fwd"], ["dkdv", "dq", "fwd"]) else f"{' and '.join(names)} {dims}"
+            for dims, names in passes.items()
+        ]
+        variants.setdefault(", ".join(texts), []).append(code(variant))
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in variants.items())
+
+
+def _folders() -> list[Path]:
+    """The folders of tuned files, one for each GPU."""
+    return sorted(path for path in TUNED.iterdir() if path.is_dir())
+
+
+def _tuned(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The variants with a tuned file, and the file of each."""
+    for path in sorted(folder.glob("*.json")):
+        yield path.stem, json.loads(path.read_text(encoding="utf-8"))
+
+
 def _is_compared(entry: dict[str, Any]) -> bool:
     return (entry["dtype"], entry["seq"], entry["group"], entry["mode"]) == ("bfloat16", 16384, 1, "dense")
 
 
 FRAGMENTS: dict[str, Callable[[], str]] = {
     "chips": chips,
+    "comparisons": comparisons,
     "families": families,
     "language-functions": functions,
     "language-limits": limits,
     "language-names": names,
     "language-operators": operators,
     "language-precedence": precedence,
+    "tuned-tiles": tuned_tiles,
     "tuning-gains": tuning_gains,
 }
 """Name -> a function that returns the Markdown for that place."""

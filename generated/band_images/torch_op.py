@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: host/torch_op.py.jinja
-# hash: f52cb4a3b759dde6
+# hash: e72a9787f66bb414
 """`band_images` for PyTorch. A band, and in both directions within an image; `image` is its number, -1 in text
 (Gemma 3, arXiv:2503.19786)."""
 
@@ -360,8 +360,8 @@ def band_images(
             columns of k, as `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
-            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
-            queries; by default one may have all.
+            chosen for how uneven the lengths are, which may change the last bits. On paged caches no sequence may have
+            more queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
             call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/jax_op.py.jinja
-# hash: 7889ed059ea7e7b7
+# hash: df6cf8cb5a7a12d3
 """`band_softcap` for JAX. A band, and logits capped at `cap`, as in Gemma 2, VaultGemma and T5Gemma
 (arXiv:2408.00118)."""
 
@@ -258,8 +258,8 @@ def band_softcap(
             Entries and pages that no query can see by its position are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
-            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
-            queries; by default one may have all.
+            chosen for how uneven the lengths are, which may change the last bits. On paged caches no sequence may have
+            more queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
             call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/torch_op.py.jinja
-# hash: 3af2a7358f31a84b
+# hash: d2861c0d5318695a
 """`document` for PyTorch. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from torch import Tensor
@@ -314,8 +314,8 @@ def document(
             columns of k, as `k[..., :512]`, one load serves both products.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
-            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
-            queries; by default one may have all.
+            chosen for how uneven the lengths are, which may change the last bits. On paged caches no sequence may have
+            more queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
             call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: e8e5dba2bacb030a
+# hash: 8194146a82fc6821
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned` on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -23,10 +23,11 @@
     dv           [B, Hkv, Skv, Dv]
     ddecay_cols  [B, Hq, Skv]  fp32, partial sums
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `forgetting_pruned_hopper_delta`, padded to
-whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
-(`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first,
-in the order of `in_fragments` and before the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `forgetting_pruned_hopper_delta` makes of
+them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. They are added to the products of a
+block: `row_lse`, in units of the product, to `qk` (`row_terms`), `row_delta` to `dp` (`issue_products`). The
+gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/jax_op.py.jinja
-# hash: 3a434653fb4ed020
+# hash: 4ac79b0609feb567
 """`forgetting_pruned` for JAX. forgetting from `first_key` on, which its `prune` finds (Lin et al., 2025,
 arXiv:2504.06949)."""
 
@@ -282,8 +282,8 @@ def forgetting_pruned(
         g_base: float32 `[pages, Hq]`, of a call on paged caches, where g is float32 `[pages, page size, Hq]`: sums that
             `paging.append_decay` keeps.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
-            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
-            queries; by default one may have all.
+            chosen for how uneven the lengths are, which may change the last bits. On paged caches no sequence may have
+            more queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
             call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/bwd.py.jinja
-# hash: c2e57cfc5fe6bb9f
+# hash: 75538983ea9ede4e
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `prefix_lm` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -17,10 +17,11 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `prefix_lm_hopper_delta`, padded to whole
-blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp` (`issue_products`).
-The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
-`in_fragments` and before the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `prefix_lm_hopper_delta` makes of them:
+`row_lse` and `row_delta`, negative and padded to whole blocks of rows. They are added to the products of a block:
+`row_lse`, in units of the product, to `qk` (`row_terms`), `row_delta` to `dp` (`issue_products`). The gradient of
+q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and
+before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

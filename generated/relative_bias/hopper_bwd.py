@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 6fc45a4bf9bf427c
+# hash: 86ed0fe9074b9905
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -20,10 +20,10 @@
     dk     [B, Hkv, Skv, D]
     dv     [B, Hkv, Skv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `relative_bias_hopper_delta`, padded to
-whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
-added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `relative_bias_hopper_delta` makes of
+them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. `row_delta` is added to the product
+`dp` of a block (`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32,
+zeros at first, in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/jax_op.py.jinja
-# hash: 9e2cfc1fec840ad2
+# hash: 68f3ce89a427791e
 """`softcap` for JAX. Causal with logits capped at 20 (Bello et al., 2016, arXiv:1611.09940, section 5.1)."""
 
 from jax import Array
@@ -228,8 +228,8 @@ def softcap(
             Entries and pages that no query can see by its position are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
-            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
-            queries; by default one may have all.
+            chosen for how uneven the lengths are, which may change the last bits. On paged caches no sequence may have
+            more queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
             call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that

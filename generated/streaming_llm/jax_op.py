@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: host/jax_op.py.jinja
-# hash: 309b420fbbe4da34
+# hash: 1a21f8fd74756039
 """`streaming_llm` for JAX. A causal window of `size`, and the first `sinks` keys, kept for good (Xiao et al., 2024,
 arXiv:2309.17453)."""
 
@@ -253,8 +253,8 @@ def streaming_llm(
             Entries and pages that no query can see by its position are never read.
         page_starts: integers `[B + 1]`, where each sequence's pages begin in a flat `page_table` `[all pages]`.
         max_seqlen_q: the number of queries of the longest sequence, in a packed or segmented call: kernels are then
-            chosen for how uneven the lengths are; results stay the same. On paged caches no sequence may have more
-            queries; by default one may have all.
+            chosen for how uneven the lengths are, which may change the last bits. On paged caches no sequence may have
+            more queries; by default one may have all.
         max_seqlen_k: the number of keys of the longest sequence; by default `max_seqlen_q`.
         q_scale: the factor by which q of float8_e4m3fn is multiplied: a number, floats `[Hq]` or `[B, Hq]`, in a packed
             call `[n, Hq]`. No element may be below 0, which is not checked on a GPU. Such calls need k and v of that

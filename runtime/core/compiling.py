@@ -59,7 +59,8 @@ def serve() -> None:
     visit_loops_once()
     order: Order = pickle.load(sys.stdin.buffer)
     for job in (*order.first, *order.others):
-        # Imported once for all forked copies. An import that fails here fails again in the copy, which reports it.
+        # Imported once for all forked copies. Errors, here and in the copies, are dropped: what this process does not
+        # compile, its caller compiles at the launch, and reports why that fails.
         with suppress(Exception):
             importlib.import_module(job.module)
     key: str = pickle.load(sys.stdin.buffer)

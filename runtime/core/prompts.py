@@ -12,8 +12,8 @@ from .checks import fail
 from .configs import next_power_of_2
 from .families import FAMILIES, WIDE_ROWS, forward_refusal, tile_columns
 from .launches import Backend, Tensor
-from .paged import CacheCall
 from .options import own_forward_tile
+from .paged import CacheCall
 from .paged_tiles import PROMPTS
 from .row_classes import FEW_ROWS, RowClass
 from .tiles import HOPPER, PORTABLE, HopperTile

@@ -77,7 +77,7 @@ def lane_layout():
 class KeyRing:
     """Ring buffers of keys and values, and the number of the block of keys in each stage.
 
-    Turn `i` brings the keys of the i-th visited block and the values of the one before it.
+    In the forwards, turn `i` brings the keys of the i-th visited block and the values of the one before it.
     """
 
     k: Ring

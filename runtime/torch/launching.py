@@ -28,7 +28,8 @@ if HAS_TRITON:
     from triton import knobs
     from triton.runtime import _allocation
 
-# In these versions the launcher of a compiled kernel allocates memory and passes it on between other arguments.
+# In Triton 3.6 the launcher of a compiled kernel allocates memory and passes it on between other arguments. Launchers
+# of later versions are called as they are.
 _KNOWN_LAUNCHER = (
     ("triton.backends.nvidia.driver", "CudaLauncher") if ENABLED and version("triton")[:4] == "3.6." else None
 )

@@ -143,7 +143,8 @@ LEAST_TILE = 32
 """Blocks of a mask that are shorter than this are not worth a tile of their own."""
 
 WHOLE_RUN = 128
-"""Hopper's tiles have at most so many rows and keys: they lie inside of runs of positions that are as long."""
+"""Hopper's tiles lie inside of runs of so many positions, whose blocks a tensor of the mask chooses: they have at most
+as many rows and keys, but for the long tile, which serves only masks that leave each row the keys from key 0 on."""
 
 
 def run_unit(op: str, sizes: MaskSizes = NO_SIZES) -> int:

@@ -66,7 +66,7 @@ def send_packed_rows(rings, head_row, q_end, q_len, h, start_m, turn):
 
 @gluon.jit
 def row_terms(q_ring, turn, block_term, SCORES: gl.constexpr):
-    """The terms added to the product in a row's scores, before the factor: `-lse` and `block_term`, `[BLOCK_M]`."""
+    """The terms added to the product in a row's scores: `-lse / scale` and `block_term`, `[BLOCK_M]`."""
     row_term = q_ring.vectors.index(turn % q_ring.stages).load(gl.SliceLayout(0, SCORES))
     return row_term if block_term is None else row_term + block_term
 

@@ -89,7 +89,10 @@ def send_keys(kv_ring, k_desc, v_desc, rows, start_n, turn, V_PIECES: gl.constex
 
 @gluon.jit
 def make_split_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PIECES: gl.constexpr):
-    """A ring of keys, which all warpgroups read, and one of pieces of values, which one reads; as `make_key_ring`."""
+    """A ring of keys, which all warpgroups read, and one of pieces of values, which one reads.
+
+    A turn of the keys has several of the values, those of the same block (`send_keys`).
+    """
     k_ring = make_ring(k_desc, STAGES, 2, 1 + ADDERS, PIECES)
     return KeyRing(k_ring, make_ring(v_desc, CHUNK_STAGES, 1, 1), make_numbers(STAGES))
 

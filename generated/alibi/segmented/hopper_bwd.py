@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 92c9dd12d72b9a06
+# hash: 9d591b81a98d778f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi`, with segment ids on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -26,10 +26,10 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `alibi_segmented_hopper_delta`, padded to
-whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
-added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `alibi_segmented_hopper_delta` makes of
+them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. `row_delta` is added to the product
+`dp` of a block (`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32,
+zeros at first, in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

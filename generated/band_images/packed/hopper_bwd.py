@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: 4a77f5f5bbf83222
+# hash: d42c1794cb9f5447
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -25,10 +25,11 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_images_packed_hopper_delta`, padded
-to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
-(`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
-the order of `in_fragments` and before the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `band_images_packed_hopper_delta` makes of
+them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. They are added to the products of a
+block: `row_lse`, in units of the product, to `qk` (`row_terms`), `row_delta` to `dp` (`issue_products`). The
+gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

@@ -3,7 +3,7 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: hopper/bwd.py.jinja
-# hash: 104f4b5944e53da1
+# hash: 1b2cf98222464749
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_softcap`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -21,10 +21,10 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `band_softcap_packed_hopper_delta`, padded
-to whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
-added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `band_softcap_packed_hopper_delta` makes
+of them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. `row_delta` is added to the
+product `dp` of a block (`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32],
+fp32, zeros at first, in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: hopper/bwd.py.jinja
-# hash: 67b14193aac9f984
+# hash: 9cb5a7b0393c0474
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal_dropout`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -25,8 +25,9 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `causal_dropout_segmented_hopper_delta`,
-padded to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `causal_dropout_segmented_hopper_delta`
+makes of them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. They are added to the
+products of a block: `row_lse`, in units of the product, to `qk` (`row_terms`), `row_delta` to `dp`
 (`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first,
 in the order of `in_fragments` and before the factor `scale`.
 

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/bwd.py.jinja
-# hash: a9b960e20cd55933
+# hash: 53b8ed1ce31e91d3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -22,10 +22,11 @@
     dk          [total_k, Hkv, D]
     dv          [total_k, Hkv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `document_packed_hopper_delta`, padded to
-whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
-(`issue_products`). The gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in
-the order of `in_fragments` and before the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `document_packed_hopper_delta` makes of
+them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. They are added to the products of a
+block: `row_lse`, in units of the product, to `qk` (`row_terms`), `row_delta` to `dp` (`issue_products`). The
+gradient of q is added to `dq_sums`, [Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of
+`in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: hopper/bwd.py.jinja
-# hash: dd21f59960a4fd59
+# hash: dac7aa88ca1105c3
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `softcap`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -24,10 +24,10 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `softcap_segmented_hopper_delta`, padded to
-whole blocks of rows. The product `dp` of a block has delta subtracted (`issue_products`). The gradient of q is
-added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first, in the order of `in_fragments` and before
-the factor `scale`.
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `softcap_segmented_hopper_delta` makes of
+them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. `row_delta` is added to the product
+`dp` of a block (`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32,
+zeros at first, in the order of `in_fragments` and before the factor `scale`.
 
 A program computes one block of keys of one key head after the other, for all query heads that share it. If HEAD_GROUPS
 is more than 1, these are split into that many groups, and a program computes the block for one of them. `dk` and `dv`

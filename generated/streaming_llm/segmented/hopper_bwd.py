@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/bwd.py.jinja
-# hash: 85748ae11c4298fb
+# hash: fa6f2b59ecd2a9d1
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -25,8 +25,9 @@
     dk              [B, Hkv, Skv, D]
     dv              [B, Hkv, Skv, Dv]
 
-`lse_ptr` and `delta_ptr` are the outputs `row_lse` and `row_delta` of `streaming_llm_segmented_hopper_delta`,
-padded to whole blocks of rows. The products of a block have them subtracted: lse from `qk`, delta from `dp`
+`lse_ptr` and `delta_ptr` are not the `lse` and `delta` above, but what `streaming_llm_segmented_hopper_delta`
+makes of them: `row_lse` and `row_delta`, negative and padded to whole blocks of rows. They are added to the
+products of a block: `row_lse`, in units of the product, to `qk` (`row_terms`), `row_delta` to `dp`
 (`issue_products`). The gradient of q is added to `dq_sums`, [B, Hq, blocks, 2, lines, 32], fp32, zeros at first,
 in the order of `in_fragments` and before the factor `scale`.
 
