@@ -51,7 +51,6 @@ class HopperFamily:
         scored_rows: most rows of a backward tile if the score is more than the scaled product, or dropout is applied:
             then the score of half of the rows fills the registers. Dense calls of a capped product have all rows: few
             of their blocks need a mask, for which registers spill.
-        wide_keys: `block_n` of the backward kernel for more than 128 columns, where both warpgroups hold all keys.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         narrow_forward_from_if_alike: the same if all rows attend to the same keys.
         narrow_forward_from_if_overlapped: the same if the score is costly, and computed beside the exponentials.
@@ -78,7 +77,6 @@ class HopperFamily:
     split_tiles: Mapping[str, TileConfig]
     distance_tiles: Mapping[int, TileConfig]
     scored_rows: int
-    wide_keys: int
     narrow_forward_from: int
     narrow_forward_from_if_alike: int
     narrow_forward_from_if_overlapped: int
@@ -114,7 +112,6 @@ FAMILY = HopperFamily(
     split_tiles={"dkdv": _tile(32, 64, 8, 2), "dq": _tile(64, 32, 8, 2)},
     distance_tiles={64: _tile(128, 128, 8, 3), 128: _tile(128, 64, 8, 2), 256: _tile(64, 32, 8, 2)},
     scored_rows=64,
-    wide_keys=64,
     narrow_forward_from=1024,
     narrow_forward_from_if_alike=512,
     narrow_forward_from_if_overlapped=2048,

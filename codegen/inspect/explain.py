@@ -94,7 +94,7 @@ def answer(out: Path, question: Question, spec_variant: Variant | None = None) -
     prompts = importlib.import_module(f"{package}._runtime.core.prompts")
     if prompts.suits_hopper(variant, arch, dtype, dims):
         pages = f"pages of {prompts.LEAST_PAGE} keys and more, a multiple of {prompts.PAGE_FACTOR}"
-        part, whole = prompts.least_part(prompts.tile_of(dims).block_m)
+        part, whole = prompts.least_part(dims)
         lines.append(f"prompts whose blocks fill {part}/{whole} of the GPU or more run the family hopper on {pages}")
     return lines
 

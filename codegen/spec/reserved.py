@@ -84,15 +84,15 @@ _WORDS = """
 
     HEAD_GROUPS HeadGroups head_group head_groups num_head_groups split_heads
 
-    ADDERS CHUNK CHUNK_STAGES COLS OWN_DIM SPLIT_ROWS SUMS_DK V_PIECES add_keys add_weighted begin_dp begin_scores
+    ADDERS CHUNK CHUNK_STAGES COLS OWN_DIM SUMS_DK V_PIECES add_keys add_weighted begin_dp begin_scores
     copied dkv dkv_start dq_start end_dp hopper_split is_split make_row_stream make_split_key_ring make_weights
     on_hopper own_rows q_stream score_keys score_rows scorer send_chunks send_keys store_sums summed summer sums_dk
     wait_for_scores
 
-    PIECE WIDE_ROWS add_values adder compute_scores compute_weights count_pieces make_weight_ring make_wide_key_ring
-    no_half_sums weigher weight_ring
+    PIECE add_values adder compute_scores compute_weights count_pieces has_split_tile make_weight_ring
+    make_wide_key_ring make_wide_paged_ring no_half_sums weigher weight_ring
 
-    WIDE_KEYS add_block dk_start dq_part ds_ring dv_start hopper_bwd_wide
+    add_block dk_start dq_part ds_ring dv_start has_wide_tile hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 
     CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block

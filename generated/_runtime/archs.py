@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/archs.py.jinja
-# hash: d378b3b3b902e52b
+# hash: 83ec87780b1155f4
 """Chips, the rules for tiles, and default tiles: those of `archs:` in variants.yaml, and those of Hopper's family."""
 
 from .core.tiles import ArchTiles, HopperFamily, HopperTile, PagedTile, Tile
@@ -60,7 +60,6 @@ HOPPER_FAMILY = HopperFamily(
         256: HopperTile(block_m=64, block_n=32, num_warps=8, num_stages=2),
     },
     scored_rows=64,
-    wide_keys=64,
     narrow_forward_from=1024,
     narrow_forward_from_if_alike=512,
     narrow_forward_from_if_overlapped=2048,

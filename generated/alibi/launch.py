@@ -2,12 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 748ef34ea0f4a42c
+# hash: 4d5d5d700f8ce721
 """The launches of `alibi`, for every framework: the kernels and their arguments."""
 
 from .. import alibi as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -71,7 +71,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.alibi_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.alibi_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -158,7 +158,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.alibi_hopper_bwd_wide if is_wide else kernels.hopper_bwd.alibi_hopper_bwd,
                 (

@@ -4,12 +4,12 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 0bd3652bf285e831
+# hash: f6b20a88e98a075a
 """The launches of `band_bias`, for every framework: the kernels and their arguments."""
 
 from .. import band_bias as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS
+from .._runtime.core.families import has_split_tile, has_wide_tile
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -86,7 +86,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_bias_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.band_bias_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -183,7 +183,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.band_bias_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_bias_hopper_bwd,
                 (

@@ -3,12 +3,12 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: edad3adf5442a18e
+# hash: dd7a7a95f1467081
 """The launches of `band_softcap`, for every framework: the kernels and their arguments."""
 
 from .. import band_softcap as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -86,7 +86,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_softcap_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.band_softcap_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -180,7 +180,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.band_softcap_hopper_bwd_wide
                 if is_wide

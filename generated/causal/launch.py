@@ -2,12 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: bb773aded02a0d5c
+# hash: bdaa643dd9077dc3
 """The launches of `causal`, for every framework: the kernels and their arguments."""
 
 from .. import causal as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -70,7 +70,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.causal_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.causal_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -113,7 +113,7 @@ def backward(
     tile = tiles["dkdv"]
     on_hopper = tiles["dq"].family == "hopper"
     # Beyond 256 columns each gradient has a launch of its own.
-    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    is_split = tile.family == "hopper" and has_split_tile((head_dim, head_dim_v))
     fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
@@ -182,7 +182,7 @@ def backward(
                     **tile_constants(tiles["dq"], head_dim, head_dim_v),
                 )
         elif dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.causal_hopper_bwd_wide if is_wide else kernels.hopper_bwd.causal_hopper_bwd,
                 (

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: f1f24d4d9889a311
+# hash: 1de496c8d27e48aa
 """The launches of `causal_dropout`, for every framework: the kernels and their arguments."""
 
 from .. import causal_dropout as kernels
 from .._runtime.core.checks import keep_numbers
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
     Backend,
@@ -66,7 +66,7 @@ def forward(
     if tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.causal_dropout_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.causal_dropout_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -154,7 +154,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.causal_dropout_hopper_bwd_wide
                 if is_wide

@@ -3,14 +3,14 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: 960fe15277d6eea6
+# hash: 2be5a178f615b71c
 """The launches of `forgetting_pruned`, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from .. import forgetting_pruned as kernels
 from .._runtime.core.configs import Tile, cdiv, next_power_of_2
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -153,7 +153,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.forgetting_pruned_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.forgetting_pruned_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -248,7 +248,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.forgetting_pruned_hopper_bwd_wide
                 if is_wide

@@ -3,13 +3,13 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 7cf58d71f754d1ec
+# hash: 7f621b666ee75a15
 """The launches of `relative_bias`, for every framework: the kernels and their arguments."""
 
 from .. import relative_bias as kernels
 from .._runtime.core.configs import cdiv
 from .._runtime.core.distances import bands_of, distance_tile, lag_axis
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -73,7 +73,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.relative_bias_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.relative_bias_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -177,7 +177,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.relative_bias_hopper_bwd_wide
                 if is_wide

@@ -2,12 +2,12 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: 09f489f9edca86a4
+# hash: 30f45ab8c50a29f6
 """The launches of `softcap`, for every framework: the kernels and their arguments."""
 
 from .. import softcap as kernels
 from .._runtime.core.configs import cdiv
-from .._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from .._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from .._runtime.core.fp8 import output_dtype, value_columns
 from .._runtime.core.head_groups import split_heads
 from .._runtime.core.launches import (
@@ -70,7 +70,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.softcap_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.softcap_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -147,7 +147,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.softcap_hopper_bwd_wide if is_wide else kernels.hopper_bwd.softcap_hopper_bwd,
                 (

@@ -11,14 +11,13 @@ from .checks import fail
 from .families import INTERPRETER as INTERPRETER
 from .families import (
     LEAST_TILE,
-    SPLIT_ROWS,
     WHOLE_RUN,
-    WIDE_KEYS,
-    WIDE_ROWS,
     as_a_rule,
     backward_tiles,
     fastest,
     fits_runs,
+    has_split_tile,
+    has_wide_tile,
     hopper_tile,
     run_unit,
 )
@@ -310,7 +309,7 @@ def _forward_on_hopper(
     if own is None:
         chosen = HOPPER if family == HOPPER else decision("fwd", op, gpu, problem, head_dims, False, sizes).kernels
         return {"fwd": found} if chosen == HOPPER else {}
-    rows = WIDE_ROWS if found.block_m == WIDE_ROWS else 128
+    rows = found.block_m if has_split_tile(head_dims) else 128
     return {"fwd": own_forward_tile(op, "fwd", own, rows, f"in the family '{HOPPER}'")}
 
 
@@ -339,12 +338,12 @@ def _backward_on_hopper(
     if kernels == PORTABLE:
         return {}
     # A kernel that computes dq alone adds it up in a fixed order.
-    splits = found["dkdv"].block_m == SPLIT_ROWS
+    splits = has_split_tile(head_dims)
     if not splits and (in_order or kernels == HOPPER_DKDV):
         found.pop("dq", None)
     if "dkdv" in own:
         tile = found["dkdv"]
-        rows = (SPLIT_ROWS,) if splits else (64,) if tile.block_n == WIDE_KEYS else (64, 128)
+        rows = (tile.block_m,) if splits else (64,) if has_wide_tile(head_dims) else (64, 128)
         if own["dkdv"].block_m not in rows or own["dkdv"][1:3] != tile[1:3]:
             wanted = f"block_m {' or '.join(map(str, rows))}, block_n {tile.block_n} and num_warps {tile.num_warps}"
             fail(op, "config['dkdv']", f"{wanted} in the family '{HOPPER}'", str(own["dkdv"][:3]))

@@ -232,14 +232,14 @@ def test_classes_without_hopper() -> None:
 
 
 def test_prompts_that_occupy_half_the_chip_run_hopper() -> None:
-    assert hopper_rows(None, 4, 32, 132, 128) == 4 * 132 * 128 // 64
-    assert hopper_rows(None, 1, 256, 132, 128) == 128
-    assert hopper_rows(HOPPER, 4, 32, 132, 128) == FEW_ROWS + 1
+    assert hopper_rows(None, 4, 32, 132, (128, 128)) == 4 * 132 * 128 // 64
+    assert hopper_rows(None, 1, 256, 132, (64, 128)) == 128
+    assert hopper_rows(HOPPER, 4, 32, 132, (512, 512)) == FEW_ROWS + 1
 
 
 def test_prompts_of_more_than_256_columns_run_hopper_sooner() -> None:
-    assert hopper_rows(None, 8, 16, 132, 64) == 8 * (132 * 3 * 64 // 160)
-    assert hopper_rows(None, 1, 256, 132, 64) == 64
+    assert hopper_rows(None, 8, 16, 132, (512, 512)) == 8 * (132 * 3 * 64 // 160)
+    assert hopper_rows(None, 1, 256, 132, (320, 72)) == 64
 
 
 @pytest.mark.parametrize(

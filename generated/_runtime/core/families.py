@@ -17,15 +17,6 @@ INTERPRETER = "the CPU"
 HOPPER_WARPS = HOPPER_FAMILY.launch_warps
 """Warps that a kernel of Hopper's family is launched with: one warpgroup, which starts the others."""
 
-WIDE_KEYS = HOPPER_FAMILY.wide_keys
-"""Keys of a tile in the backward kernel for more than 128 columns, where both warpgroups hold all keys."""
-
-WIDE_ROWS = HOPPER_FAMILY.wide_forward_tile.block_m
-"""Rows of a tile in the forward kernel for more than 256 columns, where one warpgroup computes all weights."""
-
-SPLIT_ROWS = HOPPER_FAMILY.split_tiles["dkdv"].block_m
-"""Rows of a tile of dk and dv in the backward kernels for more than 256 columns: a launch for each gradient."""
-
 FORWARD, BACKWARD = "hopper_fwd", "hopper_bwd"
 """Names of the kernels of Hopper's family among the hashes."""
 
@@ -50,6 +41,18 @@ def _widest(head_dims: tuple[int, int]) -> int:
     return max(tile_columns(head_dim) for head_dim in head_dims)
 
 
+def has_wide_tile(head_dims: tuple[int, int]) -> bool:
+    """Whether the accumulators of dk and dv are so wide that one warpgroup holds dk and the other dv: the backward then
+    has a kernel of its own."""
+    return _widest(head_dims) > 128
+
+
+def has_split_tile(head_dims: tuple[int, int]) -> bool:
+    """Whether a tile is so wide that two warpgroups share its columns: the forward then has a kernel of its own, and in
+    the backward each gradient."""
+    return _widest(head_dims) not in HOPPER_FAMILY.forward_tiles
+
+
 def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int, int], length: int) -> HopperTile | str:
     """The tile of a call's forward in Hopper's family, or the reason why that family cannot run the call.
 
@@ -60,7 +63,7 @@ def hopper_tile(op: str, mode: str, arch: str, dtype: str, head_dims: tuple[int,
     reason = forward_refusal(arch, dtype, head_dims, length)
     if reason:
         return reason
-    if _is_split(head_dims):
+    if has_split_tile(head_dims):
         return family.wide_forward_tile
     cols = _widest(head_dims)
     long_from = family.long_forward_from_if_alike if traits.rows_are_alike else family.long_forward_from
@@ -82,7 +85,7 @@ def backward_tiles(
     """
     if backward_refusal(op, arch, dtype, head_dims, length):
         return {}
-    if _is_split(head_dims):
+    if has_split_tile(head_dims):
         return dict(HOPPER_FAMILY.split_tiles)
     tile, traits = HOPPER_FAMILY.backward_tiles[_widest(head_dims)], TRAITS[op]
     if not traits.score_is_scaled_product and not (traits.score_is_capped and mode == "dense"):
@@ -100,7 +103,7 @@ def backward_refusal(op: str, arch: str, dtype: str, head_dims: tuple[int, int],
     """Why kernels of Hopper's family cannot run the backward of a call; empty if they can."""
     reason = refusal(arch, dtype, head_dims, length, HOPPER_FAMILY.most_columns)
     reason = reason or _refusal_of_halves(head_dims, *head_dims)
-    if not reason and _is_split(head_dims) and not TRAITS[op].splits_gradients:
+    if not reason and has_split_tile(head_dims) and not TRAITS[op].splits_gradients:
         columns = max(HOPPER_FAMILY.forward_tiles)
         reason = f"beyond {columns} columns its backward serves no score but the scaled product, and no dropout"
     return reason
@@ -125,15 +128,10 @@ def refusal(
     return ""
 
 
-def _is_split(head_dims: tuple[int, int]) -> bool:
-    """True if a tile is so wide that two warpgroups share its columns, and each gradient has a launch of its own."""
-    return _widest(head_dims) not in HOPPER_FAMILY.forward_tiles
-
-
 def _refusal_of_halves(head_dims: tuple[int, int], *added_up: int) -> str:
     """Why two warpgroups cannot share the columns that are added up; empty if they can, or need not."""
     least = HOPPER_FAMILY.least_half
-    if _is_split(head_dims) and min(added_up) < least:
+    if has_split_tile(head_dims) and min(added_up) < least:
         most = max(HOPPER_FAMILY.forward_tiles)
         return f"beside a head_dim above {most} it needs another one of at least {least}, not {min(added_up)}"
     return ""
@@ -179,7 +177,7 @@ def is_faster(op: str, mode: str, head_dims: tuple[int, int], length: int, unit:
     """
     traits, family = TRAITS[op], HOPPER_FAMILY
     columns = _widest(head_dims)
-    if _is_split(head_dims):
+    if has_split_tile(head_dims):
         return True
     is_narrow = columns == 64
     has_keys = traits.keys_are_runs or unit >= WHOLE_RUN
@@ -203,7 +201,7 @@ def backward_is_faster(op: str, mode: str, head_dims: tuple[int, int], length: i
     than 128 columns and the other does not. Beyond 256 columns they are
     always the faster ones. `unit`: as in `run_unit`.
     """
-    if _is_split(head_dims):
+    if has_split_tile(head_dims):
         return True
     narrow, wide = sorted(head_dims)
     if narrow <= 128 < wide <= 192 and length < HOPPER_FAMILY.mixed_backward_from:
@@ -218,7 +216,7 @@ def fusing_is_faster(mode: str, head_dims: tuple[int, int], length: int) -> bool
     The fused kernel clears and converts its sum of dq, which takes as long for short sequences as for long ones.
     """
     family = HOPPER_FAMILY
-    if _is_split(head_dims):
+    if has_split_tile(head_dims):
         return True
     least = family.fused_backward_from if mode == "dense" else family.packed_fused_backward_from
     return length >= least[_widest(head_dims)]
@@ -257,10 +255,9 @@ def contending_kernels(pass_name: str, op: str, mode: str, head_dims: tuple[int,
     """The kernels of both families that a forward or backward has, with their hashes."""
     names: tuple[str, ...]
     if pass_name == "fwd":
-        names = ("fwd", _WIDE_FORWARD if _is_split(head_dims) else FORWARD)
-    elif _is_split(head_dims):
+        names = ("fwd", _WIDE_FORWARD if has_split_tile(head_dims) else FORWARD)
+    elif has_split_tile(head_dims):
         names = ("dkdv", "dq", *_SPLIT, _DELTA)
     else:
-        is_wide = HOPPER_FAMILY.backward_tiles[_widest(head_dims)].block_n == WIDE_KEYS
-        names = ("dkdv", "dq", _WIDE_BACKWARD if is_wide else BACKWARD, _DELTA)
+        names = ("dkdv", "dq", _WIDE_BACKWARD if has_wide_tile(head_dims) else BACKWARD, _DELTA)
     return {name: code for name, code in KERNEL_HASHES[op][mode].items() if name.removeprefix(_RUNS) in names}

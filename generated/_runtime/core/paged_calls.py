@@ -284,11 +284,7 @@ def with_classes(
         tiles=tiles,
         are_alike=are_full and call.num_seqs * call.most_queries == total,
         hopper_tile=hopper_tile,
-        hopper_rows=(
-            0
-            if hopper_tile is None
-            else hopper_rows(call.family, call.group, q.shape[1], processors, hopper_tile.block_m)
-        ),
+        hopper_rows=hopper_rows(call.family, call.group, q.shape[1], processors, (q.shape[-1], call.v.shape[-1])),
         asks_decode=any(name == DECODE for name, _ in call.config),
         converts=converts,
     )

@@ -11,7 +11,7 @@ from ..archs import HOPPER_FAMILY
 from ..kernels import TRAITS
 from .checks import fail
 from .configs import next_power_of_2
-from .families import FAMILIES, WIDE_ROWS, forward_refusal, tile_columns
+from .families import FAMILIES, forward_refusal, has_split_tile, tile_columns
 from .launches import Backend, Tensor
 from .options import own_forward_tile
 from .paged import CacheCall
@@ -79,7 +79,9 @@ def hopper_tile(op: str, call: CacheCall, arch: str, dtypes: Sequence[str], *, c
 
 def tile_of(head_dims: tuple[int, int]) -> HopperTile:
     """The default tile of prompts with heads of q and v of so many columns."""
-    return HOPPER_FAMILY.forward_tiles.get(max(map(tile_columns, head_dims)), HOPPER_FAMILY.wide_forward_tile)
+    if has_split_tile(head_dims):
+        return HOPPER_FAMILY.wide_forward_tile
+    return HOPPER_FAMILY.forward_tiles[max(map(tile_columns, head_dims))]
 
 
 def suits_hopper(op: str, arch: str, dtype: str, head_dims: tuple[int, int]) -> bool:
@@ -109,26 +111,26 @@ def _refusal(
     return forward_refusal(arch, dtypes[0], head_dims, 1)
 
 
-def hopper_rows(family: object, group: int, num_heads: int, processors: int, block_m: int) -> int:
-    """Rows from which on a sequence runs Hopper's family: as many as make its blocks, of `block_m` rows, alone occupy
-    `least_part` of the chip.
+def hopper_rows(family: object, group: int, num_heads: int, processors: int, head_dims: tuple[int, int]) -> int:
+    """Rows from which on a sequence runs Hopper's family: as many as make its blocks alone occupy `least_part` of the
+    chip.
 
     For sequences of fewer rows the portable family splits the keys. If the call asks for Hopper's family, all prompts
     run it.
     """
     if family == HOPPER:
         return FEW_ROWS + 1
-    part, whole = least_part(block_m)
+    (part, whole), block_m = least_part(head_dims), tile_of(head_dims).block_m
     return group * max(processors * part * block_m // (whole * num_heads), block_m)
 
 
-def least_part(block_m: int) -> tuple[int, int]:
+def least_part(head_dims: tuple[int, int]) -> tuple[int, int]:
     """The part of a chip, as a fraction, that the blocks of a prompt must occupy for Hopper's kernels to be faster than
     portable ones, which split the keys.
 
     Measured on an H200, where portable kernels on whole chips take 1.6 times as long, and 2.5 times beyond 256 columns.
     """
-    return (3, 10) if block_m == WIDE_ROWS else (1, 2)
+    return (3, 10) if has_split_tile(head_dims) else (1, 2)
 
 
 def place_prompts(backend: Backend, prompt_blocks: Any, call: CacheCall, rows: RowClass, block_seqs: Tensor) -> None:

@@ -111,7 +111,6 @@ class HopperFamily:
         split_tiles: of the backward of so many columns, by pass: each gradient has a launch of its own.
         scored_rows: most rows of a backward tile, unless the score is the scaled product or, in a dense call, a capped
             one.
-        wide_keys: `block_n` of the backward kernel for more than 128 columns.
         narrow_forward_from: length from which on the forward at 64 columns is the faster one.
         packed_forward_from: average length from which on the forward of packed calls is the faster one.
         fused_backward_from: length from which on one kernel for all gradients is faster than a portable dq beside it.
@@ -135,7 +134,6 @@ class HopperFamily:
     split_tiles: Mapping[str, HopperTile]
     distance_tiles: Mapping[int, HopperTile]
     scored_rows: int
-    wide_keys: int
     narrow_forward_from: int
     narrow_forward_from_if_alike: int
     narrow_forward_from_if_overlapped: int

@@ -3,13 +3,13 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/launch.py.jinja
-# hash: 074e0cbb55dc5d87
+# hash: 5b6f52497a663ff3
 """The launches of `band`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
@@ -109,7 +109,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_packed_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.band_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -157,7 +157,7 @@ def backward(
     tile = tiles["dkdv"]
     on_hopper = tiles["dq"].family == "hopper"
     # Beyond 256 columns each gradient has a launch of its own.
-    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    is_split = tile.family == "hopper" and has_split_tile((head_dim, head_dim_v))
     fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
@@ -231,7 +231,7 @@ def backward(
                     **tile_constants(tiles["dq"], head_dim, head_dim_v),
                 )
         elif dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.band_packed_hopper_bwd_wide
                 if is_wide
@@ -334,7 +334,7 @@ def gradients_of_runs(
     q_len = 0
     q_offset, row_offsets = row_offset, None
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "SCALARS_LOADED": backend.is_loaded(before, after)}
-    is_wide = tile.block_n == WIDE_KEYS
+    is_wide = has_wide_tile((head_dim, head_dim_v))
     backend.launch_hopper(
         kernels.hopper_bwd.band_packed_hopper_bwd_wide if is_wide else kernels.hopper_bwd.band_packed_hopper_bwd,
         (min(key_block_seqs.shape[0] * k.shape[1] * head_groups.number, backend.multiprocessors(q)),),

@@ -3,10 +3,10 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: ff48b55626480118
+# hash: 82afe91b9dfa33b8
 """Launches of the kernels of `band` on paged caches."""
 
-from ..._runtime.core.families import HOPPER_WARPS, WIDE_ROWS
+from ..._runtime.core.families import HOPPER_WARPS, has_split_tile
 from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
@@ -74,7 +74,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], before: int
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.band_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.band_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

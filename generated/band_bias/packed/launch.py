@@ -4,13 +4,13 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: 138ea3b54fbcb224
+# hash: 9fafca186abf0be2
 """The launches of `band_bias`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS
+from ..._runtime.core.families import has_split_tile, has_wide_tile
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -105,7 +105,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_bias_packed_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.band_bias_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -200,7 +200,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.band_bias_packed_hopper_bwd_wide
                 if is_wide

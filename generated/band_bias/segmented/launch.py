@@ -4,13 +4,13 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: host/launch.py.jinja
-# hash: a2b534258fddd1f3
+# hash: 00646c0584d26d85
 """The launches of `band_bias`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS
+from ..._runtime.core.families import has_split_tile, has_wide_tile
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -187,7 +187,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_bias_segmented_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.band_bias_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -304,7 +304,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.band_bias_segmented_hopper_bwd_wide
                 if is_wide

@@ -3,10 +3,10 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: host/paged_launch.py.jinja
-# hash: bddd10b5d576c421
+# hash: 854ead964c1c4ca2
 """Launches of the kernels of `band_sink` on paged caches."""
 
-from ..._runtime.core.families import WIDE_ROWS
+from ..._runtime.core.families import has_split_tile
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -75,7 +75,7 @@ def forward(
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.band_sink_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.band_sink_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

@@ -3,13 +3,13 @@
 # variant: band_softcap: {mask: 'band(before, after)', score: softcap(cap), scalars: {before: {type: int, min: 0,
 #     example: 256}, after: {type: int, min: 0, example: 32}, cap: {type: float, example: 50.0}}}
 # template: host/launch.py.jinja
-# hash: 349ecbb457f7c7a8
+# hash: cae61db2101f800d
 """The launches of `band_softcap`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
@@ -114,7 +114,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.band_softcap_packed_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.band_softcap_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -211,7 +211,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.band_softcap_packed_hopper_bwd_wide
                 if is_wide
@@ -321,7 +321,7 @@ def gradients_of_runs(
         "SCALARS_LOADED": backend.is_loaded(before, after, cap),
         "HARDWARE_TANH": backend.has_tanh_instruction(q),
     }
-    is_wide = tile.block_n == WIDE_KEYS
+    is_wide = has_wide_tile((head_dim, head_dim_v))
     backend.launch_hopper(
         kernels.hopper_bwd.band_softcap_packed_hopper_bwd_wide
         if is_wide

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/launch.py.jinja
-# hash: a67e873c6e66ff60
+# hash: aba19852dc88a0b9
 """The launches of `causal`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
@@ -106,7 +106,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.causal_packed_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.causal_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -150,7 +150,7 @@ def backward(
     tile = tiles["dkdv"]
     on_hopper = tiles["dq"].family == "hopper"
     # Beyond 256 columns each gradient has a launch of its own.
-    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    is_split = tile.family == "hopper" and has_split_tile((head_dim, head_dim_v))
     fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
@@ -222,7 +222,7 @@ def backward(
                     **tile_constants(tiles["dq"], head_dim, head_dim_v),
                 )
         elif dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.causal_packed_hopper_bwd_wide
                 if is_wide
@@ -316,7 +316,7 @@ def gradients_of_runs(
     q_len = 0
     q_offset, row_offsets = row_offset, None
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None}
-    is_wide = tile.block_n == WIDE_KEYS
+    is_wide = has_wide_tile((head_dim, head_dim_v))
     backend.launch_hopper(
         kernels.hopper_bwd.causal_packed_hopper_bwd_wide if is_wide else kernels.hopper_bwd.causal_packed_hopper_bwd,
         (min(key_block_seqs.shape[0] * k.shape[1] * head_groups.number, backend.multiprocessors(q)),),

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: host/paged_launch.py.jinja
-# hash: 001d813bd4dabad7
+# hash: a29df986688cb6d5
 """Launches of the kernels of `causal` on paged caches."""
 
-from ..._runtime.core.families import HOPPER_WARPS, WIDE_ROWS
+from ..._runtime.core.families import HOPPER_WARPS, has_split_tile
 from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
@@ -70,7 +70,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.causal_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.causal_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

@@ -2,14 +2,14 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal_dropout: {mask: causal, dropout: true}
 # template: host/launch.py.jinja
-# hash: e39a73875b74f63d
+# hash: ef725754ce4f71da
 """The launches of `causal_dropout`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.checks import keep_numbers
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
     Backend,
@@ -169,7 +169,7 @@ def forward(
     if tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.causal_dropout_segmented_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.causal_dropout_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -299,7 +299,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.causal_dropout_segmented_hopper_bwd_wide
                 if is_wide

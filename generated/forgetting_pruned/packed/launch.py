@@ -3,13 +3,13 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: host/launch.py.jinja
-# hash: ba11c89a7a6cba54
+# hash: 9fb26353c0e0023d
 """The launches of `forgetting_pruned`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -161,7 +161,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.forgetting_pruned_packed_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.forgetting_pruned_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -271,7 +271,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.forgetting_pruned_packed_hopper_bwd_wide
                 if is_wide

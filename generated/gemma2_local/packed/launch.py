@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/launch.py.jinja
-# hash: c7f11a8ea8b50ab1
+# hash: 1283845c0412431f
 """The launches of `gemma2_local`, packed sequences, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import HeadGroups, split_heads
 from ..._runtime.core.launches import (
@@ -106,7 +106,7 @@ def forward(
     elif tile.family == "hopper":
         backend.launch_hopper(
             kernels.hopper_fwd.gemma2_local_packed_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.gemma2_local_packed_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -195,7 +195,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.gemma2_local_packed_hopper_bwd_wide
                 if is_wide
@@ -289,7 +289,7 @@ def gradients_of_runs(
     q_len = 0
     q_offset, row_offsets = row_offset, None
     constants = {"Q_OFFSET_PER_BATCH": row_offsets is not None, "HARDWARE_TANH": backend.has_tanh_instruction(q)}
-    is_wide = tile.block_n == WIDE_KEYS
+    is_wide = has_wide_tile((head_dim, head_dim_v))
     backend.launch_hopper(
         kernels.hopper_bwd.gemma2_local_packed_hopper_bwd_wide
         if is_wide

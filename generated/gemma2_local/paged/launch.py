@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: host/paged_launch.py.jinja
-# hash: 47601f109aabf3ab
+# hash: 8324a428514e05c8
 """Launches of the kernels of `gemma2_local` on paged caches."""
 
-from ..._runtime.core.families import WIDE_ROWS
+from ..._runtime.core.families import has_split_tile
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -69,7 +69,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor]) -> tuple[Te
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.gemma2_local_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.gemma2_local_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

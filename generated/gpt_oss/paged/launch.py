@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/paged_launch.py.jinja
-# hash: 9025524616b92a97
+# hash: 9ba0cfab70023bc0
 """Launches of the kernels of `gpt_oss` on paged caches."""
 
-from ..._runtime.core.families import WIDE_ROWS
+from ..._runtime.core.families import has_split_tile
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -69,7 +69,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], sink: Tenso
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.gpt_oss_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.gpt_oss_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/launch.py.jinja
-# hash: 1e73a506e4f8bfed
+# hash: 6fe091f462ee00f7
 """The launches of `gpt_oss`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import SPLIT_ROWS, WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -193,7 +193,7 @@ def forward(
             )
         backend.launch_hopper(
             kernels.hopper_fwd.gpt_oss_segmented_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.gpt_oss_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -247,7 +247,7 @@ def backward(
     tile = tiles["dkdv"]
     on_hopper = tiles["dq"].family == "hopper"
     # Beyond 256 columns each gradient has a launch of its own.
-    is_split = tile.family == "hopper" and tile.block_m == SPLIT_ROWS
+    is_split = tile.family == "hopper" and has_split_tile((head_dim, head_dim_v))
     fused = on_hopper and not is_split
     delta = lse.new_empty(lse.shape)
     dq, dk, dv = empty_gradients(backend, q, k, v, options)
@@ -357,7 +357,7 @@ def backward(
                     **tile_constants(tiles["dq"], head_dim, head_dim_v),
                 )
         elif dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             backend.launch_hopper(
                 kernels.hopper_bwd.gpt_oss_segmented_hopper_bwd_wide
                 if is_wide

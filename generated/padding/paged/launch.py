@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: host/paged_launch.py.jinja
-# hash: 9af3d1dca301e1b7
+# hash: 8faf8f013da2777d
 """Launches of the kernels of `padding` on paged caches."""
 
-from ..._runtime.core.families import WIDE_ROWS
+from ..._runtime.core.families import has_split_tile
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -68,7 +68,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: Ten
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.padding_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.padding_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

@@ -2,10 +2,10 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: host/paged_launch.py.jinja
-# hash: cce9ddd8f6c3a8c7
+# hash: d4aa4b8230f7141c
 """Launches of the kernels of `prefix_lm` on paged caches."""
 
-from ..._runtime.core.families import HOPPER_WARPS, WIDE_ROWS
+from ..._runtime.core.families import HOPPER_WARPS, has_split_tile
 from ..._runtime.core.latents import runs_latent
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
@@ -72,7 +72,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], length: int
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.prefix_lm_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.prefix_lm_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

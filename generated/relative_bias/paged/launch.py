@@ -3,10 +3,10 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: host/paged_launch.py.jinja
-# hash: 7fca6846c7bc80ee
+# hash: b1377bf46d4296f6
 """Launches of the kernels of `relative_bias` on paged caches."""
 
-from ..._runtime.core.families import WIDE_ROWS
+from ..._runtime.core.families import has_split_tile
 from ..._runtime.core.launches import Backend, Tensor, tile_constants
 from ..._runtime.core.paged import CacheCall, merge
 from ..._runtime.core.prompts import copied_strides, place_prompts, rows_apart
@@ -70,7 +70,7 @@ def forward(backend: Backend, call: CacheCall, tables: list[Tensor], bias: Tenso
         if rows.tile.family == HOPPER:
             backend.launch_hopper(
                 kernels.hopper_fwd.relative_bias_paged_hopper_fwd_wide
-                if rows.tile.block_m == WIDE_ROWS
+                if has_split_tile((q.shape[-1], v.shape[-1]))
                 else kernels.hopper_fwd.relative_bias_paged_hopper_fwd,
                 (min(records.shape[0] * q.shape[1], backend.multiprocessors(q)),),
                 (

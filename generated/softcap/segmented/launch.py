@@ -2,13 +2,13 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: softcap: {mask: causal, score: softcap(20.0)}
 # template: host/launch.py.jinja
-# hash: d327eae969070b36
+# hash: 6962d74975252893
 """The launches of `softcap`, with segment ids, for every framework: the kernels and their arguments."""
 
 from collections.abc import Sequence
 
 from ..._runtime.core.configs import Tile, cdiv, next_power_of_2
-from ..._runtime.core.families import WIDE_KEYS, WIDE_ROWS, tile_columns
+from ..._runtime.core.families import has_split_tile, has_wide_tile, tile_columns
 from ..._runtime.core.fp8 import output_dtype, value_columns
 from ..._runtime.core.head_groups import split_heads
 from ..._runtime.core.launches import (
@@ -196,7 +196,7 @@ def forward(
             )
         backend.launch_hopper(
             kernels.hopper_fwd.softcap_segmented_hopper_fwd_wide
-            if tile.block_m == WIDE_ROWS
+            if has_split_tile((head_dim, head_dim_v))
             else kernels.hopper_fwd.softcap_segmented_hopper_fwd,
             (min(programs, backend.multiprocessors(q)),),
             *arguments,
@@ -334,7 +334,7 @@ def backward(
                 **delta_constants(tile, head_dim_v),
             )
         if dk.numel() > 0:
-            is_wide = tile.block_n == WIDE_KEYS
+            is_wide = has_wide_tile((head_dim, head_dim_v))
             if runs is not None:
                 pad_rows(backend, runs, row_lse, row_delta, q_len, tile, linear=False)
                 backend.fill_in_parts(head_groups.dk, head_groups.dv)
