@@ -29,13 +29,14 @@ def run_call(variant: Variant, job: Job, package: str) -> None:
     dtype = getattr(torch, job.dtype)
     packed, scaled = job.mode is Mode.PACKED, job.dtype == FP8
     length = LENGTH if job.length is None else job.length + LENGTH
+    value_dim = job.head_dim if job.value_dim is None else job.value_dim
     q, k, v = (
         torch.zeros(
-            (BATCH * length, heads, job.head_dim) if packed else (BATCH, heads, length, job.head_dim),
+            (BATCH * length, heads, dim) if packed else (BATCH, heads, length, dim),
             dtype=dtype,
             requires_grad=not scaled,
         )
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
+        for heads, dim in ((HEADS, job.head_dim), (KV_HEADS, job.head_dim), (KV_HEADS, value_dim))
     )
     own = _own_arguments(variant, job.mode, length)
     if scaled:

@@ -31,6 +31,9 @@ LARGE_TILE = 128 * 128
 LARGEST_NARROW = 96
 """The largest head_dim whose tiles have 64 columns."""
 
+MIXED_DIM, MIXED_VALUE_DIM = 192, 128
+"""Columns of q and k, and of v, for which Hopper's forward has a tile of its own: those of DeepSeek's models."""
+
 FAST_VARIANT = "causal"
 """The variant that `--fast` compiles with every config; if it is not selected, the first one that is."""
 
@@ -43,7 +46,7 @@ class Job:
     """One call: of a variant, in a mode, on a chip, with these passes compiled for their configs.
 
     `family`: the kernel family that the call asks for; empty if it asks for none. `length`: of the sequences, if the
-    length decides which tile runs; None if the call's configs do.
+    length decides which tile runs; None if the call's configs do. `value_dim`: columns of v; None if as many as of q.
     """
 
     variant: str
@@ -54,6 +57,7 @@ class Job:
     configs: tuple[tuple[Pass, TileConfig], ...]
     family: str = ""
     length: int | None = None
+    value_dim: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,8 @@ def jobs(spec: Spec, selection: Selection) -> list[Job]:
             found += _calls(variant, mode, own, dtype, head_dim, selection.passes)
             if planned is not None and hopper.FAMILY.serves_forward(head_dim):
                 found += _hopper_calls(planned, dtype, head_dim, selection.passes)
+        if planned is not None and MIXED_DIM in (selection.head_dims or (MIXED_DIM,)):
+            found += _mixed_calls(planned, dtype, selection.passes)
     return _fast_part(found, spec, selection) if selection.fast else found
 
 
@@ -213,6 +219,25 @@ def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Seque
     if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None and hopper.FAMILY.serves_head_dim(head_dim):
         found.append(replace(found[0], dtype=FP8))
     return found
+
+
+def _mixed_calls(planned: VariantPlan, dtype: str, passes: Sequence[Pass]) -> list[Job]:
+    """The calls in Hopper's family whose values have fewer columns than keys."""
+    tiles = {Pass.FWD: hopper.FAMILY.mixed_forward_tile, Pass.DKDV: hopper_backward_tile(planned, MIXED_DIM)}
+    return [
+        Job(
+            variant=planned.written.name,
+            mode=planned.mode,
+            arch=hopper.ARCH,
+            dtype=dtype,
+            head_dim=MIXED_DIM,
+            configs=((each, tile),),
+            family=hopper.NAME,
+            value_dim=MIXED_VALUE_DIM,
+        )
+        for each, tile in tiles.items()
+        if each in passes and tile is not None
+    ]
 
 
 def _calls(

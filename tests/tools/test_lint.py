@@ -67,7 +67,7 @@ def test_a_variants_own_configs_take_the_place_of_the_chips() -> None:
 
 def test_nothing_is_compiled_twice() -> None:
     entries = [
-        (j.variant, j.mode, j.arch, j.dtype, j.head_dim, j.family, *entry)
+        (j.variant, j.mode, j.arch, j.dtype, j.head_dim, j.value_dim, j.family, *entry)
         for j in jobs(SPEC, EVERYTHING)
         for entry in j.configs
     ]
