@@ -89,13 +89,13 @@ _WORDS = """
     on_hopper own_rows q_stream score_keys score_rows scorer send_chunks send_keys store_sums summed summer sums_dk
     wait_for_scores
 
-    PIECE add_values adder compute_scores compute_weights count_pieces has_split_tile make_weight_ring
+    SWIZZLE_COLS add_values adder compute_scores compute_weights count_pieces has_split_tile make_weight_ring
     make_wide_key_ring make_wide_paged_ring no_half_sums weigher weight_ring
 
     add_block dk_start dq_part ds_ring dv_start has_wide_tile hopper_bwd_wide
     is_wide make_hand_over near_heads p_ring row_block
 
-    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input end_rows end_wide_block
+    CONSTANTS V_PARTS add_tiles adder begin_dropped_block begin_exchange describe_input drain_dq end_wide_block
     balanced_blocks count_key_items count_items fetch_first_blocks_first first_blocks_first from_end head_row
     hand_over heads_in_cache inputs load_dq_rows load_sequence locate_key_blocks locate_keys nth_block single_heads
     pointers produce_wide send_packed_rows send_rows store_dq_rows strides visited_keys visited_rows
@@ -127,7 +127,7 @@ _WORDS = """
 
     Ring RowRing HeadRows SequenceRows Work accumulate add_dq aggregate arguments begin_pv consume consumer
     PIECES PIECE_COLS SUM_COLS V_PIECES V_PIECE_COLS describe_packed_rows end_pv exchange first item kv_ring kv_rows
-    make_exchange make_key_ring make_row_ring make_work_ring no_sums num_items pack_pairs piece_columns pieces_of
+    make_exchange make_key_ring make_row_ring make_work_ring no_sums num_items pack_pairs piece_columns
     produce producer q_rows q_stage query_stages raise_maximum rescale rescale_part rings run_zeros scorer
     sequence_item store_rest store_second store_through sum_parts summer unpack_pairs v_rows v_start work
 

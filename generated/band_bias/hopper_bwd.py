@@ -4,7 +4,7 @@
 #     int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {bias: {dims: [b, h, q_idx,
 #     kv_idx], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 3ffec17f2184efcb
+# hash: 3e0381a2eb352f82
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_bias` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -81,8 +81,8 @@ from .._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_rows,
 )
@@ -292,7 +292,7 @@ def consume(
                 q_turn += 1
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

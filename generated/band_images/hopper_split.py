@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/split.py.jinja
-# hash: 439eba44a7d88668
+# hash: 9953b8c2adde3f99
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
@@ -38,10 +38,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from .._runtime.device.gl import LOG2E, HeadRows, make_ring, make_work_ring, product_layout
+from .._runtime.device.gl import LOG2E, HeadRows, count_pieces, make_ring, make_work_ring, product_layout
 from .._runtime.device.gl_backward import describe_input, describe_vector
 from .._runtime.device.gl_forward import ROWS
-from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from .._runtime.device.gl_math import clamp_index
 from .._runtime.device.gl_split import (
     CHUNK,

@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/split.py.jinja
-# hash: 87e627fe5c06e5c2
+# hash: 7c60da36e2853fbe
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_sink` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
@@ -33,10 +33,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from .._runtime.device.gl import LOG2E, HeadRows, at_columns, columns_before, make_ring, make_work_ring, product_layout
+from .._runtime.device.gl import (
+    LOG2E,
+    HeadRows,
+    at_columns,
+    columns_before,
+    count_pieces,
+    make_ring,
+    make_work_ring,
+    product_layout,
+)
 from .._runtime.device.gl_backward import describe_input, describe_vector
 from .._runtime.device.gl_forward import ROWS
-from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from .._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gemma2_local: {mask: causal and window(4096), score: softcap(50.0)}
 # template: hopper/bwd.py.jinja
-# hash: d51102ce92c8da65
+# hash: d1abfb2a3c0db340
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `gemma2_local` on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -78,8 +78,8 @@ from .._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_rows,
 )
@@ -269,7 +269,7 @@ def consume(
                 q_turn += 1
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

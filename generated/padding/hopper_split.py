@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/split.py.jinja
-# hash: cdf512246a2b0793
+# hash: 154f1fa4f36cae58
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
@@ -40,13 +40,14 @@ from .._runtime.device.gl import (
     balanced_blocks,
     columns_before,
     count_items,
+    count_pieces,
     make_ring,
     make_work_ring,
     product_layout,
 )
 from .._runtime.device.gl_backward import describe_input, describe_vector
 from .._runtime.device.gl_forward import ROWS
-from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from .._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

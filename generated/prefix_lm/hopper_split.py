@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/split.py.jinja
-# hash: dcb24f774ef9afff
+# hash: d4d00ba753489864
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `prefix_lm` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
@@ -39,6 +39,7 @@ from .._runtime.device.gl import (
     balanced_blocks,
     columns_before,
     count_items,
+    count_pieces,
     longest_first,
     make_ring,
     make_work_ring,
@@ -46,7 +47,7 @@ from .._runtime.device.gl import (
 )
 from .._runtime.device.gl_backward import describe_input, describe_vector, heads_in_cache
 from .._runtime.device.gl_forward import ROWS
-from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from .._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

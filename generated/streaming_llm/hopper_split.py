@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/split.py.jinja
-# hash: 2dfd183862bd7daf
+# hash: 3cbbf7b71be1b1c9
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm` on Hopper for more than 256 columns of q or v: a launch for each of dq, dk and dv.
@@ -33,10 +33,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from .._runtime.device.gl import LOG2E, HeadRows, at_columns, columns_before, make_ring, make_work_ring, product_layout
+from .._runtime.device.gl import (
+    LOG2E,
+    HeadRows,
+    at_columns,
+    columns_before,
+    count_pieces,
+    make_ring,
+    make_work_ring,
+    product_layout,
+)
 from .._runtime.device.gl_backward import describe_input, describe_vector, fetch_first_blocks_first, first_blocks_first
 from .._runtime.device.gl_forward import ROWS
-from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from .._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from .._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

@@ -314,14 +314,14 @@ def of_lines(sums, LINE: gl.constexpr):
 
 
 @gluon.jit
-def begin_rows(ds, ones):
+def begin_sums_by_row(ds, ones):
     """Issue the sums of ds of 64 rows over keys."""
     none = gl.zeros([64, 8], gl.float32, sums_layout())
     return warpgroup_mma(ds, ones.permute((1, 0)), none, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def begin_columns(ds, ones, sums):
+def begin_sums_by_key(ds, ones, sums):
     """Issue the sums of ds of each key over rows, added to `sums`."""
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=sums_layout(), k_width=2)
     return warpgroup_mma(gl.convert_layout(ds, WEIGHTS), ones.permute((1, 0)), sums, is_async=True)

@@ -28,7 +28,7 @@ from .gl import (
     product_layout,
     wait_for_sums,
 )
-from .gl_backward import add_sums, begin_columns, begin_rows, begin_with, in_fragments, of_lines, sums_layout
+from .gl_backward import add_sums, begin_sums_by_key, begin_sums_by_row, begin_with, in_fragments, of_lines, sums_layout
 from .gl_dropout import bit_layout, dropped_bits
 from .gl_versions import async_add
 
@@ -191,7 +191,7 @@ def begin_row_sums(exchange, turn, BLOCK_M: gl.constexpr, PART: gl.constexpr):
     """
     ds_tile = exchange[0].tiles.index(turn & 1)  # [BLOCK_N, BLOCK_M]
     own_part = ds_tile.slice(PART * 64, 64) if BLOCK_M == 64 else ds_tile.slice(PART * 64, 64, dim=1)
-    return begin_rows(own_part.permute((1, 0)), exchange[2])
+    return begin_sums_by_row(own_part.permute((1, 0)), exchange[2])
 
 
 @gluon.jit
@@ -255,7 +255,7 @@ def end_block(
             row_sums = begin_row_sums(exchange, turn, BLOCK_M, PART)
         dk = begin_sums(ds_weights, q_tile, dk)
         if COLUMN_SUMS:
-            column_sums = begin_columns(ds, exchange[2], column_sums)
+            column_sums = begin_sums_by_key(ds, exchange[2], column_sums)
         # The fence waits for the stores: here that happens beside the products.
         fence_async_shared()
         mbarrier.arrive(ds_ring.full.index(next_stage), count=1)
@@ -294,7 +294,7 @@ def end_block(
 
 
 @gluon.jit
-def end_rows(
+def drain_dq(
     k_part,
     exchange,
     turn,
@@ -357,7 +357,7 @@ def end_wide_block(ds, sums, q_tile, rings, hand_over, turn, WITH_DQ: gl.constex
         column_sums = sums[1]
     if WITH_DQ:
         if COLUMN_SUMS:
-            column_sums = begin_columns(ds, hand_over[2], column_sums)
+            column_sums = begin_sums_by_key(ds, hand_over[2], column_sums)
         hand_over[1].put(ds, turn)
     if COLUMN_SUMS:
         dk, column_sums = warpgroup_mma_wait(0, deps=(dk, column_sums))
@@ -401,7 +401,7 @@ def add_block(
         PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
         dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
         if ROW_SUMS:
-            row_sums = begin_rows(ds_tile, hand_over[2])
+            row_sums = begin_sums_by_row(ds_tile, hand_over[2])
             dv, dq, row_sums = warpgroup_mma_wait(0, deps=(dv, dq, row_sums))
         else:
             dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))

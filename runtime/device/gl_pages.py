@@ -10,13 +10,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .gl import MOST_ROWS, Ring, allocate_tiles, describe_packed_rows, make_barriers, make_numbers, put_number
+from .gl import (
+    MOST_ROWS,
+    SWIZZLE_COLS,
+    Ring,
+    allocate_tiles,
+    count_pieces,
+    describe_packed_rows,
+    make_barriers,
+    make_numbers,
+    put_number,
+)
 from .gl_forward import KeyRing
-from .gl_forward_wide import ADDERS, count_pieces
+from .gl_forward_wide import ADDERS
 from .gl_versions import aggregate, async_load
-
-# The columns of a piece: 128 bytes of 16-bit elements.
-PIECE_COLS = gl.constexpr(64)
 
 
 @triton.constexpr_function
@@ -34,7 +41,7 @@ def describe_pages(
     Pages are a whole number of rows apart. So the whole cache is one sequence of rows, and the coordinates of
     `PageRows` present one page of it at a time to the hardware.
     """
-    return describe_packed_rows(ptr, heads, stride_h, stride_s, COLS, piece_rows(PAGE_SIZE, BLOCK_N), PIECE_COLS)
+    return describe_packed_rows(ptr, heads, stride_h, stride_s, COLS, piece_rows(PAGE_SIZE, BLOCK_N), SWIZZLE_COLS)
 
 
 @aggregate
@@ -90,7 +97,7 @@ class PagedRing:
         mbarrier.wait(ring.empty.index(stage), (lap & 1) ^ 1)
         full = ring.full.index(stage)
         mbarrier.expect(full, COUNT * self.column_blocks * desc.block_type.nbytes)
-        first_piece = stage * (COUNT * (ring.tiles.shape[-1] // PIECE_COLS))
+        first_piece = stage * (COUNT * (ring.tiles.shape[-1] // SWIZZLE_COLS))
         for i in gl.static_range(COUNT):
             key = start_n + i * ROWS
             # Page numbers are loaded one piece ahead: if those of all pieces were, the kernel would spill.
@@ -100,7 +107,7 @@ class PagedRing:
             end, head, row = rows.coords(page, self.page_rows, key, slot, PAGE_SIZE, ROWS)
             for c in gl.static_range(self.column_blocks):
                 piece = self.pieces.index(first_piece + (c * COUNT + i))
-                async_load(desc, (MOST_ROWS, end, head, row, FIRST_COL + c * PIECE_COLS), full, piece)
+                async_load(desc, (MOST_ROWS, end, head, row, FIRST_COL + c * SWIZZLE_COLS), full, piece)
             page = next_page
 
 
@@ -113,8 +120,8 @@ def make_paged_ring(
 
     HEAD_DIM columns of a head are in the tiles, COLS if it is None.
     """
-    COLUMN_BLOCKS: gl.constexpr = count_pieces(COLS, COLS if HEAD_DIM is None else HEAD_DIM, PIECE_COLS)
-    COUNT: gl.constexpr = STAGES * (BLOCK_N // desc.block_type.shape[-2]) * (COLS // PIECE_COLS)
+    COLUMN_BLOCKS: gl.constexpr = count_pieces(COLS, COLS if HEAD_DIM is None else HEAD_DIM, SWIZZLE_COLS)
+    COUNT: gl.constexpr = STAGES * (BLOCK_N // desc.block_type.shape[-2]) * (COLS // SWIZZLE_COLS)
     pieces = allocate_tiles(desc, COUNT)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, COLS], desc.dtype)
     tiles = pieces._reinterpret(desc.dtype, [STAGES, BLOCK_N, COLS], LAYOUT)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from codegen.testing import golden
+from generated._runtime.core import prompts
 from generated._runtime.core.paged_tiles import paged_tiles
 from generated._runtime.core.prompts import hopper_rows, is_copied
 from generated._runtime.core.row_classes import FEW_ROWS, PagedSizes, row_classes
 from generated._runtime.core.tiles import HOPPER, HopperTile
+from generated._runtime.device import gl
 from generated._runtime.kernels import TRAITS
 from generated._runtime.torch.paged import check_caches
 from generated._runtime.torch.prompts import tile_of_prompts
@@ -235,6 +237,10 @@ def test_prompts_that_occupy_half_the_chip_run_hopper() -> None:
     assert hopper_rows(None, 4, 32, 132, (128, 128)) == 4 * 132 * 128 // 64
     assert hopper_rows(None, 1, 256, 132, (64, 128)) == 128
     assert hopper_rows(HOPPER, 4, 32, 132, (512, 512)) == FEW_ROWS + 1
+
+
+def test_the_host_counts_rows_as_descriptors_do() -> None:
+    assert prompts.MOST_ROWS == gl.MOST_ROWS.value
 
 
 def test_prompts_of_more_than_256_columns_run_hopper_sooner() -> None:

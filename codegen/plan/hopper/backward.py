@@ -376,7 +376,7 @@ class BackwardPlan:
             steps += ["add_block", "end_wide_block"]
         else:
             steps += ["begin_addition" if kernel.row_sums else "add_tiles"]
-            steps += ["begin_exchange", "end_block", "end_rows"]
+            steps += ["begin_exchange", "end_block", "drain_dq"]
         found = {"gl": shared, "gl_backward": own, "gl_backward_steps": steps, "gl_math": math_imports(parts)}
         if not self.is_wide:
             shared += ["as_operand", "begin_sums", "make_barriers", "no_sums"]

@@ -280,7 +280,7 @@ class ForwardPlan:
         """Module of the device library -> the names that the kernels take from it."""
         shared = ["LN2", "make_ring", "make_work_ring", "no_sums", "product_layout"]
         if self.in_pieces:
-            shared += ["piece_columns", "pieces_of"]
+            shared += ["piece_columns"]
         if self.kernel.longest_first and not self.kernel.shares_work:
             shared += ["balanced_blocks", "count_items"]
         packed = ["SequenceRows", "describe_packed_rows", "load_sequence"]
@@ -296,7 +296,8 @@ class ForwardPlan:
             forward += ["store_rest"]
         found = {"gl": shared, "gl_forward": [*forward, "unpack_pairs"], "gl_versions": ["aggregate"]}
         if self.wide:
-            wide = ["PIECE", "compute_scores", "count_pieces", "make_weight_ring", "make_wide_key_ring", "no_half_sums"]
+            shared += ["SWIZZLE_COLS", "count_pieces"]
+            wide = ["compute_scores", "make_weight_ring", "make_wide_key_ring", "no_half_sums"]
             found["gl_forward_wide"] = wide
         if self.kernel.packed or self.kernel.leaves_runs:
             found["block_seqs"] = ["NUM_BLOCKS"]

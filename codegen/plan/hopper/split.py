@@ -17,7 +17,7 @@ from codegen.plan.hopper.roles import Role, role
 from codegen.plan.kernels.kernel import ArgGroup, KernelPlan, pointers
 from codegen.plan.kernels.signature import Signatures
 
-_OF_WIDE_FORWARD = ("begin_scores", "count_pieces", "no_half_sums")
+_OF_WIDE_FORWARD = ("begin_scores", "no_half_sums")
 """What both kernels take from the device library of the forward for as many columns."""
 
 
@@ -93,6 +93,7 @@ class SplitKeysPlan(BackwardPlan):
         split += ["send_chunks", "store_sums", "wait_for_scores"]
         kept = {name: names for name, names in found.items() if name != "gl_backward_steps"}
         kept["gl_backward"] = [name for name in kept["gl_backward"] if name not in dropped]
+        kept["gl"] = [*kept["gl"], "count_pieces"]
         return kept | {"gl_forward_wide": ["ADDERS", *_OF_WIDE_FORWARD], "gl_split": split}
 
 
@@ -175,7 +176,7 @@ class SplitRowsPlan(ForwardPlan):
     @property
     def imports(self) -> dict[str, list[str]]:
         found = super().imports
-        dropped = {"LN2", "no_sums", "piece_columns", "pieces_of", "sum_parts"}
+        dropped = {"LN2", "SWIZZLE_COLS", "no_sums", "piece_columns", "sum_parts"}
         shared = [name for name in found["gl"] if name not in dropped and name != "describe_rows"]
         split = ["CHUNK", "add_weighted", "begin_dp", "end_dp", "make_split_key_ring", "make_weights", "send_keys"]
         split += ["store_sums", "wait_for_scores"]
@@ -183,7 +184,7 @@ class SplitRowsPlan(ForwardPlan):
             name: names for name, names in found.items() if name not in ("gl_forward", "gl_forward_wide", "gl_capped")
         }
         kept |= {
-            "gl": [*shared, "LOG2E"],
+            "gl": [*shared, "LOG2E", "count_pieces"],
             "gl_forward": ["ROWS"],
             "gl_forward_wide": [*_OF_WIDE_FORWARD],
             "gl_split": split,

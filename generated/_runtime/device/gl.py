@@ -19,6 +19,9 @@ from .gl_versions import aggregate, async_load
 LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 
+# Columns of 16-bit elements that one copy by TMA swizzles: 128 bytes. A wider tile consists of such blocks of columns.
+SWIZZLE_COLS = gl.constexpr(64)
+
 # The virtual tensor of `describe_packed_rows` has MOST_ROWS rows, and MOST_COUNT steps along each axis that moves them.
 # WRAP_BITS is a stride in bits: MOST_ROWS steps of it are 2**64 bytes.
 MOST_ROWS = gl.constexpr(2**30)
@@ -66,14 +69,18 @@ def parts_of(COLS, HEAD_DIM):
 
 @triton.constexpr_function
 def piece_columns(COLS, HEAD_DIM):
-    """Columns of the pieces in which a tile of COLS columns is stored: 64 if that saves the last 64 of 256."""
+    """Columns of the pieces in which a tile of up to 256 columns is stored: 64 if that saves the last 64 of 256."""
     return 64 if COLS == 256 and HEAD_DIM <= 192 else COLS
 
 
 @triton.constexpr_function
-def pieces_of(COLS, HEAD_DIM):
-    """The number of pieces in which a tile of COLS columns is stored."""
-    return 1 if piece_columns(COLS, HEAD_DIM) == COLS else 3
+def count_pieces(COLS, HEAD_DIM, WIDTH):
+    """The pieces, of WIDTH columns each, of a tile of COLS columns that hold columns of a head.
+
+    >>> count_pieces(512, 512, 64), count_pieces(512, 272, 64), count_pieces(512, 272, 128), count_pieces(256, 160, 64)
+    (8, 5, 3, 3)
+    """
+    return len(range(0, min(COLS, HEAD_DIM), WIDTH))
 
 
 @triton.constexpr_function

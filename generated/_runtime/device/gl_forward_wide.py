@@ -23,19 +23,6 @@ from .gl_versions import aggregate
 # Warpgroups that add up values, and blocks of weights in shared memory.
 ADDERS, WEIGHT_STAGES = gl.constexpr(2), gl.constexpr(2)
 
-# Columns of the pieces in which tiles are copied and stored, so that they leave out columns that pad a head.
-PIECE = gl.constexpr(64)
-
-
-@triton.constexpr_function
-def count_pieces(COLS, HEAD_DIM, WIDTH):
-    """The pieces, of WIDTH columns each, of a tile of COLS columns that hold columns of a head.
-
-    >>> count_pieces(512, 512, 64), count_pieces(512, 272, 64), count_pieces(512, 272, 128), count_pieces(64, 40, 64)
-    (8, 5, 3, 1)
-    """
-    return len(range(0, min(COLS, HEAD_DIM), WIDTH))
-
 
 @gluon.jit
 def make_wide_key_ring(k_desc, v_desc, STAGES: gl.constexpr, PIECES: gl.constexpr, V_PIECES: gl.constexpr):

@@ -14,10 +14,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .gl import Ring, make_barriers
+from .gl import SWIZZLE_COLS, Ring, make_barriers
 from .gl_forward import make_rows
 from .gl_latent import KEYS, REST, LatentRing
-from .gl_pages import PIECE_COLS
 from .gl_versions import aggregate
 
 # The chunks that are loaded before they are needed: 4 KB each.
@@ -130,9 +129,9 @@ class ByteRows:
     def load_chunk(self, start_n, offsets, i: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr):
         """Chunk `i` of the block that begins at `start_n`."""
         FIRST_COL: gl.constexpr = chunk_column(i, HEAD_DIM_V)
-        col = FIRST_COL // 4 + gl.arange(0, PIECE_COLS // 4, layout=gl.SliceLayout(0, chunk_layout()))
+        col = FIRST_COL // 4 + gl.arange(0, SWIZZLE_COLS // 4, layout=gl.SliceLayout(0, chunk_layout()))
         mask = self.are_read(start_n)[:, None]
-        if FIRST_COL + PIECE_COLS > HEAD_DIM:
+        if FIRST_COL + SWIZZLE_COLS > HEAD_DIM:
             mask = mask & (col < HEAD_DIM // 4)[None, :]
         return gl.load(self.base + offsets[:, None] + col[None, :], mask=mask, other=0)
 
@@ -172,7 +171,7 @@ class ByteRing:
 
         While a chunk is stored, the chunk AHEAD chunks later is being loaded. Page numbers are loaded a block earlier.
         """
-        CHUNKS: gl.constexpr = HEAD_DIM_V // PIECE_COLS + 1
+        CHUNKS: gl.constexpr = HEAD_DIM_V // SWIZZLE_COLS + 1
         HALF: gl.constexpr = CHUNKS // 2
         k_scale, v_scale = scales
         pages = rows.load_pages(keys_begin, PAGE_SIZE)
@@ -229,9 +228,9 @@ def put_piece(ring, pieces, halves, stage, phase, i: gl.constexpr, COUNT: gl.con
 @gluon.jit
 def make_part(COLS: gl.constexpr):
     """A ring buffer of two tiles `[KEYS, COLS]`, and the same memory in pieces of 64 columns."""
-    PIECE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, PIECE_COLS], gl.float16)
+    PIECE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, SWIZZLE_COLS], gl.float16)
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLS], gl.float16)
-    pieces = gl.allocate_shared_memory(gl.float16, [2 * (COLS // PIECE_COLS), KEYS, PIECE_COLS], PIECE)
+    pieces = gl.allocate_shared_memory(gl.float16, [2 * (COLS // SWIZZLE_COLS), KEYS, SWIZZLE_COLS], PIECE)
     tiles = pieces._reinterpret(gl.float16, [2, KEYS, COLS], TILE)
     return Ring(tiles, make_barriers(2, 1), make_barriers(2, 1), 2, 1), pieces
 

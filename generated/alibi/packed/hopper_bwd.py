@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: a55708a3a8ee2011
+# hash: 7a6f08e5bcf25c88
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi`, packed sequences on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -86,8 +86,8 @@ from ..._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_packed_rows,
 )
@@ -297,7 +297,7 @@ def consume(
                 gl.store(dslope_heads_ptr + sum_index, gl.sum(dslope_heads, 0))
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: alibi: {mask: causal, score: alibi, tensors: {slope: {dims: [h], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 9d591b81a98d778f
+# hash: 358d74bbad1a4f47
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `alibi`, with segment ids on Hopper with respect to k, v and slope, and with WITH_DQ to q.
@@ -84,8 +84,8 @@ from ..._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_rows,
 )
@@ -346,7 +346,7 @@ def consume(
                 gl.store(dslope_heads_ptr + sum_index, gl.sum(dslope_heads, 0))
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

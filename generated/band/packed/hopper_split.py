@@ -3,7 +3,7 @@
 # variant: band: {mask: 'band(before, after)', scalars: {before: {type: int, min: 0, example: 256}, after: {type: int,
 #     min: 0, example: 32}}}
 # template: hopper/split.py.jinja
-# hash: 371ae684c0badf2b
+# hash: ed41316a39dcc931
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
@@ -42,6 +42,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -50,7 +51,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

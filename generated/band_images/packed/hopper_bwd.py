@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/bwd.py.jinja
-# hash: d42c1794cb9f5447
+# hash: c61e80a72e1670f5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -87,8 +87,8 @@ from ..._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_packed_rows,
 )
@@ -274,7 +274,7 @@ def consume(
                 q_turn += 1
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

@@ -4,7 +4,7 @@
 #     scalars: {before: {type: int, min: 0, example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {image:
 #     {dims: [b, kv_idx], dtype: int32, example: 'where(kv_idx % 400 < 256, kv_idx // 400, -1)'}}}
 # template: hopper/split.py.jinja
-# hash: e9899ab3a4c858ff
+# hash: b22b7ec099f7be36
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_images`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of
@@ -45,6 +45,7 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     SequenceRows,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -53,7 +54,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_split import (
     CHUNK,

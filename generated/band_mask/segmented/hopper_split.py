@@ -4,7 +4,7 @@
 #     example: 256}, after: {type: int, min: 0, example: 32}}, tensors: {keep: {dims: [b, h, q_idx, kv_idx], dtype:
 #     bool, example: (31 * i2 + 17 * i3) % 3 != 0}}}
 # template: hopper/split.py.jinja
-# hash: 91cf95b4e4a176b1
+# hash: 7c97cc96a5644cba
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `band_mask`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq,
@@ -42,10 +42,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import LOG2E, HeadRows, make_ring, make_work_ring, product_layout
+from ..._runtime.device.gl import LOG2E, HeadRows, count_pieces, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import describe_input, describe_vector
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import clamp_index, load_pairs
 from ..._runtime.device.gl_split import (
     CHUNK,

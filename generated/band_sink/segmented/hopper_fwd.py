@@ -3,7 +3,7 @@
 # variant: band_sink: {mask: 'band(before, after)', sink: true, scalars: {before: {type: int, min: 0, example: 256},
 #     after: {type: int, min: 0, example: 32}}}
 # template: hopper/fwd.py.jinja
-# hash: b01ffd5ac65f8625
+# hash: 08af35540c3481dd
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `band_sink`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -46,13 +46,14 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
     LOG2E,
+    SWIZZLE_COLS,
     HeadRows,
+    count_pieces,
     describe_rows,
     make_ring,
     make_work_ring,
     no_sums,
     piece_columns,
-    pieces_of,
     product_layout,
     sum_parts,
 )
@@ -73,14 +74,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_forward_wide import (
-    PIECE,
-    compute_scores,
-    count_pieces,
-    make_weight_ring,
-    make_wide_key_ring,
-    no_half_sums,
-)
+from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_versions import aggregate
 
@@ -413,10 +407,10 @@ def band_sink_segmented_hopper_fwd(
     after = gl.load(after) if SCALARS_LOADED else after
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
     PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = pieces_of(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE_COLS)
     V_PIECE_COLS: gl.constexpr = piece_columns(BLOCK_DV, HEAD_DIM_V)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, V_PIECE_COLS)
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
     k_desc = describe_rows(
         k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS
@@ -698,11 +692,17 @@ def band_sink_segmented_hopper_fwd_wide(
     before = gl.load(before) if SCALARS_LOADED else before
     after = gl.load(after) if SCALARS_LOADED else after
     kv_heads = num_heads // group_size
-    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
-    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE)
-    v_desc = describe_rows(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, PIECE)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
-    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, PIECE)
+    q_desc = describe_rows(
+        q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, SWIZZLE_COLS
+    )
+    k_desc = describe_rows(
+        k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, SWIZZLE_COLS
+    )
+    v_desc = describe_rows(
+        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, SWIZZLE_COLS
+    )
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, SWIZZLE_COLS)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, SWIZZLE_COLS)
     q_ring, kv_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_wide_key_ring(k_desc, v_desc, STAGES, PIECES, V_PIECES)
     weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(7, 4)
     if run_blocks_ptr is not None:

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/bwd.py.jinja
-# hash: 1accac3bd147f9a6
+# hash: 2e110e974ab0ab16
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal`, packed sequences on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -83,8 +83,8 @@ from ..._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_packed_rows,
 )
@@ -259,7 +259,7 @@ def consume(
                 q_turn += 1
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: causal: {mask: causal}
 # template: hopper/split.py.jinja
-# hash: ffe56eaece0bc5d5
+# hash: 66c511bf067ba55f
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `causal`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
@@ -39,10 +39,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import LOG2E, HeadRows, make_ring, make_work_ring, product_layout
+from ..._runtime.device.gl import LOG2E, HeadRows, count_pieces, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import describe_input, describe_vector
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_split import (
     CHUNK,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: chunked: {mask: causal and chunk(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/split.py.jinja
-# hash: b725d04b5a9e56c8
+# hash: b449c435bce0e253
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `chunked`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
@@ -42,6 +42,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -50,7 +51,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import floor_div
 from ..._runtime.device.gl_split import (
     CHUNK,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/split.py.jinja
-# hash: 5cb32774df17491d
+# hash: d66bed490717afed
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
@@ -44,6 +44,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -52,7 +53,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_split import (
     CHUNK,

@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: hopper/split.py.jinja
-# hash: ed3225840a5ec589
+# hash: 93bbce7e730e7ee6
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `document`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of dq,
@@ -41,10 +41,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import LOG2E, HeadRows, make_ring, make_work_ring, product_layout
+from ..._runtime.device.gl import LOG2E, HeadRows, count_pieces, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import describe_input, describe_vector
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_split import (
     CHUNK,

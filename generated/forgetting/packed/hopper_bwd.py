@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: forgetting: {mask: causal, decay: true, prune: true}
 # template: hopper/bwd.py.jinja
-# hash: 5a0f1386b01f6e96
+# hash: 8b7f27e79bb56e54
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -90,8 +90,8 @@ from ..._runtime.device.gl_backward_steps import (
     begin_addition,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_packed_rows,
 )
@@ -306,7 +306,7 @@ def consume(
             gl.store(ddecay_cols_ptr + h * kv_total + kv_start + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

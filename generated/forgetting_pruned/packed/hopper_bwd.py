@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/bwd.py.jinja
-# hash: de2eb7308003ebd1
+# hash: a96d03845f0cb710
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `forgetting_pruned`, packed sequences on Hopper with respect to k, v and g, and with WITH_DQ to q.
@@ -93,8 +93,8 @@ from ..._runtime.device.gl_backward_steps import (
     begin_addition,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_packed_rows,
 )
@@ -311,7 +311,7 @@ def consume(
             gl.store(ddecay_cols_ptr + h * kv_total + kv_start + kv_idx, ddecay_cols, mask=kv_idx < kv_len)
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART, ROW_SUMS=True)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

@@ -3,7 +3,7 @@
 # variant: forgetting_pruned: {mask: "causal and kv_idx >= first_key[b, h, q_idx]", tensors: {first_key: {dims: [b, h,
 #     q_idx], dtype: int32}}, decay: true}
 # template: hopper/fwd.py.jinja
-# hash: 1a41d681b1048c08
+# hash: 6244959018c426c5
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `forgetting_pruned`, with segment ids on Hopper: `o = softmax(score) v`.
@@ -45,13 +45,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ..._runtime.device.gl import (
     LN2,
+    SWIZZLE_COLS,
     HeadRows,
+    count_pieces,
     describe_rows,
     make_ring,
     make_work_ring,
     no_sums,
     piece_columns,
-    pieces_of,
     product_layout,
     sum_parts,
 )
@@ -72,14 +73,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_forward_wide import (
-    PIECE,
-    compute_scores,
-    count_pieces,
-    make_weight_ring,
-    make_wide_key_ring,
-    no_half_sums,
-)
+from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_versions import aggregate
 
@@ -472,10 +466,10 @@ def forgetting_pruned_segmented_hopper_fwd(
 ):
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
     PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = pieces_of(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE_COLS)
     V_PIECE_COLS: gl.constexpr = piece_columns(BLOCK_DV, HEAD_DIM_V)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, V_PIECE_COLS)
     q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
     k_desc = describe_rows(
         k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS
@@ -833,11 +827,17 @@ def forgetting_pruned_segmented_hopper_fwd_wide(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    q_desc = describe_rows(q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
-    k_desc = describe_rows(k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE)
-    v_desc = describe_rows(v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, PIECE)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
-    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, PIECE)
+    q_desc = describe_rows(
+        q_ptr, batch, num_heads, q_len, stride_qb, stride_qh, stride_qs, HEAD_DIM, ROWS, SWIZZLE_COLS
+    )
+    k_desc = describe_rows(
+        k_ptr, batch, kv_heads, kv_len, stride_kb, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, SWIZZLE_COLS
+    )
+    v_desc = describe_rows(
+        v_ptr, batch, kv_heads, kv_len, stride_vb, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, SWIZZLE_COLS
+    )
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, SWIZZLE_COLS)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, SWIZZLE_COLS)
     q_ring, kv_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_wide_key_ring(k_desc, v_desc, STAGES, PIECES, V_PIECES)
     weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(8, 4)
     weigher = (

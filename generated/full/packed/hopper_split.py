@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: full: {}
 # template: hopper/split.py.jinja
-# hash: c32544bcbef47ef6
+# hash: 819b4ac4c9a71e67
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `full`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
@@ -38,6 +38,7 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LOG2E,
     SequenceRows,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -46,7 +47,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: natten: {mask: 'natten(128, 128, 13)'}
 # template: hopper/split.py.jinja
-# hash: cb04158a3d6c964b
+# hash: 6c4555a6d782bf80
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `natten`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq, dk
@@ -44,6 +44,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -52,7 +53,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import floor_div, floor_mod
 from ..._runtime.device.gl_split import (
     CHUNK,

@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/split.py.jinja
-# hash: 28a7b9c1f8246f3d
+# hash: 57c10fa610f7beb0
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `padding`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
@@ -42,6 +42,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -50,7 +51,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

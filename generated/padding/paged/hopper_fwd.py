@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: padding: {mask: 'kv_idx < length[b]', tensors: {length: {dims: [b], dtype: int32, example: 1000 - 100 * b}}}
 # template: hopper/fwd.py.jinja
-# hash: 19df26d26a5e114a
+# hash: aebc72d310286913
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `padding`, paged caches on Hopper: `o = softmax(score) v`.
@@ -47,9 +47,11 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
     LOG2E,
+    SWIZZLE_COLS,
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -74,7 +76,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_forward_wide import PIECE, compute_scores, count_pieces, make_weight_ring, no_half_sums
+from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
 from ..._runtime.device.gl_versions import aggregate
 
@@ -552,10 +554,10 @@ def padding_paged_hopper_fwd_wide(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, SWIZZLE_COLS)
     k_desc = describe_pages(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, PAGE_SIZE, BLOCK_N)
     v_desc = describe_pages(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, PAGE_SIZE, BLOCK_N)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, SWIZZLE_COLS)
     q_ring = make_ring(q_desc, 1, 1, 1, PIECES)
     paged_ring = make_wide_paged_ring(
         k_desc, v_desc, k_page_rows, v_page_rows, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES, HEAD_DIM, HEAD_DIM_V

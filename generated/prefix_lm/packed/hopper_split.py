@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: prefix_lm: {mask: causal or prefix(length), scalars: {length: {type: int, min: 0, example: 128}}}
 # template: hopper/split.py.jinja
-# hash: 05df8f78d29ca0c7
+# hash: b100c6bdab6bbef7
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `prefix_lm`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of dq,
@@ -41,6 +41,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -49,7 +50,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

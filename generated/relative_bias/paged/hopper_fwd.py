@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/fwd.py.jinja
-# hash: b77b50da2cbd67d6
+# hash: f94e1a8f121592f7
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `relative_bias`, paged caches on Hopper: `o = softmax(score) v`.
@@ -48,9 +48,11 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
+    SWIZZLE_COLS,
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -75,7 +77,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_forward_wide import PIECE, compute_scores, count_pieces, make_weight_ring, no_half_sums
+from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, no_half_sums
 from ..._runtime.device.gl_math import clamp_index, load_pairs
 from ..._runtime.device.gl_pages import PageRows, describe_pages, make_paged_key_ring, make_wide_paged_ring
 from ..._runtime.device.gl_versions import aggregate
@@ -632,10 +634,10 @@ def relative_bias_paged_hopper_fwd_wide(
     STAGES: gl.constexpr,
 ):
     kv_heads = num_heads // group_size
-    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, SWIZZLE_COLS)
     k_desc = describe_pages(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, PAGE_SIZE, BLOCK_N)
     v_desc = describe_pages(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, PAGE_SIZE, BLOCK_N)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, SWIZZLE_COLS)
     q_ring = make_ring(q_desc, 1, 1, 1, PIECES)
     paged_ring = make_wide_paged_ring(
         k_desc, v_desc, k_page_rows, v_page_rows, BLOCK_N, BLOCK_D, BLOCK_DV, STAGES, HEAD_DIM, HEAD_DIM_V

@@ -3,7 +3,7 @@
 # variant: relative_bias: {mask: causal, score: 'score + bias[h, q_idx - kv_idx]', tensors: {bias: {dims: [h,
 #     distances], grad: true}}}
 # template: hopper/bwd.py.jinja
-# hash: 3a2471190dfa96e5
+# hash: 3c32616dcce53d51
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `relative_bias`, with segment ids on Hopper with respect to k and v, and with WITH_DQ to q.
@@ -84,8 +84,8 @@ from ..._runtime.device.gl_backward_steps import (
     add_tiles,
     begin_block,
     begin_exchange,
+    drain_dq,
     end_block,
-    end_rows,
     end_wide_block,
     send_rows,
 )
@@ -347,7 +347,7 @@ def consume(
                 q_turn += 1
 
         if WITH_DQ:
-            end_rows(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
+            drain_dq(k_part, exchange, q_turn, first_turn, BLOCK_M, PART)
         mbarrier.arrive(k_ring.empty.index(0), count=1)
         own_start = start_n + PART * KEYS
         # Layouts are converted through the shared memory of v, which is not read any more.

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/split.py.jinja
-# hash: 71536dc7987fe477
+# hash: fc73319fd8b691ac
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, packed sequences on Hopper for more than 256 columns of q or v: a launch for each of
@@ -42,6 +42,7 @@ from ..._runtime.device.gl import (
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
@@ -50,7 +51,7 @@ from ..._runtime.device.gl import (
 )
 from ..._runtime.device.gl_backward import describe_vector, locate_keys
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_split import (
     CHUNK,
     CHUNK_STAGES,

@@ -3,7 +3,7 @@
 # variant: streaming_llm: {mask: causal and (window(size) or prefix(sinks)), scalars: {size: {type: int, min: 1,
 #     example: 256}, sinks: {type: int, min: 0, example: 4}}}
 # template: hopper/split.py.jinja
-# hash: 03a1de007f23e66f
+# hash: 1e4289a7b3ab8f0d
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Gradients of `streaming_llm`, with segment ids on Hopper for more than 256 columns of q or v: a launch for each of
@@ -41,10 +41,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from ..._runtime.device.gl import LOG2E, HeadRows, make_ring, make_work_ring, product_layout
+from ..._runtime.device.gl import LOG2E, HeadRows, count_pieces, make_ring, make_work_ring, product_layout
 from ..._runtime.device.gl_backward import describe_input, describe_vector
 from ..._runtime.device.gl_forward import ROWS
-from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, count_pieces, no_half_sums
+from ..._runtime.device.gl_forward_wide import ADDERS, begin_scores, no_half_sums
 from ..._runtime.device.gl_math import clamp_index
 from ..._runtime.device.gl_split import (
     CHUNK,

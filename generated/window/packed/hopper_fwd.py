@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: window: {mask: causal and window(size), scalars: {size: {type: int, min: 1, example: 256}}}
 # template: hopper/fwd.py.jinja
-# hash: a1a826504721a647
+# hash: 18ab7e576ef6ff33
 # Gluon has no starred tuples.
 # ruff: noqa: RUF005
 """Forward of `window`, packed sequences on Hopper: `o = softmax(score) v`.
@@ -40,16 +40,17 @@ from ..._runtime.device.block_seqs import NUM_BLOCKS
 from ..._runtime.device.gl import (
     LN2,
     LOG2E,
+    SWIZZLE_COLS,
     SequenceRows,
     at_columns,
     columns_before,
+    count_pieces,
     describe_packed_rows,
     load_sequence,
     make_ring,
     make_work_ring,
     no_sums,
     piece_columns,
-    pieces_of,
     product_layout,
     sum_parts,
 )
@@ -70,14 +71,7 @@ from ..._runtime.device.gl_forward import (
     store_rows,
     unpack_pairs,
 )
-from ..._runtime.device.gl_forward_wide import (
-    PIECE,
-    compute_scores,
-    count_pieces,
-    make_weight_ring,
-    make_wide_key_ring,
-    no_half_sums,
-)
+from ..._runtime.device.gl_forward_wide import compute_scores, make_weight_ring, make_wide_key_ring, no_half_sums
 from ..._runtime.device.gl_versions import aggregate
 
 
@@ -343,10 +337,10 @@ def window_packed_hopper_fwd(
     size = gl.load(size) if SCALARS_LOADED else size
     kv_heads = num_heads // group_size
     PARTS: gl.constexpr = BLOCK_M // ROWS
-    PIECES: gl.constexpr = pieces_of(BLOCK_D, HEAD_DIM)
     PIECE_COLS: gl.constexpr = piece_columns(BLOCK_D, HEAD_DIM)
-    V_PIECES: gl.constexpr = pieces_of(BLOCK_DV, HEAD_DIM_V)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE_COLS)
     V_PIECE_COLS: gl.constexpr = piece_columns(BLOCK_DV, HEAD_DIM_V)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, V_PIECE_COLS)
     q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE_COLS)
     k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE_COLS)
     v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, V_PIECE_COLS)
@@ -509,11 +503,11 @@ def window_packed_hopper_fwd_wide(
 ):
     size = gl.load(size) if SCALARS_LOADED else size
     kv_heads = num_heads // group_size
-    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, PIECE)
-    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, PIECE)
-    v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, PIECE)
-    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, PIECE)
-    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, PIECE)
+    q_desc = describe_packed_rows(q_ptr, num_heads, stride_qh, stride_qs, HEAD_DIM, ROWS, SWIZZLE_COLS)
+    k_desc = describe_packed_rows(k_ptr, kv_heads, stride_kh, stride_ks, HEAD_DIM, BLOCK_N, SWIZZLE_COLS)
+    v_desc = describe_packed_rows(v_ptr, kv_heads, stride_vh, stride_vs, HEAD_DIM_V, BLOCK_N, SWIZZLE_COLS)
+    PIECES: gl.constexpr = count_pieces(BLOCK_D, HEAD_DIM, SWIZZLE_COLS)
+    V_PIECES: gl.constexpr = count_pieces(BLOCK_DV, HEAD_DIM_V, SWIZZLE_COLS)
     q_ring, kv_ring = make_ring(q_desc, 1, 1, 1, PIECES), make_wide_key_ring(k_desc, v_desc, STAGES, PIECES, V_PIECES)
     weight_ring, work_ring = make_weight_ring(q_desc.dtype, BLOCK_N), make_work_ring(10, 4)
     weigher = (q_ring, kv_ring, work_ring, weight_ring, size, lse_ptr, q_total, scale)
