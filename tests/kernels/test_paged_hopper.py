@@ -240,7 +240,7 @@ def test_prompts_that_occupy_half_the_chip_run_hopper() -> None:
 
 
 def test_the_host_counts_rows_as_descriptors_do() -> None:
-    assert prompts.MOST_ROWS == gl.MOST_ROWS.value
+    assert gl.MOST_ROWS.value == prompts.MOST_ROWS
 
 
 def test_prompts_of_more_than_256_columns_run_hopper_sooner() -> None:
