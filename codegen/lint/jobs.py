@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -197,25 +197,10 @@ def _long(arch: ArchSpec, dtype: str) -> PassConfigs:
 
 def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Sequence[Pass]) -> list[Job]:
     """The calls in Hopper's family: forward, backward, and the forward of long sequences and of 8-bit floats."""
-    tiles: list[tuple[Pass, TileConfig, int | None]] = [(Pass.FWD, hopper_forward_tile(head_dim), None)]
-    if (backward := hopper_backward_tile(planned, head_dim)) is not None:
-        tiles.append((Pass.DKDV, backward, None))
-    if long := hopper_long_forward_tile(planned, head_dim):
-        tiles.append((Pass.FWD, long, hopper.FAMILY.long_forward_from))
-    found = [
-        Job(
-            variant=planned.written.name,
-            mode=planned.mode,
-            arch=hopper.ARCH,
-            dtype=dtype,
-            head_dim=head_dim,
-            configs=((each, tile),),
-            family=hopper.NAME,
-            length=length,
-        )
-        for each, tile, length in tiles
-        if each in passes
-    ]
+    tiles = {Pass.FWD: hopper_forward_tile(head_dim), Pass.DKDV: hopper_backward_tile(planned, head_dim)}
+    found = _with_tiles(planned, dtype, head_dim, tiles, passes)
+    if (long := hopper_long_forward_tile(planned, head_dim)) and Pass.FWD in passes:
+        found.append(replace(found[0], configs=((Pass.FWD, long),), length=hopper.FAMILY.long_forward_from))
     if Pass.FWD in passes and planned.hopper_fwd_fp8 is not None and hopper.FAMILY.serves_head_dim(head_dim):
         found.append(replace(found[0], dtype=FP8))
     return found
@@ -224,16 +209,23 @@ def _hopper_calls(planned: VariantPlan, dtype: str, head_dim: int, passes: Seque
 def _mixed_calls(planned: VariantPlan, dtype: str, passes: Sequence[Pass]) -> list[Job]:
     """The calls in Hopper's family whose values have fewer columns than keys."""
     tiles = {Pass.FWD: hopper.FAMILY.mixed_forward_tile, Pass.DKDV: hopper_backward_tile(planned, MIXED_DIM)}
+    found = _with_tiles(planned, dtype, MIXED_DIM, tiles, passes)
+    return [replace(job, value_dim=MIXED_VALUE_DIM) for job in found]
+
+
+def _with_tiles(
+    planned: VariantPlan, dtype: str, head_dim: int, tiles: Mapping[Pass, TileConfig | None], passes: Sequence[Pass]
+) -> list[Job]:
+    """A call in Hopper's family for each of the passes that has a tile."""
     return [
         Job(
             variant=planned.written.name,
             mode=planned.mode,
             arch=hopper.ARCH,
             dtype=dtype,
-            head_dim=MIXED_DIM,
+            head_dim=head_dim,
             configs=((each, tile),),
             family=hopper.NAME,
-            value_dim=MIXED_VALUE_DIM,
         )
         for each, tile in tiles.items()
         if each in passes and tile is not None

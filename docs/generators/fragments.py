@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,9 @@ def _times_of(folder: Path) -> str:
 def comparisons() -> str:
     """For each GPU and mode of calls: the variants whose families were compared, and how often the rule is right."""
     rows = []
-    for folder, mode in product(_folders(), MODES):
-        found = [
-            (variant, entry)
-            for variant, document in _tuned(folder)
-            for entry in document.get("families", [])
-            if entry["mode"] == mode
-        ]
-        if found:
-            right = sum(_confirms_the_rule(variant, entry) for variant, entry in found)
-            rows.append([folder.name.upper(), mode, _covered(found), str(len(found)), str(right)])
+    for gpu, mode, found in _measured("families"):
+        right = sum(_confirms_the_rule(variant, entry) for variant, entry in found)
+        rows.append([gpu, mode, _covered(found), str(len(found)), str(right)])
     return table(["GPU", "calls", "variants: columns of a head", "comparisons", "that confirm the rule"], rows)
 
 
@@ -144,20 +137,28 @@ def _confirms_the_rule(variant: str, entry: dict[str, Any]) -> bool:
 
 def tuned_tiles() -> str:
     """For each GPU and mode of calls: the variants whose portable kernels have tuned tiles in bfloat16."""
-    rows = []
+    rows = [[gpu, mode, _covered(found)] for gpu, mode, found in _measured("entries")]
+    return table(["GPU", "calls", "variants: columns of a head"], rows)
+
+
+Measurements = list[tuple[str, dict[str, Any]]]
+"""Entries of tuned files, each with its variant."""
+
+
+def _measured(part: str) -> Iterator[tuple[str, str, Measurements]]:
+    """The entries in bfloat16 of a part of the tuned files, by GPU and mode of calls."""
     for folder, mode in product(_folders(), MODES):
         found = [
             (variant, entry)
             for variant, document in _tuned(folder)
-            for entry in document["entries"]
+            for entry in document.get(part, [])
             if (entry["mode"], entry["dtype"]) == (mode, "bfloat16")
         ]
         if found:
-            rows.append([folder.name.upper(), mode, _covered(found)])
-    return table(["GPU", "calls", "variants: columns of a head"], rows)
+            yield folder.name.upper(), mode, found
 
 
-def _covered(found: Iterable[tuple[str, dict[str, Any]]]) -> str:
+def _covered(found: Measurements) -> str:
     """The variants of measurements, those with the same columns and passes together."""
     columns: dict[str, dict[str, set[int]]] = {}
     for variant, entry in found:

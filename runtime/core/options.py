@@ -13,7 +13,7 @@ from .tiles import HopperTile, Tile
 
 PASSES = ("fwd", "dkdv", "dq")
 
-MOST_COLUMNS = 128
+MOST_KEYS = 128
 """Most keys of a tile in Hopper's forwards: four threads share a row, and each has its mask in one word of 32 bits."""
 
 PAGED_PASSES = ("decode", "paged_fwd")
@@ -179,8 +179,8 @@ def own_forward_tile(op: str, name: str, tile: Tile, rows: int, where: str) -> H
 
     `rows`: the rows of the kernel's tiles. `where`: which calls run the kernel, for the error.
     """
-    if (tile.block_m, tile.num_warps) != (rows, 8) or tile.block_n > MOST_COLUMNS:
-        wanted = f"block_m {rows}, block_n up to {MOST_COLUMNS} and num_warps 8 {where}"
+    if (tile.block_m, tile.num_warps) != (rows, 8) or tile.block_n > MOST_KEYS:
+        wanted = f"block_m {rows}, block_n up to {MOST_KEYS} and num_warps 8 {where}"
         fail(op, f"config[{name!r}]", wanted, f"{tile.block_m}, {tile.block_n} and {tile.num_warps}")
     return HopperTile(*tile)
 

@@ -176,7 +176,7 @@ class SplitRowsPlan(ForwardPlan):
     @property
     def imports(self) -> dict[str, list[str]]:
         found = super().imports
-        dropped = {"LN2", "SWIZZLE_COLS", "no_sums", "piece_columns", "sum_parts"}
+        dropped = {"LN2", "no_sums", "piece_columns", "sum_parts"}
         shared = [name for name in found["gl"] if name not in dropped and name != "describe_rows"]
         split = ["CHUNK", "add_weighted", "begin_dp", "end_dp", "make_split_key_ring", "make_weights", "send_keys"]
         split += ["store_sums", "wait_for_scores"]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent attention on paged caches: which calls run the kernel of Hopper's family for it. No framework is imported."""
 
+from collections.abc import Callable
+
 from ..archs import HOPPER_FAMILY, NARROW_HEAD_DIM
 from ..kernels import TRAITS
-from .launches import Backend
+from .launches import Backend, Tensor
 from .paged import CacheCall
 from .prompts import LEAST_PAGE, PAGE_FACTOR, is_copied
 from .row_classes import LATENT_KEYS, LATENT_ROWS, RowClass
@@ -29,20 +31,19 @@ def converts_cache(op: str, call: CacheCall, arch: str, *, shares_values: bool, 
     return has_kernel and is_small and copied and _may_run(call, shares_values=shares_values)
 
 
-def takes_prompts(op: str, call: CacheCall, *, shares_values: bool) -> bool:
-    """Whether long prompts run the kernel rather than Hopper's forward of prompts, which takes heads of at most 512
-    columns.
+def takes_prompts(op: str, call: CacheCall, begin_alike: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether long prompts run the kernel, although Hopper's forward of prompts takes their columns, too.
 
-    Measured on an H200 with 40 heads, keys of 288 columns and values of 256, 128 to 1024 queries on 8192 keys, this
-    kernel takes 0.66 to 0.71 of the time. It does not depend on memory: values of as many columns as keys are taken as
-    other tensors.
+    On an H200 with 40 heads, keys of 288 columns and values of 256, and 128 to 1024 queries on 8192 keys, this kernel
+    took 0.66 to 0.71 of the time.
 
     Args:
-        shares_values: whether values may be the first columns of keys.
+        begin_alike: whether values may be the first columns of keys. Values of as many columns as keys are not.
     """
-    is_narrower = call.v.shape[-1] < call.k.shape[-1]
-    asked = call.family is not None or not TRAITS[op].hopper_reads_latents
-    return is_narrower and not asked and _may_run(call, shares_values=shares_values)
+    k, v = call.k, call.v
+    if v.shape[-1] >= k.shape[-1] or call.family is not None or not TRAITS[op].hopper_reads_latents:
+        return False
+    return _may_run(call, shares_values=begin_alike(k, v))
 
 
 def is_converted(call: CacheCall, rows: RowClass) -> bool:

@@ -13,16 +13,17 @@ from .strides import begin_alike, may_begin_alike
 
 
 def tile_of_prompts(op: str, call: CacheCall) -> HopperTile | None:
-    """The tile of the call's long prompts in Hopper's family; None if they run the portable family.
+    """The tile of the call's long prompts in Hopper's family; None if they run the portable family, or the kernel of
+    latent attention.
 
     It depends only on properties that fake tensors have, too, so that a traced plan has the same tables as its call.
     """
+    if latents.takes_prompts(op, call, may_begin_alike):
+        return None
     q, caches = call.q, (call.k, call.v)
     copied = _is_copied(q, call.query_strides(q), 1 if call.packed else q.shape[0])
     copied = copied and all(_is_copied(x, call.cache_strides(x), x.shape[0]) for x in caches)
     dtypes = [str(x.dtype).removeprefix("torch.") for x in (q, *caches)]
-    if latents.takes_prompts(op, call, shares_values=may_begin_alike(*caches)):
-        return None
     return hopper_tile(op, call, arch_of(q), dtypes, copied=copied)
 
 
