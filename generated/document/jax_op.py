@@ -3,7 +3,7 @@
 # variant: document: {mask: 'causal and doc[b, q_idx] == doc[b, kv_idx]', tensors: {doc: {dims: [b, kv_idx], dtype:
 #     int32, example: kv_idx // 300}}}
 # template: host/jax_op.py.jinja
-# hash: 1def780b767520c6
+# hash: fa7d942b8e1e3ce8
 """`document` for JAX. Causal within each document of a packed row; `doc` numbers them, in any order."""
 
 from jax import Array
@@ -180,18 +180,21 @@ def _plan(
     cu_seqlens_q: Array | None = None,
     max_seqlen_q: int | None = None,
     splits: int | str | None = None,
+    values_in_keys: int | None = None,
     page_layout: str = "pshd",
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
-    it goes into `jit` and `scan`. Nothing waits for the device.
+    The arguments are the op's; v is needed if its head_dim is not k's. Of q, k and v only shapes and dtype matter. A
+    plan is a pytree: it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
-        q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+        q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config, family
     )
-    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
+    v = k if v is None and values_in_keys is None else v
+    cached = CacheArguments.checked(NAME, q, k, v, pages, layout=layout, values_in_keys=values_in_keys)
 
     return plan_of(PAGED, cached)
 
@@ -288,8 +291,8 @@ def document(
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
             On paged caches they are decode, for sequences with few rows, and paged_fwd, for prompts; both may also name
             the least keys of a split, `"keys_per_split"`. If paged_fwd is not named, fwd takes its place.
-        family: of the kernels, `"portable"` or `"hopper"`; by default `"hopper"` if its kernels are the faster ones and
-            `config` names no tile of their passes.
+        family: of the kernels, on paged caches of those for prompts, `"portable"` or `"hopper"`; by default `"hopper"`
+            if its kernels are the faster ones and `config` names no tile of their passes.
         deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
             fastest backward adds up dq in any order.
         schedule: what `document.schedule(...)` gave for a call like this one, or on paged caches
@@ -318,11 +321,19 @@ def document(
             kv_positions,
             padding_id=host_number(NAME, "padding_id", padding_id),
             deterministic=deterministic,
-            family=family,
             q_scale=q_scale,
         )
         pages = PageArguments(
-            q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+            q_offset,
+            page_table,
+            page_starts,
+            kv_lengths,
+            cu_seqlens_q,
+            max_seqlen_q,
+            splits,
+            page_layout,
+            config,
+            family,
         )
         cached = CacheArguments.checked(NAME, q, k, v, pages, layout=layout, scale=scale, values_in_keys=values_in_keys)
         cached.with_scales(k_scale, v_scale)

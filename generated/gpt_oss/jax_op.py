@@ -2,7 +2,7 @@
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # variant: gpt_oss: {mask: causal and window(128), sink: true}
 # template: host/jax_op.py.jinja
-# hash: acd7ce21cd86d66b
+# hash: ff9f2146a1f3915f
 """`gpt_oss` for JAX. The sliding-window layers of gpt-oss, a learned sink per head in the denominator
 (arXiv:2508.10925)."""
 
@@ -168,18 +168,21 @@ def _plan(
     cu_seqlens_q: Array | None = None,
     max_seqlen_q: int | None = None,
     splits: int | str | None = None,
+    values_in_keys: int | None = None,
     page_layout: str = "pshd",
     config: dict[str, dict[str, int]] | None = None,
+    family: str | None = None,
 ) -> Schedule:
     """How the keys of each sequence are split, for the `schedule=` of calls with these arguments: made once a step.
 
-    The arguments are the op's, and v may be left out. Of q, k and v only shapes and dtype matter. A plan is a pytree:
-    it goes into `jit` and `scan`. Nothing waits for the device.
+    The arguments are the op's; v is needed if its head_dim is not k's. Of q, k and v only shapes and dtype matter. A
+    plan is a pytree: it goes into `jit` and `scan`. Nothing waits for the device.
     """
     pages = PageArguments(
-        q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+        q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config, family
     )
-    cached = CacheArguments.checked(NAME, q, k, k if v is None else v, pages, layout=layout)
+    v = k if v is None and values_in_keys is None else v
+    cached = CacheArguments.checked(NAME, q, k, v, pages, layout=layout, values_in_keys=values_in_keys)
 
     return plan_of(PAGED, cached)
 
@@ -274,8 +277,8 @@ def gpt_oss(
             passes are fwd, dkdv and dq, and one that is not named keeps its default.
             On paged caches they are decode, for sequences with few rows, and paged_fwd, for prompts; both may also name
             the least keys of a split, `"keys_per_split"`. If paged_fwd is not named, fwd takes its place.
-        family: of the kernels, `"portable"` or `"hopper"`; by default `"hopper"` if its kernels are the faster ones and
-            `config` names no tile of their passes.
+        family: of the kernels, on paged caches of those for prompts, `"portable"` or `"hopper"`; by default `"hopper"`
+            if its kernels are the faster ones and `config` names no tile of their passes.
         deterministic: whether equal inputs must give gradients of equal bits, by default not. On Hopper GPUs the
             fastest backward adds up dq in any order.
         schedule: what `gpt_oss.schedule(...)` gave for a call like this one, or on paged caches
@@ -304,11 +307,19 @@ def gpt_oss(
             kv_positions,
             padding_id=host_number(NAME, "padding_id", padding_id),
             deterministic=deterministic,
-            family=family,
             q_scale=q_scale,
         )
         pages = PageArguments(
-            q_offset, page_table, page_starts, kv_lengths, cu_seqlens_q, max_seqlen_q, splits, page_layout, config
+            q_offset,
+            page_table,
+            page_starts,
+            kv_lengths,
+            cu_seqlens_q,
+            max_seqlen_q,
+            splits,
+            page_layout,
+            config,
+            family,
         )
         cached = CacheArguments.checked(NAME, q, k, v, pages, layout=layout, scale=scale, values_in_keys=values_in_keys)
         cached.with_scales(k_scale, v_scale)

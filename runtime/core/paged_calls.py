@@ -42,17 +42,16 @@ def check_beside_pages(
     *others: object,
     padding_id: object,
     deterministic: object,
-    family: object = None,
     q_scale: object = None,
 ) -> None:
     """Refuse arguments that a call on paged caches does not take.
 
-    They are those of _NOT_BESIDE_PAGES, in this order, `q_scale`, and `family` if the framework has only one family of
-    kernels on paged caches. `padding_id` and `deterministic` have no effect in such a call, but must be valid.
+    They are those of _NOT_BESIDE_PAGES, in this order, and `q_scale`. `padding_id` and `deterministic` have no effect
+    in such a call, but must be valid.
     """
     check_padding_id(op, padding_id)
     check_deterministic(op, deterministic)
-    for name, x in (*zip(_NOT_BESIDE_PAGES, others, strict=True), ("family", family), ("q_scale", q_scale)):
+    for name, x in (*zip(_NOT_BESIDE_PAGES, others, strict=True), ("q_scale", q_scale)):
         if x is not None:
             fail(op, name, "None beside page_table", type(x).__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..core.latents import converts_cache
+from ..core.latents import converts_cache, takes_prompts
 from ..core.paged import LEAST_DENSE_KEYS, WHOLE_ROW, CacheCall
 from ..core.paged_calls import PAGE_LAYOUTS, cache_call, lies_in_pages, own_shape, with_classes
-from ..core.prompts import is_copied
+from ..core.prompts import hopper_tile, is_copied
 from ..core.row_classes import FEW_ROWS, RowClass
 from .kernels import arch_of, multiprocessors, paged_call_tiles
 from .paged_reference import paged_reference
@@ -112,7 +112,7 @@ def cache_call_of(op: str, call: Call, operands: Mapping[str, jax.Array]) -> Cac
     made = cache_call(
         op, q, k, v, table, starts, lengths, begins, call.number("row_offset"), row_offsets, call.number("scale"),
         page_size=k.shape[1], most_keys=table.shape[-1] * k.shape[1], most_queries=call.number("most_queries"),
-        splits=call.number("splits"), config=call.number("config"),
+        splits=call.number("splits"), config=call.number("config"), family=call.number("family"),
     )  # fmt: skip
     return _launched(op, made._replace(k_scale=k_scale, v_scale=v_scale, v_factor=call.number("v_factor")))
 
@@ -125,10 +125,16 @@ def _columns(x: Tensor, count: int) -> Tensor:
 def _launched(op: str, call: CacheCall) -> CacheCall:
     """The same call with the classes of its sequences and their tiles."""
     tiles = paged_call_tiles(op, call.q, call.k, call.group, call.config)
-    k = call.k
-    copied, shares_values = is_copied(call.cache_strides(k), k.shape[0], k.element_size()), begin_alike(k, call.v)
-    converts = converts_cache(op, call, arch_of(call.q), shares_values=shares_values, copied=copied)
-    return _JaxCacheCall(*with_classes(call, multiprocessors(call.q), tiles, converts=converts))
+    q, k, v = call.q, call.k, call.v
+    arch, shares_values = arch_of(q), begin_alike(k, v)
+    copied = all(is_copied(call.cache_strides(x), x.shape[0], x.element_size()) for x in (k, v))
+    converts = converts_cache(op, call, arch, shares_values=shares_values, copied=copied)
+    copied = copied and is_copied(call.query_strides(q), 1 if call.packed else q.shape[0], q.element_size())
+    hopper = None
+    if not takes_prompts(op, call, shares_values=shares_values):
+        hopper = hopper_tile(op, call, arch, [x.element for x in (q, k, v)], copied=copied)
+    processors = multiprocessors(q)
+    return _JaxCacheCall(*with_classes(call, processors, tiles, hopper_tile=hopper, converts=converts))
 
 
 class PagedForward(Forward):
@@ -172,6 +178,8 @@ class PagedForward(Forward):
         return {"call": made, "tables": tables, **own, **kernels.scalar_arguments(call, operands)}
 
     def reference(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        # This raises the errors that kernels on the CPU would raise, such as for the family of another chip.
+        cache_call_of(self.kernels.op, call, call.named(arrays))
         return self.plain(call, arrays)
 
     def plain(self, call: Call, arrays: Sequence[jax.Array]) -> list[jax.Array]:

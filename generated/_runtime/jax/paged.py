@@ -21,6 +21,7 @@ from ..core.paged_calls import (
     check_lengths,
     check_longest,
     check_sequences,
+    check_tables,
     columns_of_values,
     fail_pages,
     is_empty,
@@ -31,6 +32,7 @@ from ..core.paged_calls import (
     plan_tables,
 )
 from ..core.paged_tiles import checked_paged_config
+from ..core.prompts import check_family
 from ..core.row_classes import check_splits
 from ..core.schedules import Schedule
 from .cache_values import check_cache_dtypes, check_converts_for, checked_scale
@@ -79,6 +81,7 @@ class PageArguments:
     splits: Any
     page_layout: Any
     config: Any
+    family: Any
 
 
 @dataclass(kw_only=True)
@@ -155,6 +158,7 @@ class CacheArguments:
             "splits": check_splits(op, pages.splits),
             "page_layout": pages.page_layout,
             "config": checked_paged_config(op, pages.config),
+            "family": check_family(op, pages.family),
             "v_factor": 1.0,
             "token_scales": (),
             "values_in_keys": values_in_keys,
@@ -187,9 +191,16 @@ class CacheArguments:
 
     @property
     def cache_call(self) -> CacheCall:
-        """The call in the form that launches take, with the tiles for the kernels of this process."""
-        with compiling_for(launches_on() or INTERPRETER):
-            return cache_call_of(self.op, self.call, self.operands)
+        """The call in the form that launches take, with the tiles for the kernels of this process.
+
+        Where the reference is computed instead, the family that the call asks for is checked when the call is lowered,
+        perhaps for another platform.
+        """
+        arch, call = launches_on(), self.call
+        if arch is None:
+            call = replace(call, numbers=tuple({**self.numbers, "family": None}.items()))
+        with compiling_for(arch or INTERPRETER):
+            return cache_call_of(self.op, call, self.operands)
 
     @property
     def call(self) -> Call:
@@ -285,6 +296,8 @@ def paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """o and lse of a call on paged caches. o has the layout and dtype of q."""
     tables = [] if schedule is None else plan_tables(arguments.op, schedule, arguments.cache_call, arguments.scalars)
+    if tables:
+        check_tables(arguments.op, arguments.cache_call, tables)
     arguments.operands = {**arguments.operands, **{f"table_{i}": x for i, x in enumerate(tables)}}
     call, arrays = _call(arguments)
     if is_empty(arguments.cache_call):

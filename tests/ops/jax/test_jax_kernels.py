@@ -6,7 +6,7 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -322,6 +322,57 @@ def test_latent_attention_on_caches_of_8_bits(monkeypatch: pytest.MonkeyPatch, h
 
     names = [message[4][0].decode() for message in messages(monkeypatch, call, q, cache)]
     assert names == ["causal_paged_plan", f"causal_paged_{kernel}", "merge_splits"]
+
+
+PROMPTS: dict[str, tuple[int, int, int, dict[str, Any], list[str]]] = {
+    "a long prompt": (128, 2000, 64, {}, ["prompt_blocks", "causal_paged_hopper_fwd"]),
+    "more than 256 columns": (512, 2000, 64, {}, ["prompt_blocks", "causal_paged_hopper_fwd_wide"]),
+    "asked for": (128, 40, 64, {"family": "hopper"}, ["prompt_blocks", "causal_paged_hopper_fwd"]),
+    "the portable family": (128, 2000, 64, {"family": "portable"}, ["causal_paged_plan", "causal_paged_fwd"]),
+    "scales": (128, 2000, 64, {"k_scale": 0.5, "v_scale": 0.5}, ["causal_paged_plan", "causal_paged_fwd"]),
+    "small pages": (128, 2000, 8, {}, ["causal_paged_plan", "causal_paged_fwd"]),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_on_pages(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    dim, queries, size, options, kernels = PROMPTS[name]
+    q = jnp.zeros((1, queries, 16, dim), jnp.bfloat16)
+    k, v = (jnp.zeros((40_000 // size // 10, size, 2, dim), jnp.bfloat16) for _ in range(2))
+    table, lengths = jnp.zeros((1, k.shape[0]), jnp.int32), jnp.asarray([3000])
+    given: dict[str, Any] = {"page_table": table, "kv_lengths": lengths}
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return ops.causal(q, k, v, **given, **options)
+
+    def planned(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        plan = ops.causal.plan(q, k, **given, **{n: x for n, x in options.items() if n == "family"})
+        return ops.causal(q, k, v, schedule=plan, **given, **options)
+
+    def launched(call: Callable[..., Any]) -> list[str]:
+        return [message[4][0].decode() for message in messages(monkeypatch, call, q, k, v)]
+
+    assert [each for each in launched(call) if each != "merge_splits"] == kernels
+    monkeypatch.setattr("generated._runtime.jax.paged.launches_on", lambda: "sm_90")
+    if name == "scales":
+        with pytest.raises(ValueError, match="schedule: expected a plan for the kernels of this call, portable"):
+            launched(planned)
+    else:
+        assert [each for each in launched(planned) if each != "merge_splits"] == kernels
+
+
+def test_latent_attention_keeps_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of values inside of keys is one for that kernel."""
+    q, cache = jnp.zeros((1, 600, 40, 288), jnp.bfloat16), jnp.zeros((64, 64, 1, 288), jnp.bfloat16)
+    table, lengths = jnp.zeros((1, 64), jnp.int32), jnp.asarray([3000])
+    given: dict[str, Any] = {"page_table": table, "kv_lengths": lengths, "values_in_keys": 256}
+
+    def call(q: jax.Array, cache: jax.Array) -> Any:
+        return ops.causal(q, cache, schedule=ops.causal.plan(q, cache, **given), **given)
+
+    monkeypatch.setattr("generated._runtime.jax.paged.launches_on", lambda: "sm_90")
+    names = [message[4][0].decode() for message in messages(monkeypatch, call, q, cache)]
+    assert names == ["causal_paged_plan", "causal_paged_hopper_latent", "merge_splits"]
 
 
 def test_a_call_on_pages_fills_its_results_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

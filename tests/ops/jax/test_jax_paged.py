@@ -199,7 +199,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "max_seqlen_q: expected at least 3, the queries of the longest sequence, got 2",
     ),
     "config": ({"config": {"dq": 3}}, r"config\['dq'\]: expected a mapping with block_m"),
-    "family": ({"family": "portable"}, "family: expected None beside page_table, got str"),
+    "family": ({"family": "fastest"}, "family: expected None or one of 'portable', 'hopper', got 'fastest'"),
+    "family of other pages": (
+        {"family": "hopper"},
+        "family: expected None or 'portable' in this call on paged caches: its copies take pages of 16 keys",
+    ),
     "ids": ({"q_segment_ids": jnp.ones((2, 2), int)}, "q_segment_ids: expected None beside page_table"),
     "schedule": ({"schedule": 3}, r"schedule: expected what causal\.plan\(\.\.\.\) returns, or None, got int"),
     "no pages": ({"page_table": None, "splits": 1}, "splits: expected None without page_table, got int"),
@@ -250,6 +254,12 @@ def test_values_that_are_no_numbers_are_no_pages_beyond_the_cache() -> None:
     table = jnp.asarray([[9, 3, -1], [-2, 9, 2]])
     o = ops().window(q.at[0].set(jnp.nan), cache, cache, page_table=table, kv_lengths=given["kv_lengths"], size=2)
     assert jnp.isnan(o).all((1, 2, 3)).tolist() == [True, False]
+
+
+def test_a_plan_of_an_unknown_family() -> None:
+    q, cache, given = small()
+    with pytest.raises(ArgumentError, match=r"^causal: family: expected None or one of 'portable', 'hopper'"):
+        ops().causal.plan(q, cache, family="fastest", **given)
 
 
 def test_a_plan_takes_values() -> None:
