@@ -127,12 +127,12 @@ def _launched(op: str, call: CacheCall) -> CacheCall:
     """The same call with the classes of its sequences and their tiles."""
     tiles = paged_call_tiles(op, call.q, call.k, call.group, call.config)
     q, k, v = call.q, call.k, call.v
-    arch, shares_values = arch_of(q), begin_alike(k, v)
+    arch = arch_of(q)
     copied = all(is_copied(call.cache_strides(x), x.shape[0], x.element_size()) for x in (k, v))
-    converts = converts_cache(op, call, arch, shares_values=shares_values, copied=copied)
+    converts = converts_cache(op, call, arch, shares_values=begin_alike(k, v), copied=copied)
     copied = copied and is_copied(call.query_strides(q), 1 if call.packed else q.shape[0], q.element_size())
     hopper = None
-    if not takes_prompts(op, call, shares_values=shares_values):
+    if not takes_prompts(op, call, begin_alike):
         hopper = hopper_tile(op, call, arch, [x.element for x in (q, k, v)], copied=copied)
     processors = multiprocessors(q)
     return _JaxCacheCall(*with_classes(call, processors, tiles, hopper_tile=hopper, converts=converts))
