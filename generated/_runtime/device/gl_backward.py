@@ -268,14 +268,15 @@ def in_fragments(tile, COLS: gl.constexpr):
 
 @gluon.jit
 def add_sums(ptr, sums):
-    """Add 64 rows of 64 sums to memory, 16 bytes a thread."""
+    """Add 64 rows of sums to memory, 16 bytes a thread."""
+    COLS: gl.constexpr = sums.shape[1]
     FLAT: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    flat = gl.convert_layout(gl.reshape(in_fragments(sums, 64), [4096]), FLAT)
+    flat = gl.convert_layout(gl.reshape(in_fragments(sums, COLS), [64 * COLS]), FLAT)
     # Triton's own atomics return the value before, which costs a round trip.
     gl.inline_asm_elementwise(
         "red.relaxed.gpu.global.add.v4.f32 [$1], {$5, $6, $7, $8}; mov.b32 $0, 0;",
         "=r,l,l,l,l,r,r,r,r",
-        [ptr + gl.arange(0, 4096, layout=FLAT), flat.to(gl.int32, bitcast=True)],
+        [ptr + gl.arange(0, 64 * COLS, layout=FLAT), flat.to(gl.int32, bitcast=True)],
         dtype=gl.int8,
         is_pure=False,
         pack=4,

@@ -25,9 +25,11 @@ from .gl import (
     as_operand,
     begin_product,
     begin_sums,
+    count_pieces,
     parts_of,
     product_layout,
     wait_for_sums,
+    whole_columns,
 )
 from .gl_backward import add_sums, begin_sums_by_key, begin_sums_by_row, begin_with, in_fragments, of_lines, sums_layout
 from .gl_dropout import bit_layout, dropped_bits
@@ -372,6 +374,25 @@ def end_wide_block(ds, sums, q_tile, rings, hand_over, turn, WITH_DQ: gl.constex
         return dk
 
 
+@triton.constexpr_function
+def dq_part_columns(part, HEAD_DIM):
+    """Columns of a part of dq in the wide backward: 64, or in the last part those that hold columns of a head.
+
+    >>> [dq_part_columns(part, 160) for part in range(3)], dq_part_columns(2, 136), dq_part_columns(0, 40)
+    ([64, 64, 32], 16, 64)
+    """
+    return min(max(whole_columns(HEAD_DIM - part * 64), 16), 64)
+
+
+@gluon.jit
+def begin_dq_part(ds_tile, k_tile, part: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Issue the product of ds, `[BLOCK_M, KEYS]`, with the columns of a part of the keys."""
+    COLS: gl.constexpr = dq_part_columns(part, HEAD_DIM)
+    ROWS: gl.constexpr = ds_tile.shape[0]
+    none = gl.zeros([ROWS, COLS], gl.float32, product_layout(COLS))
+    return warpgroup_mma(ds_tile, k_tile.slice(part * 64, COLS, dim=1), none, use_acc=False, is_async=True)
+
+
 @gluon.jit
 def add_block(
     dv,
@@ -394,27 +415,41 @@ def add_block(
     if ROW_SUMS:
         row_sums = gl.zeros([BLOCK_M, 8], gl.float32, sums_layout())
     do_tile = do_ring.receive(turn)  # [BLOCK_M, BLOCK_DV]
-    dv = warpgroup_mma(p_ring.take(turn), do_tile, dv, is_async=True)
+    p_tile = p_ring.take(turn)
     if WITH_DQ:
         ds_tile = ds_ring.take(turn).permute((1, 0))  # [BLOCK_M, BLOCK_N]
-        none = gl.zeros([BLOCK_M, 64], gl.float32, product_layout(64))
-        # 64 columns at a time: these are added while the next are multiplied. Columns that pad a tile stay zero.
-        PARTS: gl.constexpr = (HEAD_DIM + 63) // 64
-        dq = warpgroup_mma(ds_tile, k_tile.slice(0, 64, dim=1), none, use_acc=False, is_async=True)
+        # Up to 64 columns at a time: each part is added while the next is multiplied, and the first while dv is.
+        PARTS: gl.constexpr = count_pieces(k_tile.shape[1], HEAD_DIM, 64)
+        # With two or three parts, the second runs beside the first, too. With four, dv leaves no registers for it.
+        EARLY: gl.constexpr = PARTS == 2 or PARTS == 3
+        dq = begin_dq_part(ds_tile, k_tile, 0, HEAD_DIM)
+        beside = ()
+        if EARLY:
+            beside = (begin_dq_part(ds_tile, k_tile, 1, HEAD_DIM),)
+        dv = warpgroup_mma(p_tile, do_tile, dv, is_async=True)
         if ROW_SUMS:
-            row_sums = begin_sums_by_row(ds_tile, hand_over[2])
-            dv, dq, row_sums = warpgroup_mma_wait(0, deps=(dv, dq, row_sums))
-        else:
-            dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))
+            beside = beside + (begin_sums_by_row(ds_tile, hand_over[2]),)
+        dq = warpgroup_mma_wait(1 + len(beside), deps=(dq,))
+        add_sums(dq_part, dq)
+        done = wait_for_sums((dv,) + beside, 0)
+        dv = done[0]
+        if ROW_SUMS:
+            row_sums = done[len(beside)]
         do_ring.release(turn % do_ring.stages)
         p_ring.release(turn)
-        for part in gl.static_range(1, PARTS):
-            next_dq = warpgroup_mma(ds_tile, k_tile.slice(part * 64, 64, dim=1), none, use_acc=False, is_async=True)
+        if EARLY:
+            dq = done[1]
+        elif PARTS > 1:
+            dq = warpgroup_mma_wait(0, deps=(begin_dq_part(ds_tile, k_tile, 1, HEAD_DIM),))
+        for part in gl.static_range(2, PARTS):
+            next_dq = begin_dq_part(ds_tile, k_tile, part, HEAD_DIM)
             add_sums(dq_part + (part - 1) * (BLOCK_M * 64), dq)
             dq = warpgroup_mma_wait(0, deps=(next_dq,))
         ds_ring.release(turn)
-        add_sums(dq_part + (PARTS - 1) * (BLOCK_M * 64), dq)
+        if PARTS > 1:
+            add_sums(dq_part + (PARTS - 1) * (BLOCK_M * 64), dq)
     else:
+        dv = warpgroup_mma(p_tile, do_tile, dv, is_async=True)
         dv = warpgroup_mma_wait(0, deps=(dv,))
         do_ring.release(turn % do_ring.stages)
         p_ring.release(turn)

@@ -61,6 +61,7 @@ WIDE_CALLS = {
     "wide tiles, cut": Call(shape=Shape(q_len=150, kv_len=140, dim=192, dim_v=128), q_offset="end"),
     "wide tiles, an offset per row": Call(shape=Shape(q_len=100, kv_len=130, batch=2, dim=256), q_offset=(-70, 30)),
     "wide tiles, padding left out": Call(shape=Shape(q_len=100, kv_len=130, dim=168, dim_v=144)),
+    "wide values, few columns of a second part": Call(shape=Shape(q_len=100, kv_len=130, dim=80, dim_v=160)),
     "wide values": Call(shape=Shape(q_len=100, kv_len=192, group=1, dim=64, dim_v=256), q_offset=60),
 }
 WIDE_ROWS = Call(shape=Shape(q_len=80, kv_len=140, dim=192, dim_v=128), q_offset="end")
@@ -249,7 +250,12 @@ MUTATIONS = {
     ),
 }
 
-SUMS_DONE = "        dv, dq = warpgroup_mma_wait(0, deps=(dv, dq))\n"
+SUMS_DONE = """\
+        done = wait_for_sums((dv,) + beside, 0)
+        dv = done[0]
+        if ROW_SUMS:
+            row_sums = done[len(beside)]
+"""
 P_READ = "        do_ring.release(turn % do_ring.stages)\n        p_ring.release(turn)\n"
 WIDE_MUTATIONS = {
     "no fence": Mutation(
