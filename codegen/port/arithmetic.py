@@ -131,6 +131,10 @@ class Arithmetic:
             return self._power(left, right, node)
         if isinstance(op, ast.MatMult):
             raise TranslationError(node, "a score is made of one pair's numbers, so there is no matrix product")
+        if isinstance(op, ast.Add | ast.Mult):
+            either = [self.symbol(value, node) for value in (left, right)]
+            if {each.kind for each in either} == {Kind.BOOL}:  # the sum and product of booleans are booleans in torch
+                return logical(isinstance(op, ast.Mult), either)
         a, b = self.number(left, node), self.number(right, node)
         if isinstance(op, ast.FloorDiv | ast.Mod) and Kind.FLOAT in (a.kind, b.kind):
             return self._float_division(op, a, b)

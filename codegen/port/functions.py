@@ -60,6 +60,9 @@ CASTS = {
     **dict.fromkeys(("int", "int8", "int16", "int32", "int64", "uint8", "short", "long"), Kind.INT),
     "bool": Kind.BOOL,
 }
+DTYPES = {Kind.INT: "int32", Kind.FLOAT: "float32", Kind.BOOL: "bool"}
+"""A dtype of each kind of number, as it is in a score or a mask."""
+
 NARROW = ("int8", "int16", "uint8", "short")
 """Casts to fewer bits than the language's integers have."""
 
@@ -243,9 +246,15 @@ class Functions(Arithmetic):
         return Constant(bool(number) if is_bool else number)
 
     def _made(self, name: str, args: Arguments, options: Mapping[str, Value], node: ast.AST) -> Value:
-        """A new tensor of one number."""
+        """A new tensor of one number, of the dtype that is given, or that of the tensor which it is like."""
         value = options.get("fill_value") or (args[1] if name in ("full_like", "full") and len(args) > 1 else args[0])
         if isinstance(value, Constant | Symbol | Captured):
+            dtype = options.get("dtype")
+            if isinstance(dtype, Library) and dtype.last in CASTS:
+                return self.cast(value, dtype.last, node)
+            like = args[0] if name == "full_like" and dtype is None else None
+            if isinstance(like, Symbol) and like.kind in DTYPES:
+                return self.cast(value, DTYPES[like.kind], node)
             return value
         raise TranslationError(node, "a tensor that is made here must hold one number")
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.port.functions import CONSTANTS, KNOWN, REDUCTIONS, Functions
+from codegen.port.functions import CONSTANTS, DTYPES, KNOWN, REDUCTIONS, Functions
 from codegen.port.values import (
     BlockMask,
     Captured,
@@ -145,6 +145,8 @@ class ExpressionReader(Functions):
             if name in CONSTANTS and owner.last in ("torch", "math", "numpy", "np"):
                 return Constant(CONSTANTS[name])
             return Joined(True, (), "noop") if name == "noop_mask" else Library(f"{owner.path}.{name}")
+        if name == "dtype" and isinstance(owner, Symbol) and owner.kind in DTYPES:
+            return Library(f"torch.{DTYPES[owner.kind]}")
         if name in ("dtype", "device"):
             return Library(name)
         is_method = name in KNOWN or name in REDUCTIONS or name == "size"

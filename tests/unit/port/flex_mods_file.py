@@ -32,6 +32,16 @@ def generate_sliding_window(window_size: int):
     return mask_mod
 
 
+def sums_of_booleans(b, h, q_idx, kv_idx):
+    either = (q_idx >= kv_idx) + (kv_idx < 4)
+    return ~(either * (kv_idx > 1)) | (either == kv_idx % 2)
+
+
+def given_dtypes(b, h, q_idx, kv_idx):
+    halves = (q_idx / 2).to(q_idx.dtype) >= kv_idx - torch.tensor(3.7, dtype=torch.int32)
+    return halves & ((q_idx - kv_idx) * torch.full((), 2.5, dtype=torch.int64) < 17 + torch.full_like(kv_idx, 1.5))
+
+
 def generate_prefix_lm_mask(prefix_length: int = 24):
     def prefix_mask(b, h, q_idx, kv_idx):
         return kv_idx < prefix_length

@@ -84,6 +84,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dropped_heads": ("dropped_heads", {}, {}),
     "partial_window": ("partial_window", {}, {}),
     "odd_functions": ("odd_functions", {}, {}),
+    "sums_of_booleans": ("sums_of_booleans", {}, {}),
+    "given_dtypes": ("given_dtypes", {}, {}),
     "swapped_bits": ("swapped_bits", {}, {}),
     "seen": (
         "make_seen",
