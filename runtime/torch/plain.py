@@ -43,7 +43,8 @@ def plain_backward(
     """
     if do.is_meta:
         return results
-    with recording_gradients():
+    # A backward inside of an autocast region computes what one outside of it does.
+    with recording_gradients(), torch.autocast(do.device.type, enabled=False):
         if whole is not None:
             # The reference's o has the dtype of q. In float32 neither o nor its gradient is rounded to 16 bits.
             q, *others = arguments

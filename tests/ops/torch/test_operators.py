@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from codegen.testing import calls
 from generated._runtime.core.settings import INTERPRET
@@ -24,3 +25,16 @@ def test_opcheck(variant: str, mode: str) -> None:
     name = f"generated::{variant}" + ("" if mode == "dense" else f"_{mode}")
     assert [func.name() for func, _ in recorder.calls] == [f"{name}_fwd", f"{name}_bwd"]
     check_operators(recorder.calls)
+
+
+def test_a_backward_under_autocast_is_that_of_one_outside() -> None:
+    q, k, v, do = (torch.randn(1, 2, 40, 16).bfloat16() for _ in range(4))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    op, found = calls.load_op("causal"), []
+    for inside in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            o = op(q, k, v)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            found.append(torch.autograd.grad(o, leaves, do))
+    for outside, under in zip(*found, strict=True):
+        torch.testing.assert_close(under, outside, rtol=0, atol=0)
