@@ -120,7 +120,9 @@ def _score(attention: Attention, parts: _Parts) -> str:
         cap = parts.number("softcap", "cap", attention.cap, "float")
         score = f"{cap} * tanh(score / {cap})"
     if attention.alibi is not None:
-        parts.tensor("alibi" if attention.alibi == "h" else "alibi_rows", f"slope: {{dims: [{attention.alibi}]}}")
+        # The library's `alibi` is causal: an entry for keys on both sides needs another name.
+        word = ("alibi" if attention.alibi == "h" else "alibi_rows") + ("" if attention.after == 0 else "_both_sides")
+        parts.tensor(word, f"slope: {{dims: [{attention.alibi}]}}")
         score += f" - slope[{attention.alibi}] * abs(q_idx - kv_idx)"
     if attention.bias:
         parts.tensor("bias", "bias: {dims: [b, h, q_idx, kv_idx], grad: true}")

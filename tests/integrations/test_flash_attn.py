@@ -44,6 +44,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield importlib.import_module(f"{folder.name}.integrations.flash_attn")
 
 
+def test_an_entry_for_both_sides_does_not_take_the_name_of_the_causal_one() -> None:
+    assert "  alibi_both_sides:\n" in entry(Attention(alibi="h"))
+    assert "  causal_alibi:\n" in entry(Attention(after=0, alibi="h"))
+
+
 def assert_same(got: Any, want: Any, inputs: Any) -> None:
     """Compare o, lse and the gradients of o, float32 with float64."""
     (o, lse), (want_o, want_lse) = got, want
