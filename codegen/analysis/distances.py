@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from codegen.analysis.affine import forms, linear, terms
 from codegen.ir import expr
-from codegen.ir.derive import derivative
-from codegen.ir.expr import Const, Expr, Load, Op, Type, const, float_var, int_var
+from codegen.ir.expr import Const, Expr, Load, Op, Type, Var, const, int_var
 from codegen.spec.model import Variant
 
 LAG = int_var("lag")
@@ -63,6 +62,24 @@ def _as_integer(e: Expr) -> Expr | None:
     return expr.add(parts[0], parts[1]) if e.op == "add" else expr.sub(parts[0], parts[1])
 
 
+def adds_to_score(e: Expr) -> bool:
+    """True if a score is the scaled product plus something that does not read it.
+
+    >>> from codegen.ir.expr import float_var, rounded
+    >>> score, bias = float_var("score"), float_var("bias")
+    >>> adds_to_score(expr.sub(score, bias)), adds_to_score(expr.add(score, rounded("floor", score)))
+    (True, False)
+    """
+    if isinstance(e, Op) and e.op in ("add", "sub"):
+        a, b = (expr.SCORE in expr.names(part) for part in e.args)
+        return (a and not b and adds_to_score(e.args[0])) or (
+            b and not a and e.op == "add" and adds_to_score(e.args[1])
+        )
+    if isinstance(e, Op) and e.op == "where":
+        return expr.SCORE not in expr.names(e.args[0]) and all(adds_to_score(arm) for arm in e.args[1:])
+    return isinstance(e, Var) and e.name == expr.SCORE
+
+
 def added_by_distance(variant: Variant) -> Expr | None:
     """The term that the score adds to the scaled product, if term and mask depend on positions only by distance.
 
@@ -71,7 +88,7 @@ def added_by_distance(variant: Variant) -> Expr | None:
     """
     if variant.score is None or variant.decay or variant.dropout:
         return None
-    if not expr.is_const(derivative(variant.score, float_var(expr.SCORE)), 1):
+    if not adds_to_score(variant.score):
         return None
     added = expr.substitute(variant.score, {expr.SCORE: const(0.0)})
     masked = variant.mask if variant.mask is not None else expr.TRUE

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from codegen.analysis.affine import MOST_INTEGER
+from codegen.analysis.affine import MOST_INTEGER, MOST_POSITION, reach
 from codegen.ir import expr
 from codegen.ir.expr import FALSE, TRUE, Expr, const
 
@@ -115,10 +115,20 @@ def bitwise_and(x: Interval, y: Interval) -> Interval:
         return UNKNOWN
     zero = const(0)
     x_counts, y_counts = expr.compare("ge", x.low, zero), expr.compare("ge", y.low, zero)
-    lacking = expr.add(expr.add(expr.minimum(x.low, zero), expr.minimum(y.low, zero)), const(1))
-    low = expr.where(expr.logical_or(x_counts, y_counts), zero, expr.minimum(lacking, zero))
+    least = _least_of_and(expr.minimum(x.low, zero), expr.minimum(y.low, zero))
+    low = expr.where(expr.logical_or(x_counts, y_counts), zero, expr.minimum(least, zero))
     if_counts = expr.where(y_counts, expr.minimum(x.high, y.high), x.high)
     return Interval(low, expr.where(x_counts, if_counts, expr.where(y_counts, y.high, expr.maximum(x.high, y.high))))
+
+
+def _least_of_and(a: Expr, b: Expr) -> Expr:
+    """`a + b + 1` for two numbers of at most 0; the least 32-bit integer if that might lie below all of these."""
+    if all((most := reach(e)) is not None and most <= MOST_POSITION for e in (a, b)):
+        return expr.add(expr.add(a, b), const(1))
+    far = const(-MOST_POSITION)
+    fits = expr.logical_and(expr.compare("ge", a, far), expr.compare("ge", b, far))
+    summed = expr.add(expr.add(expr.maximum(a, far), expr.maximum(b, far)), const(1))
+    return expr.where(fits, summed, const(-MOST_INTEGER - 1))
 
 
 def bitwise_or(x: Interval, y: Interval) -> Interval:

@@ -155,7 +155,10 @@ class _Analyser:
     def _comparison(self, e: Op) -> Truth:
         a, b = e.args
         both_sides = _positions(a) & _positions(b)
-        if a.type is Type.INT and both_sides:
+        # Elements of tensors that are one number in a block may be the largest integer, which means "no limit": a
+        # difference with one would leave 32 bits. Extremes over a block have 64.
+        has_element = any(level(load) not in (Level.QUERY, Level.KEY) for load in (*expr.loads(a), *expr.loads(b)))
+        if a.type is Type.INT and both_sides and not has_element:
             # If q_idx is on both sides, their difference contains it once or not at all.
             a, b = expr.sub(a, b), const(0)
         x, y = self.interval(a), self.interval(b)

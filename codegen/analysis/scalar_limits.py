@@ -40,9 +40,10 @@ def divisors(roots: Collection[Expr]) -> frozenset[str]:
 
 
 def vanishing(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> list[Expr]:
-    """The divisors of integers that are computed from scalars alone and may be 0 within the scalars' ranges.
+    """The divisors of integers that are computed from scalars, indices and lengths, and may be 0 within their ranges.
 
-    A divisor that is itself a scalar is left out, because each call checks that it is not 0.
+    A divisor that is itself a scalar is left out, because each call checks that it is not 0. Elements of tensors may
+    have any value: divisors that read one are left out, too.
 
     >>> n = expr.int_var("n")
     >>> by_fewer = [expr.floordiv(expr.int_var("q_idx"), expr.sub(n, expr.const(3)))]
@@ -50,7 +51,7 @@ def vanishing(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> lis
     >>> [len(vanishing({"n": spec}, by_fewer)) for spec in specs]
     [1, 0]
     """
-    ranges = {name: _range(scalar) for name, scalar in scalars.items()}
+    ranges = {name: _range(scalar) for name, scalar in scalars.items()} | _RANGES
 
     def may_be_zero(e: Expr) -> bool:
         found = bounds(e, ranges)
@@ -59,11 +60,17 @@ def vanishing(scalars: Mapping[str, ScalarSpec], roots: Collection[Expr]) -> lis
     return [
         each
         for each in _divisors(roots)
-        if not isinstance(each, Var)
+        if not (isinstance(each, Var) and each.name in scalars)
         and not expr.loads(each)
-        and expr.names(each) <= scalars.keys()
+        and expr.names(each) <= ranges.keys()
         and may_be_zero(each)
     ]
+
+
+_RANGES = {name: Range(0, MOST_POSITION) for name in expr.INDEX_NAMES} | {
+    name: Range(1, MOST_POSITION) for name in expr.LENGTH_NAMES
+}
+"""Of each index and length the values in a call that has a pair."""
 
 
 def _range(scalar: ScalarSpec) -> Range:

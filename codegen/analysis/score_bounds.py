@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from codegen.ir.expr import Const, Expr, Op, Var
+from codegen.ir.expr import LAST_SHIFT, Const, Expr, Op, Var
 
 RUNNING_EXPONENT = 8
 """A weight relative to a running maximum is at most 2**8: the maximum rises only for a logit more than 8 above it."""
@@ -104,6 +104,12 @@ def _bounds(e: Expr, args: Sequence[Range]) -> Range:
             return _product(*args)
         case "floordiv" if args[1].low == args[1].high > 0:
             return _within(args[0].low // args[1].low, args[0].high // args[1].low)
+        case "mod" if args[1].low > 0:
+            return Range(0, min(args[1].high - 1, args[0].high if args[0].low >= 0 else math.inf))
+        case "shl" | "shr":
+            return _shifted(e.op, *args)
+        case "bitand" if max(args[0].low, args[1].low) >= 0:
+            return Range(0, min(arg.high for arg in args if arg.low >= 0))
         case "min":
             return Range(min(args[0].low, args[1].low), min(args[0].high, args[1].high))
         case "max":
@@ -125,6 +131,15 @@ def _bounds(e: Expr, args: Sequence[Range]) -> Range:
         case "float":
             return args[0]
     return ANY
+
+
+def _shifted(op: str, x: Range, by: Range) -> Range:
+    """The range of an integer shifted by a number of bits; `ANY` if bits of it may be lost on the left."""
+    if not (x.is_bounded and by.low >= 0 and by.high <= LAST_SHIFT):
+        return ANY
+    factors = [2 ** int(by.low), 2 ** int(by.high)]
+    ends = [end * factor if op == "shl" else end // factor for end in (x.low, x.high) for factor in factors]
+    return Range(min(ends), max(ends)) if max(map(abs, ends)) < 2**31 else ANY
 
 
 def _product(x: Range, y: Range) -> Range:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from codegen.analysis.distances import adds_to_score
 from codegen.analysis.schedule import Schedule
 from codegen.ir import expr
-from codegen.ir.derive import derivative
-from codegen.ir.expr import INDEX_NAMES, SCORE, Load
+from codegen.ir.expr import INDEX_NAMES, Load
 from codegen.spec.model import Variant
 
 KINDS = {
@@ -51,9 +51,7 @@ def kinds(variant: Variant) -> list[str]:
 
 def _is_bias(variant: Variant) -> bool:
     """True if the score is the old score and something that does not depend on it."""
-    if variant.score is None:
-        return False
-    return expr.is_const(derivative(variant.score, expr.float_var(SCORE)), 1)
+    return variant.score is not None and adds_to_score(variant.score)
 
 
 def _compares_documents(variant: Variant) -> bool:

@@ -81,15 +81,16 @@ def whole_quotient(e: Expr) -> tuple[Expr, Const] | None:
         return None
     factor, a = float(e.args[0].value), _integer_of(e.args[1])
     n = round(1.0 / abs(factor))
-    if a is None or not 2 <= n < 2**31 or 1.0 / n != abs(factor):
+    if a is None or _large_operands(a) > 1 or not 2 <= n < 2**31 or 1.0 / n != abs(factor):
         return None
     return (a if factor > 0 else neg(a)), const(n)
 
 
 def _integer_of(e: Expr) -> Expr | None:
-    """The integer expression of which `to_float` made `e`, else None."""
+    """The integer expression of which `to_float` made `e`, else None. Literals beyond `MOST_EXACT` stay floats: a sum
+    with one might leave 32 bits."""
     if isinstance(e, Const):
-        return const(int(e.value)) if float(e.value).is_integer() else None
+        return const(int(e.value)) if float(e.value).is_integer() and _is_exact(e) else None
     if isinstance(e, Op) and e.op == "float":
         return e.args[0]
     if isinstance(e, Op) and e.op in _OF_FLOATS_TOO:

@@ -35,18 +35,50 @@ def derivative(e: Expr, target: Var | Load) -> Expr:
 _D = Callable[[Expr], Expr]
 
 
+@cache
+def _chooses_zero(d: Expr) -> bool:
+    """True if a derivative, or a part of its sum, is 0 by a choice, as that of `max(score, 0)` is where score < 0."""
+    if not isinstance(d, Op) or d.op not in ("where", "add", "sub"):
+        return False
+    parts = d.args[1:] if d.op == "where" else d.args
+    return any(_chooses_zero(part) or (d.op == "where" and part == ZERO) for part in parts)
+
+
+def _each(d: Expr, f: Callable[[Expr], Expr]) -> Expr:
+    """A linear function of a derivative, applied to what its choices choose from and to the parts of their sums.
+
+    Where a choice makes the derivative zero, the result is zero as in torch, not NaN from an infinite factor:
+    `sqrt(max(score, 0))`, `sqrt(1 - min(score, 1))`.
+    """
+    known: dict[Expr, Expr] = {}  # a derivative uses many of its nodes more than once
+
+    def applied(part: Expr) -> Expr:
+        if part not in known:
+            known[part] = found(part)
+        return known[part]
+
+    def found(part: Expr) -> Expr:
+        if not _chooses_zero(part):
+            return part if part == ZERO else f(part)
+        assert isinstance(part, Op)
+        if part.op == "where":
+            return expr.where(part.args[0], applied(part.args[1]), applied(part.args[2]))
+        a, b = map(applied, part.args)
+        return expr.add(a, b) if part.op == "add" else _minus(a, b)
+
+    return applied(d)
+
+
 def _times(factor: Expr, d: Expr) -> Expr:
-    """The product with a derivative. Where a choice makes that zero, the product is zero as in torch, not NaN from an
-    infinite factor: `sqrt(max(score, 0))`."""
-    if isinstance(d, Op) and d.op == "where" and ZERO in _arms(d):
-        condition, a, b = d.args
-        return expr.where(condition, _times(factor, a), _times(factor, b))
-    return expr.mul(factor, d)
+    return _each(d, lambda part: expr.mul(factor, part))
 
 
-def _arms(e: Expr) -> list[Expr]:
-    """What nested choices choose from."""
-    return [arm for part in e.args[1:] for arm in _arms(part)] if isinstance(e, Op) and e.op == "where" else [e]
+def _negative(d: Expr) -> Expr:
+    return _each(d, expr.neg)
+
+
+def _minus(a: Expr, b: Expr) -> Expr:
+    return _negative(b) if a == ZERO else expr.sub(a, b)
 
 
 def _product(e: Op, d: _D) -> Expr:
@@ -56,13 +88,13 @@ def _product(e: Op, d: _D) -> Expr:
 
 def _quotient(e: Op, d: _D) -> Expr:
     a, b = e.args
-    return expr.div(expr.sub(d(a), expr.mul(e, d(b))), b)
+    return _each(_minus(d(a), _times(e, d(b))), lambda part: expr.div(part, b))
 
 
 def _extreme(comparison: str) -> Callable[[Op, _D], Expr]:
     def rule(e: Op, d: _D) -> Expr:
         (a, b), (da, db) = e.args, map(d, e.args)
-        half = expr.mul(const(0.5), expr.add(da, db))
+        half = _times(const(0.5), expr.add(da, db))
         return expr.where(expr.compare("eq", a, b), half, expr.where(expr.compare(comparison, a, b), da, db))
 
     return rule
@@ -94,9 +126,9 @@ LN2 = const(math.log(2.0))
 _RULES: dict[str, Callable[[Op, _D], Expr]] = {
     "float": lambda e, d: ZERO,  # of an integer
     **{name: lambda e, d: ZERO for name in expr.ROUNDINGS},
-    "neg": lambda e, d: expr.neg(d(e.args[0])),
+    "neg": lambda e, d: _negative(d(e.args[0])),
     "add": lambda e, d: expr.add(d(e.args[0]), d(e.args[1])),
-    "sub": lambda e, d: expr.sub(d(e.args[0]), d(e.args[1])),
+    "sub": lambda e, d: _minus(d(e.args[0]), d(e.args[1])),
     "mul": _product,
     "div": _quotient,
     "where": lambda e, d: expr.where(e.args[0], d(e.args[1]), d(e.args[2])),

@@ -34,8 +34,8 @@ class OperatorReader(ABC):
         """The IR of a node."""
 
     @abstractmethod
-    def read_index(self, tensor: str, item: ast.expr) -> Expr:
-        """The IR of an index of a tensor."""
+    def read_index(self, tensor: str, item: ast.expr, dim: str | int) -> Expr:
+        """The IR of an index of a tensor, whose dim there is `dim`."""
 
     @abstractmethod
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:
@@ -217,5 +217,6 @@ class OperatorReader(ABC):
             wanted = indexing_example(name.id, tensor.dims[:-1]) if len(tensor.dims) > 1 else name.id
             message = f"'in' takes the last dim of '{name.id}' as its list: index the {len(tensor.dims) - 1} before it"
             raise self.fail(node, f"{message}, {wanted}; got {len(items)}")
-        indices = tuple(self.read_index(name.id, item) for item in items)
+        dims = zip(items, tensor.dims[:-1], strict=True)
+        indices = tuple(self.read_index(name.id, item, dim) for item, dim in dims)
         return [self.load(name.id, (*indices, expr.const(i))) for i in range(last)]

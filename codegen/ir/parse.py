@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 from codegen.ir import expr, remedies
-from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, SCORE, Expr, Load, ScalarType, TensorSpec, Type, Var
+from codegen.ir.expr import INDEX_NAMES, LENGTH_NAMES, SCORE, Const, Expr, Load, ScalarType, TensorSpec, Type, Var
 from codegen.ir.language import FUNCTIONS, INFINITY, MOST_MEMBERS, Macro, Scope
 from codegen.ir.operators import OperatorReader
 from codegen.ir.syntax import (
@@ -233,15 +233,18 @@ class Reader(OperatorReader):
                 f"tensor '{name}' has {len(dims)} dim{'s' * (len(dims) != 1)} and must be indexed with as many, "
                 f"got {len(items)}: {indexing_example(name, dims)}",
             )
-        return self.load(name, tuple(self.read_index(name, item) for item in items))
+        return self.load(name, tuple(self.read_index(name, item, dim) for item, dim in zip(items, dims, strict=True)))
 
-    def read_index(self, tensor: str, item: ast.expr) -> Expr:
+    def read_index(self, tensor: str, item: ast.expr, dim: str | int) -> Expr:
         e = self.read(item)
         if e.type is not Type.INT:
             got = f"{with_article(e.type)}: {source(item)!r} in '{tensor}'"
             raise self.fail(item, f"an index must be an integer, got {got}{type_remedy(e.type, Type.INT)}")
         if SCORE in expr.names(e):
             raise self.fail(item, f"an index of '{tensor}' cannot depend on 'score'")
+        if isinstance(e, Const) and (e.value < 0 or (isinstance(dim, int) and e.value >= dim)):
+            inside = f"from 0 to {dim - 1}" if isinstance(dim, int) else "of 0 or more"
+            raise self.fail(item, f"an index of '{tensor}' must be a number {inside} here, got {e.value}")
         return e
 
     def load(self, name: str, indices: tuple[Expr, ...]) -> Load:

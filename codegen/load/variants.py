@@ -303,7 +303,9 @@ class _VariantReader:
                 self.doc.note(self.scalar_items[name], "integers are divided by it, so its example must not be 0")
         for divisor in vanishing(scalars, roots):
             text = FormulaPrinter().text(divisor)
-            message = f"integers are divided by {text!r}, which may be 0: limit its scalars by min or max"
+            of_scalars = expr.names(divisor) & scalars.keys()
+            remedy = "limit its scalars by min or max" if of_scalars else f"write '{text} + 1', or another divisor"
+            message = f"integers are divided by {text!r}, which may be 0: {remedy}"
             self.doc.note(self.item, message)
         for name, most in narrowed(scalars, roots).items():
             scalar = found[name] = within(found[name], most)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from variants.yaml; do not edit. Change the entry or the template, then run `codegen render`.
 # template: host/kernels.py.jinja
-# hash: dc5855209876b5e3
+# hash: 25f389e010ab00f5
 """The traits of each variant, and a hash of each kernel's code: tuned tiles hold for the code they were measured on."""
 
 from .core.tiles import VariantTraits
@@ -481,7 +481,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "d6c31faf9609adeb",
             "hopper_fwd_wide": "11619697dac70218",
             "hopper_bwd": "8a2e03b316b91050",
-            "hopper_bwd_wide": "c0f5b12117ccff43",
+            "hopper_bwd_wide": "aaeb9d5d8f2b1fc9",
             "hopper_delta": "3bc807cbe66af724",
         },
         "packed": {
@@ -493,7 +493,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "f082fd38c27b09f0",
             "hopper_fwd_wide": "8b45bb7d0d9f3365",
             "hopper_bwd": "94edbb40d8aadffc",
-            "hopper_bwd_wide": "968b243e59830034",
+            "hopper_bwd_wide": "03fcc49c05222088",
             "hopper_delta": "5bc3e376aaa8f2e1",
         },
         "segmented": {
@@ -505,13 +505,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "3febbd604276210a",
             "hopper_fwd_wide": "c46b96ac60503ab3",
             "hopper_bwd": "96421e67edec7d3f",
-            "hopper_bwd_wide": "b9eb9913c8e2149e",
+            "hopper_bwd_wide": "cc0c927727c217f9",
             "hopper_delta": "3bc807cbe66af724",
             "runs_hopper_fwd": "f082fd38c27b09f0",
             "runs_hopper_fwd_wide": "8b45bb7d0d9f3365",
             "runs_dq": "3f957426ea636c13",
             "runs_hopper_bwd": "94edbb40d8aadffc",
-            "runs_hopper_bwd_wide": "968b243e59830034",
+            "runs_hopper_bwd_wide": "03fcc49c05222088",
         },
         "paged": {
             "fwd": "cbdc8bb396d68177",
@@ -529,7 +529,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "a77c53b17b6af181",
             "hopper_fwd_wide": "ea6c1098ce3e64ed",
             "hopper_bwd": "f6673ab815a4d502",
-            "hopper_bwd_wide": "e59f041b608f497a",
+            "hopper_bwd_wide": "42774f78f9705fa3",
             "hopper_delta": "73a40e53ad837283",
         },
         "packed": {
@@ -541,7 +541,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "27582ff6453eafda",
             "hopper_fwd_wide": "376181ce34b618b4",
             "hopper_bwd": "6524d590bbba189b",
-            "hopper_bwd_wide": "bdff749b24a44f9c",
+            "hopper_bwd_wide": "78140dd6351c42c7",
             "hopper_delta": "2bbfe6cbb40231bf",
         },
         "segmented": {
@@ -553,13 +553,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "36c5847372a730c9",
             "hopper_fwd_wide": "cd05780f480fed5e",
             "hopper_bwd": "d71a358502efc2cb",
-            "hopper_bwd_wide": "665a940b874d9f3b",
+            "hopper_bwd_wide": "2ec379ec6e930683",
             "hopper_delta": "73a40e53ad837283",
             "runs_hopper_fwd": "27582ff6453eafda",
             "runs_hopper_fwd_wide": "376181ce34b618b4",
             "runs_dq": "e596d5bd79cc9907",
             "runs_hopper_bwd": "6524d590bbba189b",
-            "runs_hopper_bwd_wide": "bdff749b24a44f9c",
+            "runs_hopper_bwd_wide": "78140dd6351c42c7",
         },
         "paged": {
             "fwd": "0698224ae4304c2b",
@@ -575,7 +575,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "bd581323408e2a07",
             "hopper_fwd_wide": "b3bc9da6e249427d",
             "hopper_bwd": "ae80af9b8776058e",
-            "hopper_bwd_wide": "f8cbcd7ba652147e",
+            "hopper_bwd_wide": "48c24732095387ba",
             "hopper_delta": "178575ad6dac11a2",
         },
         "packed": {
@@ -585,7 +585,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "7934b80531609080",
             "hopper_fwd_wide": "0e99698d10297480",
             "hopper_bwd": "83b91d3aaa06cee8",
-            "hopper_bwd_wide": "06c239bc07928e67",
+            "hopper_bwd_wide": "c57b0972dc55a397",
             "hopper_delta": "2a1b99556c03cade",
         },
         "segmented": {
@@ -595,7 +595,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "c2e97ec7b38c5948",
             "hopper_fwd_wide": "ba06291ab1e221ee",
             "hopper_bwd": "4667e8484c3933b0",
-            "hopper_bwd_wide": "afd2b181ff72dd29",
+            "hopper_bwd_wide": "5eeac541a45b3c10",
             "hopper_delta": "178575ad6dac11a2",
         },
     },
@@ -609,7 +609,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "8f2b1854ba5ce4d5",
             "hopper_fwd_wide": "4d80cf6fd6bfb60a",
             "hopper_bwd": "d7feeb55ae3e00df",
-            "hopper_bwd_wide": "4b98db3475e583c8",
+            "hopper_bwd_wide": "cdcc648ee08cdbc8",
             "hopper_delta": "4f97cbb7d6d7d80d",
         },
         "packed": {
@@ -621,7 +621,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "cf708a1966992f59",
             "hopper_fwd_wide": "330589596f410d51",
             "hopper_bwd": "f923d9207cc87bae",
-            "hopper_bwd_wide": "f0164a8106d8243a",
+            "hopper_bwd_wide": "4a79b8efc2d1a1bc",
             "hopper_delta": "820677dc6b9d4433",
         },
         "segmented": {
@@ -633,13 +633,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "6e2ced40f1fa29ae",
             "hopper_fwd_wide": "8b4300144f4cb5c5",
             "hopper_bwd": "e40d48667cc13675",
-            "hopper_bwd_wide": "5676ab3dba335494",
+            "hopper_bwd_wide": "d6e3a6660baa7b7a",
             "hopper_delta": "4f97cbb7d6d7d80d",
             "runs_hopper_fwd": "cf708a1966992f59",
             "runs_hopper_fwd_wide": "330589596f410d51",
             "runs_dq": "7871ede4263e2151",
             "runs_hopper_bwd": "f923d9207cc87bae",
-            "runs_hopper_bwd_wide": "f0164a8106d8243a",
+            "runs_hopper_bwd_wide": "4a79b8efc2d1a1bc",
         },
         "paged": {
             "fwd": "0265d1321ef31f74",
@@ -657,7 +657,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "409e4d23e941c32d",
             "hopper_fwd_wide": "b58279bbaa403d2c",
             "hopper_bwd": "e7991363a4c65d62",
-            "hopper_bwd_wide": "7efc07054530c9e5",
+            "hopper_bwd_wide": "bc475bca038138d7",
             "hopper_delta": "cf4f47247674ec38",
         },
         "packed": {
@@ -669,7 +669,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "cd5a9c5adb11b129",
             "hopper_fwd_wide": "eb77f2b5b740ff18",
             "hopper_bwd": "7ad31eb90d68ca61",
-            "hopper_bwd_wide": "07e49d6c0e33fde8",
+            "hopper_bwd_wide": "bd96fb1710f180dc",
             "hopper_delta": "ca94aee5669a6b5c",
         },
         "segmented": {
@@ -681,7 +681,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "a593514f9250b761",
             "hopper_fwd_wide": "718dca19e795786f",
             "hopper_bwd": "496eb9c01f0260d0",
-            "hopper_bwd_wide": "3ae2415d5b5eb4ee",
+            "hopper_bwd_wide": "fedbf8acbab0e99b",
             "hopper_delta": "cf4f47247674ec38",
         },
         "paged": {
@@ -700,7 +700,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "da920cf32c35f9f3",
             "hopper_fwd_wide": "ef3d5517cf44d910",
             "hopper_bwd": "78e33726d7eb4c34",
-            "hopper_bwd_wide": "a2deb024699cf2f5",
+            "hopper_bwd_wide": "cd6fde9dd68bea6d",
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "packed": {
@@ -712,7 +712,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4fd03aad0a17f422",
             "hopper_fwd_wide": "0fb3a8f5f5bda323",
             "hopper_bwd": "05c0211925978588",
-            "hopper_bwd_wide": "74ec30a106254613",
+            "hopper_bwd_wide": "10c3f0bc99394b53",
             "hopper_delta": "08b8e6d47832a514",
         },
         "segmented": {
@@ -724,7 +724,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "75d295ee2cd4838e",
             "hopper_fwd_wide": "77f2f7a3997246b8",
             "hopper_bwd": "88f87440145ee35a",
-            "hopper_bwd_wide": "1d2ea3121d79b5c3",
+            "hopper_bwd_wide": "90a4e6ea00e4760f",
             "hopper_delta": "f9e0e6d621bd3df4",
         },
         "paged": {
@@ -743,7 +743,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "69848cd94fcc7a13",
             "hopper_fwd_wide": "fbeeefdcc711b518",
             "hopper_bwd": "a3ef2cd05f7111de",
-            "hopper_bwd_wide": "46452bceb609d21c",
+            "hopper_bwd_wide": "33f381c04738a5ea",
             "hopper_delta": "493bd165b5288f42",
         },
         "packed": {
@@ -755,7 +755,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "ab1a94500e040641",
             "hopper_fwd_wide": "7a247efcbb9e4546",
             "hopper_bwd": "6e2b918386096fbb",
-            "hopper_bwd_wide": "22d1df42b71b070f",
+            "hopper_bwd_wide": "2a895dcb16aae4bf",
             "hopper_delta": "bbeb80ba1dfed9ac",
         },
         "segmented": {
@@ -767,7 +767,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4cdb1008b78287f3",
             "hopper_fwd_wide": "b7df69e8c5265d22",
             "hopper_bwd": "34cbf1197f69fd8a",
-            "hopper_bwd_wide": "ac31b4e0edab5bc3",
+            "hopper_bwd_wide": "f9a1cbcb08f182ee",
             "hopper_delta": "493bd165b5288f42",
         },
         "paged": {
@@ -786,7 +786,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4e2720390f5e461b",
             "hopper_fwd_wide": "777ca70659691b9d",
             "hopper_bwd": "361bf181ce015d87",
-            "hopper_bwd_wide": "459408126fdc78c9",
+            "hopper_bwd_wide": "670839b685dd2be7",
             "hopper_delta": "30a8541778b9d7ab",
         },
         "packed": {
@@ -798,7 +798,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "7896db1d7693ed53",
             "hopper_fwd_wide": "b0c92010b969a2e5",
             "hopper_bwd": "d9f888a5d1e7887e",
-            "hopper_bwd_wide": "c99af00eefa88638",
+            "hopper_bwd_wide": "2cc698281153abd5",
             "hopper_delta": "c148028dc79e87e3",
         },
         "segmented": {
@@ -810,7 +810,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4f497798cca3b1d6",
             "hopper_fwd_wide": "25d2e23f75fa8806",
             "hopper_bwd": "a7815cd3da83820b",
-            "hopper_bwd_wide": "ce386a200ba082ec",
+            "hopper_bwd_wide": "76de01b39b8b31a4",
             "hopper_delta": "30a8541778b9d7ab",
         },
         "paged": {
@@ -829,7 +829,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "20ff188e6d8dcd78",
             "hopper_fwd_wide": "2252349628829c41",
             "hopper_bwd": "a8bf6ab57a30662f",
-            "hopper_bwd_wide": "e877693f8db0879b",
+            "hopper_bwd_wide": "6392c3b282c6949d",
             "hopper_delta": "c705e08ebe6b1918",
         },
         "packed": {
@@ -841,7 +841,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "2825ae85443b2376",
             "hopper_fwd_wide": "db69341b5be6a10e",
             "hopper_bwd": "2484032263da5a5a",
-            "hopper_bwd_wide": "57c7c5e7ad2f1661",
+            "hopper_bwd_wide": "cdabb98bad2098a1",
             "hopper_delta": "d73272fe831c29ee",
         },
         "segmented": {
@@ -853,7 +853,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "1f15a780fb0603b8",
             "hopper_fwd_wide": "0e07a4217bce72d1",
             "hopper_bwd": "90a156a8214b9e3a",
-            "hopper_bwd_wide": "88e71ee461e62957",
+            "hopper_bwd_wide": "90daf29121f68de1",
             "hopper_delta": "c705e08ebe6b1918",
         },
         "paged": {
@@ -870,7 +870,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "2b9054956266f524",
             "hopper_fwd_wide": "941034029c80e26c",
             "hopper_bwd": "14caa7c151f8e650",
-            "hopper_bwd_wide": "0bd9d4c48475d814",
+            "hopper_bwd_wide": "841f4ab252a85d0f",
             "hopper_delta": "6bdddb896b112d00",
         },
         "packed": {
@@ -880,7 +880,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "39c3cc0e36887f13",
             "hopper_fwd_wide": "9147ff25e505d126",
             "hopper_bwd": "7608195a7d7e4c65",
-            "hopper_bwd_wide": "9c134dabec3074ec",
+            "hopper_bwd_wide": "4f59a473ad10edc3",
             "hopper_delta": "f31d67d3b2464201",
         },
         "segmented": {
@@ -890,13 +890,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "56f64e295edb256a",
             "hopper_fwd_wide": "85d0c298ee4a816d",
             "hopper_bwd": "d85e330832bb8842",
-            "hopper_bwd_wide": "ab79beb99d1d7ba8",
+            "hopper_bwd_wide": "f9509d047fd751fb",
             "hopper_delta": "6bdddb896b112d00",
             "runs_hopper_fwd": "39c3cc0e36887f13",
             "runs_hopper_fwd_wide": "9147ff25e505d126",
             "runs_dq": "a6b3a6df089e32c3",
             "runs_hopper_bwd": "7608195a7d7e4c65",
-            "runs_hopper_bwd_wide": "9c134dabec3074ec",
+            "runs_hopper_bwd_wide": "4f59a473ad10edc3",
         },
         "paged": {
             "fwd": "2544a7f2cdb182b6",
@@ -912,7 +912,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "3b6f63eea5759d82",
             "hopper_fwd_wide": "61231f21cc76c308",
             "hopper_bwd": "7613bc345fe8b9d8",
-            "hopper_bwd_wide": "56ea51cce4bdb85d",
+            "hopper_bwd_wide": "5f938df96dfc9e9d",
             "hopper_delta": "009a271df48a99bf",
         },
         "packed": {
@@ -922,7 +922,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "30ebcf2601246e98",
             "hopper_fwd_wide": "36aa5690fcfde73c",
             "hopper_bwd": "714af6186841255f",
-            "hopper_bwd_wide": "c344a8bf5b6c3329",
+            "hopper_bwd_wide": "537b04123079de88",
             "hopper_delta": "4943ce90caf8fad3",
         },
         "segmented": {
@@ -932,13 +932,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "b0e25edafb3d2c8b",
             "hopper_fwd_wide": "03927a8eb51a1572",
             "hopper_bwd": "c2d2f0b14bbede7a",
-            "hopper_bwd_wide": "f42be0701aa64400",
+            "hopper_bwd_wide": "71fc58f0e5b5806d",
             "hopper_delta": "009a271df48a99bf",
             "runs_hopper_fwd": "30ebcf2601246e98",
             "runs_hopper_fwd_wide": "36aa5690fcfde73c",
             "runs_dq": "d96db444d77d4575",
             "runs_hopper_bwd": "714af6186841255f",
-            "runs_hopper_bwd_wide": "c344a8bf5b6c3329",
+            "runs_hopper_bwd_wide": "537b04123079de88",
         },
         "paged": {
             "fwd": "ad344e723f918413",
@@ -954,7 +954,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "44934fb2413a7fdf",
             "hopper_fwd_wide": "dbf090ec292de1c1",
             "hopper_bwd": "1eb18e815f143d23",
-            "hopper_bwd_wide": "35d790c75ecc5aed",
+            "hopper_bwd_wide": "ace31c84014ea708",
             "hopper_delta": "aa13e6d5da86b8a5",
         },
         "packed": {
@@ -964,7 +964,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "72c568fabc9baf99",
             "hopper_fwd_wide": "bac96096f7da0654",
             "hopper_bwd": "52b71581ada4e6fd",
-            "hopper_bwd_wide": "347fc1cba8cf4f51",
+            "hopper_bwd_wide": "b34fd832a44b4bef",
             "hopper_delta": "db5e0f6fa341108d",
         },
         "segmented": {
@@ -974,7 +974,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "0f781477b358f4a7",
             "hopper_fwd_wide": "6d72b6724590c205",
             "hopper_bwd": "2889572957a31c25",
-            "hopper_bwd_wide": "76532bf5a8578d1f",
+            "hopper_bwd_wide": "c40a3ad29ba6ba7b",
             "hopper_delta": "eb5541f706d1b120",
             "runs_hopper_fwd": "72c568fabc9baf99",
             "runs_hopper_fwd_wide": "bac96096f7da0654",
@@ -993,7 +993,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "0f9a9e32882f22ad",
             "hopper_fwd_wide": "b1d6633907a42c99",
             "hopper_bwd": "df9e4cbd4a94f371",
-            "hopper_bwd_wide": "61b87723450c29a5",
+            "hopper_bwd_wide": "08e3aad40b55bf1e",
             "hopper_delta": "e0579a1df3bb63a4",
         },
         "packed": {
@@ -1003,7 +1003,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4231fb417dd10912",
             "hopper_fwd_wide": "b48c7c4bc6a02b5c",
             "hopper_bwd": "a20898c848b24c6f",
-            "hopper_bwd_wide": "b0fc5536e88920f9",
+            "hopper_bwd_wide": "22e87c78314eed36",
             "hopper_delta": "50035aecaa695015",
         },
         "segmented": {
@@ -1013,7 +1013,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "a5774d387f0c3717",
             "hopper_fwd_wide": "466ce4139e88d0d1",
             "hopper_bwd": "0a0b980f46412144",
-            "hopper_bwd_wide": "26f2abf714077b87",
+            "hopper_bwd_wide": "4ca8fa6ba3dee110",
             "hopper_delta": "445dda72e3276599",
             "runs_hopper_fwd": "4231fb417dd10912",
             "runs_hopper_fwd_wide": "b48c7c4bc6a02b5c",
@@ -1032,7 +1032,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "ce3fe02dbc39279c",
             "hopper_fwd_wide": "f9e12319c0b87f06",
             "hopper_bwd": "e08a6d6655c36e5d",
-            "hopper_bwd_wide": "890f584c373f1d36",
+            "hopper_bwd_wide": "36204ff030928b11",
             "hopper_delta": "264cff35389b245f",
         },
         "packed": {
@@ -1042,7 +1042,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "fa4438c4f2ca7880",
             "hopper_fwd_wide": "eae3633126e843e6",
             "hopper_bwd": "f36dc39d85946e3a",
-            "hopper_bwd_wide": "9db8300e8d9ee176",
+            "hopper_bwd_wide": "5cb57172f2621ce0",
             "hopper_delta": "321dc0429818daec",
         },
         "segmented": {
@@ -1052,7 +1052,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "71deecf597ea6949",
             "hopper_fwd_wide": "03f37d2dd336b484",
             "hopper_bwd": "d007907ede6bb7c4",
-            "hopper_bwd_wide": "8c35c7214095da41",
+            "hopper_bwd_wide": "a822a16bb7584889",
             "hopper_delta": "67554e5762ffd814",
         },
         "paged": {
@@ -1069,7 +1069,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4fefc4fa946d8dcd",
             "hopper_fwd_wide": "75f44a496e2ed0dc",
             "hopper_bwd": "8d2ad0b6d22ead39",
-            "hopper_bwd_wide": "da140fb33cccb159",
+            "hopper_bwd_wide": "6566ece6387c99eb",
             "hopper_delta": "656547c00317aad1",
         },
         "packed": {
@@ -1079,7 +1079,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "1ac3694c7b2c7234",
             "hopper_fwd_wide": "f647c33e2867bec8",
             "hopper_bwd": "0f7bae5d2f0089c0",
-            "hopper_bwd_wide": "3d05356e659decfb",
+            "hopper_bwd_wide": "cc852c073987c328",
             "hopper_delta": "6665f3cbde8fcf95",
         },
         "segmented": {
@@ -1089,7 +1089,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "11a8f771150062a9",
             "hopper_fwd_wide": "318a816d7ca51347",
             "hopper_bwd": "bd2706e424120b5c",
-            "hopper_bwd_wide": "118bf7fa190a280d",
+            "hopper_bwd_wide": "9063d10871229bf1",
             "hopper_delta": "3ee46c1f8857f0fe",
         },
         "paged": {
@@ -1108,7 +1108,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "19375e3254d2fd65",
             "hopper_fwd_wide": "cdde8ba98bf5a864",
             "hopper_bwd": "00464aed2c74c01f",
-            "hopper_bwd_wide": "2b6dbf7fbb7c7d5c",
+            "hopper_bwd_wide": "0db824017a583887",
             "hopper_delta": "092370f267a0c50d",
         },
         "packed": {
@@ -1120,7 +1120,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "31247362c3201024",
             "hopper_fwd_wide": "f03f610fca1c567e",
             "hopper_bwd": "bc967a70425974f7",
-            "hopper_bwd_wide": "71f96d13d0c27d46",
+            "hopper_bwd_wide": "8833f3fc92822ed7",
             "hopper_delta": "0c11223b36fceb53",
         },
         "segmented": {
@@ -1132,7 +1132,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "5f090254e5761f9f",
             "hopper_fwd_wide": "dfa71e70e4c7e376",
             "hopper_bwd": "5f201bd9c557c42e",
-            "hopper_bwd_wide": "6c73c4a741592fc4",
+            "hopper_bwd_wide": "bf875018be9272e3",
             "hopper_delta": "092370f267a0c50d",
             "runs_hopper_fwd": "31247362c3201024",
             "runs_hopper_fwd_wide": "f03f610fca1c567e",
@@ -1153,7 +1153,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "a01da5323241454d",
             "hopper_fwd_wide": "269ef351604c1c7e",
             "hopper_bwd": "b0ae435751f169ef",
-            "hopper_bwd_wide": "ae83bb249e08ab79",
+            "hopper_bwd_wide": "d28069a1d8ce1a68",
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "packed": {
@@ -1165,7 +1165,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "ea66b2b97994d8b9",
             "hopper_fwd_wide": "f22e4f36bcf018bd",
             "hopper_bwd": "82e4937c9c0c083d",
-            "hopper_bwd_wide": "ffbb32ba6dec7efd",
+            "hopper_bwd_wide": "f3c3c8174e87f04d",
             "hopper_delta": "55a3cc590f3f1a15",
         },
         "segmented": {
@@ -1177,7 +1177,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "2db8a738ef1782d4",
             "hopper_fwd_wide": "fdb43dcd542104d2",
             "hopper_bwd": "7a1437f171715659",
-            "hopper_bwd_wide": "abaeb3b78625e54e",
+            "hopper_bwd_wide": "eb596cd891123eb1",
             "hopper_delta": "c0f41e2d4cd19702",
         },
         "paged": {
@@ -1196,7 +1196,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "4c7f92a4f2b84921",
             "hopper_fwd_wide": "530f970dedd5b965",
             "hopper_bwd": "4966d745ff6da1f3",
-            "hopper_bwd_wide": "3f1c31dabd1cc8af",
+            "hopper_bwd_wide": "16338bfc4fd29095",
             "hopper_delta": "059e2384eed51092",
         },
         "packed": {
@@ -1208,7 +1208,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "e95d4dbd2749e3d8",
             "hopper_fwd_wide": "a0f2bce5c8b39618",
             "hopper_bwd": "4773aa4a4d1be012",
-            "hopper_bwd_wide": "ca3e29d74fd26c4e",
+            "hopper_bwd_wide": "a20513a1821863d2",
             "hopper_delta": "acd4ca345a24001c",
         },
         "segmented": {
@@ -1220,13 +1220,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "ebbd37a5c487f96c",
             "hopper_fwd_wide": "70e50ad00633c0cc",
             "hopper_bwd": "990c6249286c8c64",
-            "hopper_bwd_wide": "28cc6911d8281533",
+            "hopper_bwd_wide": "4797f037b8c055b3",
             "hopper_delta": "059e2384eed51092",
             "runs_hopper_fwd": "e95d4dbd2749e3d8",
             "runs_hopper_fwd_wide": "a0f2bce5c8b39618",
             "runs_dq": "4a4193d604c0fb09",
             "runs_hopper_bwd": "4773aa4a4d1be012",
-            "runs_hopper_bwd_wide": "ca3e29d74fd26c4e",
+            "runs_hopper_bwd_wide": "a20513a1821863d2",
         },
         "paged": {
             "fwd": "bf4c8fa1000ed2f7",
@@ -1242,7 +1242,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "7ca67922c9799138",
             "hopper_fwd_wide": "35f770caa2261189",
             "hopper_bwd": "1c8be84c7df5336d",
-            "hopper_bwd_wide": "dc167cd406f24afb",
+            "hopper_bwd_wide": "859ca47e17453e3d",
             "hopper_delta": "a37a8919ba93c2c2",
         },
         "packed": {
@@ -1252,7 +1252,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "1ac2a80a6d2ee779",
             "hopper_fwd_wide": "0bbd74847b0b60a2",
             "hopper_bwd": "ad4725960a26f5db",
-            "hopper_bwd_wide": "24535c6409e5eec0",
+            "hopper_bwd_wide": "aeb21e5390ed377d",
             "hopper_delta": "c337d8aeb1818579",
         },
         "segmented": {
@@ -1262,13 +1262,13 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "e275584716e731f3",
             "hopper_fwd_wide": "98b34476ca0fe214",
             "hopper_bwd": "9a978c8edc53ef41",
-            "hopper_bwd_wide": "64a4f844ee6eebf3",
+            "hopper_bwd_wide": "1650594565ecb2bb",
             "hopper_delta": "a37a8919ba93c2c2",
             "runs_hopper_fwd": "1ac2a80a6d2ee779",
             "runs_hopper_fwd_wide": "0bbd74847b0b60a2",
             "runs_dq": "abbe518679ace1d3",
             "runs_hopper_bwd": "ad4725960a26f5db",
-            "runs_hopper_bwd_wide": "24535c6409e5eec0",
+            "runs_hopper_bwd_wide": "aeb21e5390ed377d",
         },
         "paged": {
             "fwd": "0b641140e03b4155",
@@ -1286,7 +1286,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "70f5905fa0cb1600",
             "hopper_fwd_wide": "0df1b005647b3a5c",
             "hopper_bwd": "60257375d823f6b4",
-            "hopper_bwd_wide": "aba09874d004782e",
+            "hopper_bwd_wide": "9a292b3fee4de8d6",
             "hopper_delta": "59150a6a4b6029d7",
         },
         "packed": {
@@ -1298,7 +1298,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "9cdbfcc939b417e3",
             "hopper_fwd_wide": "5e967e6f3fc0a481",
             "hopper_bwd": "d6c528201c62b49f",
-            "hopper_bwd_wide": "93bad1715159613d",
+            "hopper_bwd_wide": "10062ff8857b494f",
             "hopper_delta": "4da654e688606bb9",
         },
         "segmented": {
@@ -1310,7 +1310,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "a21ace0083362b1a",
             "hopper_fwd_wide": "dd69d7bb3e2a32c9",
             "hopper_bwd": "79c762a916b17d62",
-            "hopper_bwd_wide": "056c40c6e4625bd3",
+            "hopper_bwd_wide": "3a60f9c4c495957a",
             "hopper_delta": "59150a6a4b6029d7",
             "runs_hopper_fwd": "9cdbfcc939b417e3",
             "runs_hopper_fwd_wide": "5e967e6f3fc0a481",
@@ -1329,7 +1329,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "38b373880089ce37",
             "hopper_fwd_wide": "7f18306037885595",
             "hopper_bwd": "e6930d0f1ce98b7b",
-            "hopper_bwd_wide": "b646ffff09c106cf",
+            "hopper_bwd_wide": "39c5437b7141eff3",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "packed": {
@@ -1339,7 +1339,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "0e7bc41663dd501d",
             "hopper_fwd_wide": "cbd7b4408ac6e2e2",
             "hopper_bwd": "b8ca49e22fee0e90",
-            "hopper_bwd_wide": "9740407ba252cdc2",
+            "hopper_bwd_wide": "f898142142012f9d",
             "hopper_delta": "5a96da55a14a2ef0",
         },
         "segmented": {
@@ -1349,7 +1349,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "f7f9cb73fc5efaf0",
             "hopper_fwd_wide": "cedafdc53964abbb",
             "hopper_bwd": "83ba1b633448f7cf",
-            "hopper_bwd_wide": "8415c4063dcb457b",
+            "hopper_bwd_wide": "ce40db6603c670ce",
             "hopper_delta": "8c78d9e3b95fd0f3",
         },
         "paged": {
@@ -1368,7 +1368,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "72ffa1e0d444a9ed",
             "hopper_fwd_wide": "d12048f31cd355c7",
             "hopper_bwd": "e60c002f2cdefa47",
-            "hopper_bwd_wide": "26dd6372c91fc0f8",
+            "hopper_bwd_wide": "fc2b1769e65dbde2",
             "hopper_delta": "242e122be415d93f",
         },
         "packed": {
@@ -1380,7 +1380,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "471aee7c39952b01",
             "hopper_fwd_wide": "9efb6fcd07496f55",
             "hopper_bwd": "9eada2dad24eb827",
-            "hopper_bwd_wide": "f4fba2e0a08b00c6",
+            "hopper_bwd_wide": "acf2df357f6d97e7",
             "hopper_delta": "bcabe475c3ecdfe7",
         },
         "segmented": {
@@ -1392,7 +1392,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "cd42edf224b4530f",
             "hopper_fwd_wide": "590707a7de4736e9",
             "hopper_bwd": "38a6fb4a25aec52d",
-            "hopper_bwd_wide": "8455a086260e9416",
+            "hopper_bwd_wide": "ac669730fc9a272c",
             "hopper_delta": "242e122be415d93f",
         },
         "paged": {
@@ -1411,7 +1411,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "66cda79e26575697",
             "hopper_fwd_wide": "113423d89e47c2ac",
             "hopper_bwd": "7ecdd11146e9f37a",
-            "hopper_bwd_wide": "f2cb02e1e9c69e6b",
+            "hopper_bwd_wide": "c8b62021ceb20c5d",
             "hopper_delta": "00a83dc516313fd3",
         },
         "packed": {
@@ -1423,7 +1423,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "3183e7ef45633970",
             "hopper_fwd_wide": "54c26b9bb929fe7a",
             "hopper_bwd": "bc5dd1c8220ad0ba",
-            "hopper_bwd_wide": "32194b6819205bed",
+            "hopper_bwd_wide": "e70f448fe2fe1f63",
             "hopper_delta": "e9826aad7a0d7843",
         },
         "segmented": {
@@ -1435,7 +1435,7 @@ KERNEL_HASHES: dict[str, dict[str, dict[str, str]]] = {
             "hopper_fwd": "1c151dab93a7767f",
             "hopper_fwd_wide": "9b8bd066ed3af265",
             "hopper_bwd": "aeb4e6a6e4e8d8b4",
-            "hopper_bwd_wide": "d43704605a476ab6",
+            "hopper_bwd_wide": "5bc7d35adedf9e41",
             "hopper_delta": "00a83dc516313fd3",
         },
         "paged": {

@@ -393,6 +393,15 @@ def begin_dq_part(ds_tile, k_tile, part: gl.constexpr, HEAD_DIM: gl.constexpr):
 
 
 @gluon.jit
+def begin_second_part(ds_tile, k_tile, HEAD_DIM: gl.constexpr, EARLY: gl.constexpr):
+    """The tuple of the second part of dq, begun; empty unless EARLY."""
+    if EARLY:
+        return (begin_dq_part(ds_tile, k_tile, 1, HEAD_DIM),)
+    else:
+        return ()
+
+
+@gluon.jit
 def add_block(
     dv,
     dq_part,
@@ -422,9 +431,7 @@ def add_block(
         # With two or three parts, the second runs beside the first, too. With four, dv leaves no registers for it.
         EARLY: gl.constexpr = PARTS == 2 or PARTS == 3
         dq = begin_dq_part(ds_tile, k_tile, 0, HEAD_DIM)
-        beside = ()
-        if EARLY:
-            beside = (begin_dq_part(ds_tile, k_tile, 1, HEAD_DIM),)
+        beside = begin_second_part(ds_tile, k_tile, HEAD_DIM, EARLY)
         dv = warpgroup_mma(p_tile, do_tile, dv, is_async=True)
         if ROW_SUMS:
             beside = beside + (begin_sums_by_row(ds_tile, hand_over[2]),)

@@ -34,6 +34,12 @@ def floor_div(a, b):
 
 
 @gluon.jit
+def floor_div_any(a, b):
+    r = a % b
+    return gl.where((r != 0) & ((r < 0) != (b < 0)), a // b - 1, a // b)
+
+
+@gluon.jit
 def round_even(x):
     # A half goes to the even number, as in torch; an infinity is left as it is.
     low = gl.floor(x)

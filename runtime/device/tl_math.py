@@ -33,6 +33,13 @@ def floor_div(a, b):
 
 
 @triton.jit
+def floor_div_any(a, b):
+    """`floor_div` of any integer, such as a tensor's element: `a` minus its remainder may lie below all of 32 bits."""
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), a // b - 1, a // b)
+
+
+@triton.jit
 def round_even(x):
     """Round to the nearest integer, and halves to the even one, as torch does; an infinity stays infinite."""
     low = tl.floor(x)

@@ -27,6 +27,8 @@ variants:
   max_tables: {score: "score * max(w[h], u[h])", tensors: {w: {dims: [h], grad: true}, u: {dims: [h], grad: true}}}
   min_number: {score: "min(score, 0) + 0.1 * w[kv_idx]", tensors: {w: {dims: [n], grad: true}}}
   roots: {score: "0.1 * sqrt(relu(score)) + sqrt(where(score > 1, score - 1, 0.0))"}
+  zeroed_roots:
+    score: 0.1 * sqrt(1 - clamp(score, -1, 1) ** 2) - 0.1 * sqrt(0.5 - min(score, 0.5)) + exp(-1 / relu(score))
   clamp_ends: {score: "clamp(score, 0, 5) + clamp(score, -5, 0)"}
   clamp_tables:
     score: score + clamp(w[kv_idx], u[q_idx], 2.0)
@@ -41,6 +43,11 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "max_tables": lambda s, w, u: s * torch.maximum(w, u)[:, None, None],
     "min_number": lambda s, w: torch.minimum(s, torch.zeros_like(s)) + 0.1 * w,
     "roots": lambda s: 0.1 * torch.sqrt(torch.relu(s)) + torch.sqrt(torch.where(s > 1, s - 1, 0.0)),
+    "zeroed_roots": lambda s: (
+        0.1 * torch.sqrt(1 - torch.clamp(s, -1, 1) ** 2)
+        - 0.1 * torch.sqrt(0.5 - torch.minimum(s, torch.full_like(s, 0.5)))
+        + torch.exp(-1 / torch.relu(s))
+    ),
     "clamp_ends": lambda s: torch.clamp(s, 0, 5) + torch.clamp(s, -5, 0),
     "clamp_tables": lambda s, w, u: s + torch.clamp(w, u[:, None], torch.full_like(w, 2.0)),
 }

@@ -51,6 +51,14 @@ variants:
     mask: causal and kv_idx // 8 in chosen[b, hkv, q_idx // 16]
     tensors: {chosen: {dims: [b, hkv, blocks, 3], dtype: int32}}
   avoided: {mask: "kv_idx not in (3, 5) and h not in barred", tensors: {barred: {dims: [2], dtype: int32}}}
+  no_limits:
+    mask: >-
+      q_idx - kv_idx <= where(kv_idx % 16 == 0, far[h], 5) and (far[h] | kv_idx) > 5 and kv_idx // 4 >= least[h] // 3
+    tensors: {far: {dims: [h], dtype: int32}, least: {dims: [h], dtype: int32}}
+  steps_by_distance:
+    mask: causal
+    score: score + floor(score) + w[q_idx - kv_idx]
+    tensors: {w: {dims: [n], grad: true}}
 """
 HEADS, KV_HEADS, DIM = 2, 1, 16
 HOPPER_DIM = 48
@@ -94,6 +102,8 @@ KEPT: dict[str, Callable[..., Tensor]] = {
     "log_lengths": lambda at, t: at.q < at.q_len - 1,
     "length_reads": lambda at, place, w: _element(place, at.kv_len - 1 - at.k) < 3,
     "chosen_blocks": _named,
+    "no_limits": lambda at, far, least: (at.q - at.k <= 5) | (at.k % 16 == 0),
+    "steps_by_distance": lambda at, w: at.q >= at.k,
     "avoided": lambda at, barred: (at.k != 3) & (at.k != 5) & (at.h[..., None] != barred).all(-1),
 }
 SCORES: dict[str, Callable[..., Tensor]] = {
@@ -119,6 +129,7 @@ SCORES: dict[str, Callable[..., Tensor]] = {
         at.score * math.log(at.kv_len) / math.log(16) + t[at.h] * (at.k.double() / at.kv_len - at.q.double() / at.q_len)
     ),
     "length_reads": lambda at, place, w: at.score + _element(w, at.q_len - 1 - at.q),
+    "steps_by_distance": lambda at, w: at.score + at.score.floor() + _element(w, at.q - at.k),
 }
 
 
@@ -131,6 +142,11 @@ def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
     if name == "length_reads":
         place = torch.randint(0, 5, (40,), dtype=torch.int32, device=DEVICE)
         return {"place": place, "w": torch.randn(40, device=DEVICE).requires_grad_()}
+    if name == "no_limits":
+        far = torch.tensor([2**31 - 1, 2**31 - 40], dtype=torch.int32, device=DEVICE)
+        return {"far": far, "least": -1 - far}
+    if name == "steps_by_distance":
+        return {"w": torch.randn(40, device=DEVICE).requires_grad_()}
     if name == "avoided":
         return {"barred": torch.tensor([2, -7], dtype=torch.int32, device=DEVICE)}
     return {"n": 13} if name in ("booleans", "last_keys") else {"t": t.requires_grad_()}

@@ -115,6 +115,7 @@ _DEFINED = {
     "tl": _TL,
     "gl": _TL,
     "floor_div": lambda a, b: Int32(int(a) // int(b)),
+    "floor_div_any": lambda a, b: Int32(int(a) // int(b)),
     "floor_mod": lambda a, b: Int32(int(a) % int(b)),
     "clamp_index": lambda index, size: Int32(min(max(int(index), 0), int(size) - 1)),
 }

@@ -45,7 +45,10 @@ class FormulaPrinter(Printer):
 
     def _compared(self, e: Expr) -> str:
         """A side of a comparison. The language asks for parentheses around operations on bits there."""
-        is_of_bits = isinstance(e, Op) and e.op in BIT_OPERATIONS
+        shown = e
+        while isinstance(shown, Op) and shown.op == "float":  # which is not printed
+            shown = shown.args[0]
+        is_of_bits = isinstance(shown, Op) and shown.op in BIT_OPERATIONS
         return f"({self.text(e)})" if is_of_bits else self.operand(e, COMPARE + 1)
 
     def infinity(self, value: float) -> str:

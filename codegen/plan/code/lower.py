@@ -56,7 +56,14 @@ INFIX = {
 }
 """Operation of the IR -> operator of the kernel language."""
 
-HELPERS = {"floordiv": "floor_div", "mod": "floor_mod", "round": "round_even", "log1p": "log1p", "tan": "tan"}
+HELPERS = {
+    "floordiv": "floor_div",
+    "floordiv of any": "floor_div_any",
+    "mod": "floor_mod",
+    "round": "round_even",
+    "log1p": "log1p",
+    "tan": "tan",
+}
 """Operation -> the helper that a kernel file has if it uses the operation; `tanh` has a helper of its own name."""
 
 _RENAMED = {"min": "minimum", "max": "maximum"}
@@ -67,6 +74,15 @@ _STARTS = ("start_n", "row_start")
 """The start of the loop's block, by the axis of queries: a number that changes in each iteration."""
 
 _KEYS = (int_var("kv_idx"), int_var("cols"))
+
+
+def _operation_of(e: Op) -> str:
+    """The operation of a node, a key of `HELPERS` if it has a helper. A tensor's element may be any integer, and so may
+    what was a float: positions and scalars are far smaller."""
+    is_any = e.op == "floordiv" and any(
+        isinstance(node, Load) or (isinstance(node, Op) and node.op == "int") for node in expr.walk(e.args[0])
+    )
+    return "floordiv of any" if is_any else e.op
 
 
 @dataclass
@@ -173,7 +189,7 @@ class Lowering:
         for root in roots:
             for node in expr.walk(root):
                 if isinstance(node, Op) and (node.op == "tanh" or node.op in HELPERS):
-                    self.helpers.add(node.op)
+                    self.helpers.add(_operation_of(node))
                 if isinstance(node, Load) and needs_clamp(self.tensors, node):
                     self.helpers.add("clamp_index")
                 if isinstance(node, Load) and level(node) is Level.TILE:
@@ -212,7 +228,7 @@ class Lowering:
             return Infix(INFIX[e.op], *args)
         if e.op in ("not", "neg"):
             return Prefix("~" if e.op == "not" else "-", *args)
-        return self._function(e.op, args)
+        return self._function(_operation_of(e), args)
 
     @staticmethod
     def _function(op: str, args: Sequence[Code]) -> Code:

@@ -11,6 +11,7 @@ from codegen.plan.kernels.kernel import KernelPlan
 MATH = (
     "clamp_index",
     "floor_div",
+    "floor_div_any",
     "floor_mod",
     "load_grid",
     "load_pairs",

@@ -41,6 +41,7 @@ def kinds(v: Variant, mode: Mode = Mode.DENSE) -> set[GradientKind]:
         ("kv_idx < q_idx + 7 and (q_idx - kv_idx) % 3 != 1", BIAS),
         ("q_idx - kv_idx < reach[h]", BIAS),
         ("causal", "score - bias[h, min(abs(q_idx - kv_idx) // 8, 3)]"),
+        ("causal", f"where(h == 0, {BIAS}, {BIAS} + 0.5)"),
         ("causal", "score + bias[h, 2 * kv_idx - 2 * q_idx + 9] + bias[h, q_idx - kv_idx]"),
     ],
 )
@@ -60,6 +61,8 @@ def test_sums_by_distance(mask: str, score: str) -> None:
         ("causal", "score * bias[h, q_idx - kv_idx]", ""),
         ("causal", "score + 0.5 * bias[h, q_idx - kv_idx]", ""),
         ("causal", f"{BIAS} + kv_idx * 0.1", ""),
+        ("causal", f"{BIAS} + floor(score)", ""),
+        ("causal", f"{BIAS} + where(score > 0.2, 1.0, 0.0)", ""),
         ("causal", BIAS, "dropout: true"),
         ("causal", BIAS, "decay: true"),
     ],
