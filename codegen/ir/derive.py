@@ -15,7 +15,10 @@ from functools import cache
 from codegen.ir import expr
 from codegen.ir.expr import Expr, Load, Op, Type, Var, const
 
-ZERO, ONE = const(0.0), const(1.0)
+ZERO, HALF, ONE = const(0.0), const(0.5), const(1.0)
+
+MOST_COPIED = 100
+"""The longest derivative, as written out, whose half is made by halving what its choices choose from."""
 
 
 @cache
@@ -35,46 +38,50 @@ def derivative(e: Expr, target: Var | Load) -> Expr:
 _D = Callable[[Expr], Expr]
 
 
-@cache
-def _chooses_zero(d: Expr) -> bool:
-    """True if a derivative, or a part of its sum, is 0 by a choice, as that of `max(score, 0)` is where score < 0."""
-    if not isinstance(d, Op) or d.op not in ("where", "add", "sub"):
-        return False
-    parts = d.args[1:] if d.op == "where" else d.args
-    return any(_chooses_zero(part) or (d.op == "where" and part == ZERO) for part in parts)
-
-
-def _each(d: Expr, f: Callable[[Expr], Expr]) -> Expr:
+class _Linear:
     """A linear function of a derivative, applied to what its choices choose from and to the parts of their sums.
 
-    Where a choice makes the derivative zero, the result is zero as in torch, not NaN from an infinite factor:
-    `sqrt(max(score, 0))`, `sqrt(1 - min(score, 1))`.
+    Where a choice makes the derivative zero, as that of `max(score, 0)` where score < 0, the result is zero as in
+    torch, not NaN from an infinite factor: `sqrt(max(score, 0))`, `sqrt(1 - min(score, 1))`.
     """
-    known: dict[Expr, Expr] = {}  # a derivative uses many of its nodes more than once
 
-    def applied(part: Expr) -> Expr:
-        if part not in known:
-            known[part] = found(part)
-        return known[part]
+    def __init__(self, f: Callable[[Expr], Expr]) -> None:
+        self.f = f
+        # A derivative uses many of its nodes more than once. They are known by identity: to compare them takes long.
+        self._applied: dict[int, Expr] = {}
+        self._chosen: dict[int, bool] = {}
 
-    def found(part: Expr) -> Expr:
-        if not _chooses_zero(part):
-            return part if part == ZERO else f(part)
-        assert isinstance(part, Op)
-        if part.op == "where":
-            return expr.where(part.args[0], applied(part.args[1]), applied(part.args[2]))
-        a, b = map(applied, part.args)
-        return expr.add(a, b) if part.op == "add" else _minus(a, b)
+    def __call__(self, d: Expr) -> Expr:
+        if id(d) not in self._applied:
+            self._applied[id(d)] = self._result(d)
+        return self._applied[id(d)]
 
-    return applied(d)
+    def _result(self, d: Expr) -> Expr:
+        if not self._chooses_zero(d):
+            return d if d == ZERO else self.f(d)
+        assert isinstance(d, Op)
+        if d.op == "where":
+            return expr.where(d.args[0], self(d.args[1]), self(d.args[2]))
+        a, b = map(self, d.args)
+        return expr.add(a, b) if d.op == "add" else _minus(a, b)
+
+    def _chooses_zero(self, d: Expr) -> bool:
+        """True if a derivative, or a part of its sum, is 0 by a choice."""
+        if not isinstance(d, Op) or d.op not in ("where", "add", "sub"):
+            return False
+        if id(d) not in self._chosen:
+            parts = d.args[1:] if d.op == "where" else d.args
+            is_zero = d.op == "where" and ZERO in parts
+            self._chosen[id(d)] = is_zero or any(self._chooses_zero(part) for part in parts)
+        return self._chosen[id(d)]
 
 
 def _times(factor: Expr, d: Expr) -> Expr:
-    return _each(d, lambda part: expr.mul(factor, part))
+    return _Linear(lambda part: expr.mul(factor, part))(d)
 
 
 def _negative(d: Expr) -> Expr:
-    return _each(d, expr.neg)
+    return _Linear(expr.neg)(d)
 
 
 def _minus(a: Expr, b: Expr) -> Expr:
@@ -88,13 +95,15 @@ def _product(e: Op, d: _D) -> Expr:
 
 def _quotient(e: Op, d: _D) -> Expr:
     a, b = e.args
-    return _each(_minus(d(a), _times(e, d(b))), lambda part: expr.div(part, b))
+    return _Linear(lambda part: expr.div(part, b))(_minus(d(a), _times(e, d(b))))
 
 
 def _extreme(comparison: str) -> Callable[[Op, _D], Expr]:
     def rule(e: Op, d: _D) -> Expr:
         (a, b), (da, db) = e.args, map(d, e.args)
-        half = _times(const(0.5), expr.add(da, db))
+        both = expr.add(da, db)
+        # The factor goes to what choices choose from, unless that copies many nodes at each of many nested extremes.
+        half = _times(HALF, both) if both.size <= MOST_COPIED else expr.mul(HALF, both)
         return expr.where(expr.compare("eq", a, b), half, expr.where(expr.compare(comparison, a, b), da, db))
 
     return rule
