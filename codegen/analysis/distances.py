@@ -71,10 +71,8 @@ def adds_to_score(e: Expr) -> bool:
     (True, False)
     """
     if isinstance(e, Op) and e.op in ("add", "sub"):
-        a, b = (expr.SCORE in expr.names(part) for part in e.args)
-        return (a and not b and adds_to_score(e.args[0])) or (
-            b and not a and e.op == "add" and adds_to_score(e.args[1])
-        )
+        readers = [part for part in e.args if expr.SCORE in expr.names(part)]
+        return len(readers) == 1 and (e.op == "add" or readers[0] is e.args[0]) and adds_to_score(readers[0])
     if isinstance(e, Op) and e.op == "where":
         return expr.SCORE not in expr.names(e.args[0]) and all(adds_to_score(arm) for arm in e.args[1:])
     return isinstance(e, Var) and e.name == expr.SCORE

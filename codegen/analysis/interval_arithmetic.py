@@ -122,7 +122,7 @@ def bitwise_and(x: Interval, y: Interval) -> Interval:
 
 
 def _least_of_and(a: Expr, b: Expr) -> Expr:
-    """`a + b + 1` for two numbers of at most 0; the least 32-bit integer if that might lie below all of these."""
+    """`a + b + 1` for two numbers of at most 0; the least 32-bit integer if the sum might not fit 32 bits."""
     if all((most := reach(e)) is not None and most <= MOST_POSITION for e in (a, b)):
         return expr.add(expr.add(a, b), const(1))
     far = const(-MOST_POSITION)
