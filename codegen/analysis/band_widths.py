@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from codegen.analysis.affine import linear
 from codegen.analysis.mask_ranges import ONE, sum_of
@@ -14,10 +14,11 @@ Width = Mapping[Expr, int]
 """A number of keys as a sum: a factor for each of the call's scalars, and one for `ONE`, the constant."""
 
 
-def band_width(analysis: BlockAnalysis) -> Width | None:
+def band_width(analysis: BlockAnalysis, scalars: Collection[str]) -> Width | None:
     """The number of keys in each row's main range, if it is equal for all rows; None if that is not known.
 
-    For `causal and window(size)` it is `size`. Keys of a second range, such as sink tokens, are not counted.
+    For `causal and window(size)` it is `size`. Keys of a second range, such as sink tokens, are not counted. A width
+    that depends on more than the variant's `scalars`, such as one for each head, is not known.
     """
     if analysis.schedule is not Schedule.CLOSED_FORM:
         return None
@@ -28,7 +29,7 @@ def band_width(analysis: BlockAnalysis) -> Width | None:
     total = sum_of(end, 1)
     total.update(sum_of(first, -1))
     width = {term: factor for term, factor in total.items() if factor != 0}
-    is_known = all(isinstance(term, Var) or term == ONE for term in width)
+    is_known = all(term == ONE or (isinstance(term, Var) and term.name in scalars) for term in width)
     return width if is_known else None
 
 

@@ -133,13 +133,14 @@ def _bands_are_bits(planned: VariantPlan) -> bool:
     """True if a row's keys are a band that follows from distances alone, so that Hopper's forward masks it by the bits
     of a word."""
     partial = planned.hopper_fwd.partial
-    by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and band_width(planned.analysis) is not None
+    width = band_width(planned.analysis, planned.variant.scalars)
+    by_distance = planned.analysis.schedule is Schedule.CLOSED_FORM and width is not None
     return by_distance and partial is not None and partial.run is not None and partial.keep is None
 
 
 def _band_keys(planned: VariantPlan) -> int | None:
     """The width of a row's band, with the examples of scalars that it depends on."""
-    width = band_width(planned.analysis)
+    width = band_width(planned.analysis, planned.variant.scalars)
     if width is None:
         return None
     examples = {name: spec.example for name, spec in planned.variant.scalars.items()}

@@ -20,7 +20,10 @@ SHAPE = Shape(batch=2, kv_heads=2, group=6, q_len=70, kv_len=90, dim=40, dim_v=2
 
 @pytest.fixture(autouse=True)
 def numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Groups pay however few rows they have. After the test, each backward has split its heads."""
+    """Groups pay however few rows they have. After the test, each backward has split its heads.
+
+    On a GPU a kernel's first call chooses twice: once more for the process that compiles what the call will launch.
+    """
     found: list[int] = []
     choose = head_groups.choose_number
 
@@ -75,7 +78,7 @@ def test_segmented_batches(
     monkeypatch.setattr(head_groups, "LEAST_ROWS", 4 // number * shape.q_len)
     inputs = draw(variant, shape, DTYPES[0])
     check_call(variant, by_token(inputs) if stored == "by tokens" else inputs, q_segment_ids=ints(IDS[:batch]))
-    assert numbers == [number]
+    assert set(numbers) == {number}
 
 
 @pytest.mark.parametrize("number", [2, 4])
@@ -93,7 +96,7 @@ def test_segmented_batches_in_jax(
 def test_of_two_heads_each(monkeypatch: pytest.MonkeyPatch, numbers: list[int]) -> None:
     monkeypatch.setattr(head_groups, "LEAST_ROWS", 2 * SHAPE.q_len)
     check_call("causal", draw("causal", SHAPE, DTYPES[0]))
-    assert numbers == [3]
+    assert set(numbers) == {3}
 
 
 def test_in_float32() -> None:

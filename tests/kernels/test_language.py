@@ -55,6 +55,8 @@ variants:
     mask: >-
       q_idx - kv_idx <= where(kv_idx % 16 == 0, far[h], 5) and (far[h] | kv_idx) > 5 and kv_idx // 4 >= least[h] // 3
     tensors: {far: {dims: [h], dtype: int32}, least: {dims: [h], dtype: int32}}
+  widths_by_head: {mask: causal and q_idx - kv_idx < 8 * (h + 1)}
+  widths_by_length: {mask: causal and q_idx - kv_idx < kv_len - n, scalars: {n: int}}
   steps_by_distance:
     mask: causal
     score: score + floor(score) + w[q_idx - kv_idx]
@@ -103,6 +105,8 @@ KEPT: dict[str, Callable[..., Tensor]] = {
     "length_reads": lambda at, place, w: _element(place, at.kv_len - 1 - at.k) < 3,
     "chosen_blocks": _named,
     "no_limits": lambda at, far, least: (at.q - at.k <= 5) | (at.k % 16 == 0),
+    "widths_by_head": lambda at: (at.q >= at.k) & (at.q - at.k < 8 * (at.h + 1)),
+    "widths_by_length": lambda at, n: (at.q >= at.k) & (at.q - at.k < at.kv_len - n),
     "steps_by_distance": lambda at, w: at.q >= at.k,
     "avoided": lambda at, barred: (at.k != 3) & (at.k != 5) & (at.h[..., None] != barred).all(-1),
 }
@@ -149,7 +153,9 @@ def _arguments(name: str, sequences: int = 2) -> dict[str, Any]:
         return {"w": torch.randn(40, device=DEVICE).requires_grad_()}
     if name == "avoided":
         return {"barred": torch.tensor([2, -7], dtype=torch.int32, device=DEVICE)}
-    return {"n": 13} if name in ("booleans", "last_keys") else {"t": t.requires_grad_()}
+    if name == "widths_by_head":
+        return {}
+    return {"n": 13} if name in ("booleans", "last_keys", "widths_by_length") else {"t": t.requires_grad_()}
 
 
 def _inputs(sequences: int, dim: int) -> list[Tensor]:
@@ -213,7 +219,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 NAMES = sorted({*KEPT, *SCORES})
-OF_SEQUENCES = ("last_keys", "log_lengths", "length_reads", "chosen_blocks")
+OF_SEQUENCES = ("last_keys", "log_lengths", "length_reads", "chosen_blocks", "widths_by_length")
 """Variants whose value depends on the sequence, by its lengths or its number."""
 
 FLOAT32 = 32 * torch.finfo(torch.float32).eps

@@ -365,7 +365,7 @@ def _lengths(lengths: Sequence[RunLength]) -> HostCode | None:
 
 def _band_keys(planned: VariantPlan) -> HostCode | None:
     """Source of how many keys of a band a row sees, if a dense call gives the width; None for a width in memory."""
-    width = band_width(planned.analysis) if planned.mode is Mode.DENSE else None
+    width = band_width(planned.analysis, planned.variant.scalars) if planned.mode is Mode.DENSE else None
     factors = {term.name: factor for term, factor in (width or {}).items() if isinstance(term, Var)}
     if not factors:
         return None

@@ -16,7 +16,7 @@ SPECS = {**load(ROOT / "variants.yaml").variants, **load(LIBRARY).variants}
 
 def width(mask: str) -> dict[str, int] | None:
     scalars = dict.fromkeys(("size", "before", "after"), ScalarType.INT)
-    found = band_width(analyse(parse(mask, Scope(scalars=scalars), Type.BOOL)))
+    found = band_width(analyse(parse(mask, Scope(scalars=scalars), Type.BOOL)), scalars)
     return None if found is None else {x.name if isinstance(x, Var) else "1": n for x, n in found.items()}
 
 
@@ -32,6 +32,8 @@ def width(mask: str) -> dict[str, int] | None:
         ("q_idx <= kv_idx", None),
         ("kv_idx < size", None),
         ("q_idx // 64 == kv_idx // 64", None),
+        ("q_idx >= kv_idx and q_idx - kv_idx < 4 * (h + 1)", None),
+        ("q_idx >= kv_idx and q_idx - kv_idx < kv_len - size", None),
     ],
 )
 def test_width_of_a_band(mask: str, keys: dict[str, int] | None) -> None:
@@ -40,4 +42,4 @@ def test_width_of_a_band(mask: str, keys: dict[str, int] | None) -> None:
 
 @pytest.mark.parametrize("variant", ["causal", "full", "document", "natten", "head_windows", "prefix_lm"])
 def test_a_width_that_no_scalar_gives_is_not_known(variant: str) -> None:
-    assert band_width(analyse(SPECS[variant].mask)) is None
+    assert band_width(analyse(SPECS[variant].mask), SPECS[variant].scalars) is None
