@@ -74,7 +74,8 @@ class LocalParts:
 
     def _check_heads(self, queries: int, keys: int) -> None:
         """Refuse heads that are cut so that a rank's query heads are not those of its key heads."""
-        ranks = prod(size for cut, size in zip(self._cuts.values(), self._mesh.shape, strict=True) if cut == "h")
+        # A list: torch.compile traces no generator here.
+        ranks = prod([size for cut, size in zip(self._cuts.values(), self._mesh.shape, strict=True) if cut == "h"])
         if keys > 1 and queries != keys and keys % ranks:
             fail(self._op, "k", f"a multiple of the {ranks} ranks that share heads as the number of key heads", keys)
 

@@ -43,7 +43,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 Registers = list[Any]
-"""The tensors that a call is given, then constants and the results of its steps, each at its own place."""
+"""The tensors and the seed that a call is given, then constants and the results of its steps, each at its own place."""
+
+
+class Number(int):
+    """A number that each call gives anew: a tape reads it from a register. Steps may take it, but not compute with it:
+    what they compute is an `int`, a constant of the tape."""
 
 
 class Step(NamedTuple):
@@ -63,7 +68,7 @@ class Tape:
     def __init__(self, constants: Sequence[Any], steps: Sequence[Step], results: Sequence[int | None]) -> None:
         self._constants, self._steps, self._results = constants, steps, results
 
-    def __call__(self, given: Sequence[Tensor]) -> list[Any]:
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
         registers: Registers = [*given, *self._constants]
         for function, arguments, keywords, first, count, dead in self._steps:
             if keywords:
@@ -80,16 +85,17 @@ class Tape:
 
 
 class Notes(TorchDispatchMode):
-    """Records what a call computes from the tensors that it is given.
+    """Records what a call computes from the tensors, and a `Number`, that it is given.
 
     Attributes:
         op, comm: recorded versions of the op and the collectives, to be called in place of them.
     """
 
-    def __init__(self, given: Sequence[Tensor], op: Any, comm: Collectives) -> None:
+    def __init__(self, given: Sequence[Tensor | Number | None], op: Any, comm: Collectives) -> None:
         super().__init__()
         # Both refer to the notes weakly. A cycle would keep the tensors of the notes until the garbage collector runs.
         self.op, self.comm = _NotedOp(proxy(self), op), noted(proxy(self), comm)
+        assert isinstance(given[0], Tensor)
         self._device, self._num_given = given[0].device, len(given)
         # The key of a call does not say whether two arguments are one tensor, so such a call has no tape.
         self._is_whole = len(set(map(id, given))) == len(given)
@@ -100,8 +106,8 @@ class Notes(TorchDispatchMode):
         self._views: dict[Any, int] = {}
         self._alive: list[Tensor] = []  # Kept alive, so that no two have one id.
         self._steps: list[tuple[Callable[..., Any], list[int], dict[str, int], int, int]] = []
-        for x in given:
-            self._new(x)
+        places = {id(x): self._new(x) for x in given}
+        self._numbers = {id(x): places[id(x)] for x in given if isinstance(x, Number)}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -129,7 +135,7 @@ class Notes(TorchDispatchMode):
     def called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that returns tensors, and record the call as one step, whatever the function does."""
         with _disable_current_modes():
-            result = function(*args, **kwargs)
+            result = function(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
         self._note(function, args, kwargs, result if isinstance(result, tuple) else [result])
         return result
 
@@ -141,6 +147,8 @@ class Notes(TorchDispatchMode):
         last: dict[int, int] = {}
         for number, (_, arguments, keywords, first, count) in enumerate(self._steps):
             last |= dict.fromkeys([*arguments, *keywords.values(), *range(first, first + count)], number)
+        if not set(self._numbers.values()) <= set(last):
+            return None  # The number is used in another way than as an argument.
         dead: dict[int, list[int]] = {}
         for place, number in last.items():
             if place in self._made and place not in places:
@@ -188,6 +196,8 @@ class Notes(TorchDispatchMode):
         """The register of an argument."""
         if isinstance(x, Tensor):
             return self._place(x)
+        if isinstance(x, Number):
+            return self._numbers[id(x)]
         if isinstance(x, (list, tuple)) and any(isinstance(each, Tensor) for each in x):
             places = [self._argument(each) for each in x]
             found = self._new(list(x))
@@ -290,6 +300,10 @@ def _memory(x: Tensor) -> int:
     """A number that identifies the memory of a tensor while it lives."""
     found: int = x.untyped_storage()._cdata
     return found
+
+
+def _plain(x: Any) -> Any:
+    return int(x) if isinstance(x, Number) else x
 
 
 def _together(*tensors: Any) -> tuple[Any, ...]:

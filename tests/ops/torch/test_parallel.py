@@ -344,6 +344,39 @@ def test_arguments_that_differ_between_ranks_are_found() -> None:
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [
+        ({"return_lse": "no"}, "ArgumentError: causal: return_lse: expected True or False, got 'no'"),
+        ({"scale": torch.ones(2)}, "causal: scale: expected"),
+        ({"q": torch.zeros(1, 4, 32, 16, device="meta")}, "causal: q: expected a strided tensor with values"),
+        ({"k": torch.zeros(1, 4, 32, 16).to_sparse()}, "causal: k: expected a strided tensor with values, got one of"),
+    ],
+)
+def test_whatever_one_rank_cannot_compute_is_told_to_all(keywords: dict[str, Any], text: str) -> None:
+    def of_rank(comm: ThreadRank) -> None:
+        layout, q = tensors(comm)
+        call = context_parallel(calls.load_op("causal"), layout)
+        call(**{"q": q, "k": q, "v": q, **(keywords if comm.rank == 1 else {})})
+
+    first, second = refused(of_rank)
+    assert first.startswith("causal: rank 1 raised ")
+    assert text in first
+    assert text.removeprefix("ArgumentError: ") in second
+
+
+def test_plans_that_differ_are_told_by_what_differs() -> None:
+    def of_rank(comm: ThreadRank) -> None:
+        op, q = calls.load_op("causal"), torch.zeros(32, 4, 16)
+        ends = [0, 20 + comm.rank, 64]
+        layout = plan(op, comm, seq=64, heads=(4, 4), head_dim=16, strategy="gather", cu_seqlens=ends)
+        context_parallel(op, layout)(q, q, q)
+
+    got = "(0, 20, 64) as on rank 0, got (0, 21, 64) on rank 1"
+    text = f"causal: cu_seqlens of the layout: expected the same on every rank, {got}"
+    assert refused(of_rank) == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
         (
             {"q_offset": 3},
             "causal: q_offset: expected None over several ranks: the layout says where rows are, got int",

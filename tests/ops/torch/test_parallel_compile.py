@@ -139,6 +139,62 @@ def test_a_bad_call_is_an_error_of_every_rank() -> None:
     assert "causal: q: expected 24 rows" in second
 
 
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"q_offset": 3}, "causal_dropout: q_offset: expected None over several ranks"),
+        ({"dropout_p": 0.5}, "causal_dropout: seed: expected a seed over several ranks"),
+        ({"scale": float("nan")}, "causal_dropout: scale: expected a finite number or None, got nan"),
+        ({"rows": 30}, "causal_dropout: q: expected 24 rows"),
+    ],
+)
+def test_every_call_is_checked(keywords: dict[str, Any], text: str) -> None:
+    """Also the compiled calls after a first call."""
+
+    def of_rank(comm: ThreadRank) -> str:
+        op = calls.load_op("causal_dropout")
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+        call, given = context_parallel(op, layout), dict(keywords)
+        call(*(torch.zeros(1, heads, SEQ // 2, DIM) for heads in (4, 2, 2)), dropout_p=0.0)
+        q, k = (torch.zeros(1, heads, given.get("rows", SEQ // 2), DIM) for heads in HEADS)
+        given.pop("rows", None)
+        given = {"dropout_p": 0.0, **given}
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            torch.compile(lambda q, k: call(q, k, k, **given), fullgraph=True, backend="eager")(q, k)
+        return str(caught.value)
+
+    assert all(text in message for message in run_ranks(2, of_rank))
+
+
+def test_arguments_of_every_call_are_compared_if_asked_for() -> None:
+    def of_rank(comm: ThreadRank) -> str:
+        op = calls.load_op("causal")
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=DIM, strategy="gather")
+        call = context_parallel(op, layout, check=True)
+        q, k = (torch.zeros(1, heads, SEQ // 2, DIM) for heads in HEADS)
+        compiled = torch.compile(lambda scale: call(q, k, k, scale=scale), fullgraph=True, backend="eager")
+        compiled(1.0)
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            compiled(1.0 + comm.rank)
+        return str(caught.value)
+
+    text = "causal: scale: expected the same on every rank, 1.0 as on rank 0, got 2.0 on rank 1"
+    assert all(text in message for message in run_ranks(2, of_rank))
+
+
+def test_seeds_share_a_graph() -> None:
+    """The first seed may have a graph of its own; each call drops what an eager call drops."""
+    op, kept = calls.load_op("causal_dropout"), []
+    layout = plan(op, 1, seq=SEQ, heads=HEADS, head_dim=DIM)
+    call, q, k = context_parallel(op, layout), torch.randn(1, 4, SEQ, DIM), torch.randn(1, 2, SEQ, DIM)
+    attend = torch.compile(
+        lambda seed: call(q, k, k, dropout_p=0.5, seed=seed), fullgraph=True, backend=graphs_of(kept)
+    )
+    for seed in (7, 8, 9, 2**63 - 1):
+        assert torch.equal(attend(seed), call(q, k, k, dropout_p=0.5, seed=seed))
+    assert len(kept) <= 2
+
+
 def test_gradients_have_no_gradient() -> None:
     def of_rank(comm: ThreadRank) -> None:
         op = calls.load_op("causal")

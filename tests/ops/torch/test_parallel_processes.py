@@ -76,6 +76,11 @@ def distributed_tensors(mesh: Any, *, sums: bool) -> None:
     assert o.placements == lse.placements == (Shard(2),)
     do, dlse = (DTensor.from_local(layout.shard(x, 2), mesh, [Shard(2)]) for x in (inputs.do, inputs.dlse))
     found = torch.autograd.grad((o, lse), (q, k, v, slope), (do, dlse))
+    traced = torch.compile(
+        lambda q, k, v, slope: call(q, k, v, slope=slope, return_lse=True), fullgraph=True, backend="aot_eager"
+    )
+    of_graph = torch.autograd.grad(traced(q, k, v, slope), (q, k, v, slope), (do, dlse))
+    assert all(torch.equal(x.full_tensor(), y.full_tensor()) for x, y in zip(of_graph, found, strict=True))
     got = dict(zip(("dq", "dk", "dv", "dslope"), found, strict=True)) | {"o": o.detach(), "lse": lse.detach()}
     for name, x in got.items():
         whole = x.full_tensor() if name == "dslope" else layout.unshard(x.to_local(), 2)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from codegen.testing import calls
 from generated._runtime.torch.parallel.collectives import Alone
+from generated._runtime.torch.parallel.context_parallel import MOST_KINDS
 from generated._runtime.torch.parallel.tape import Notes, Tape
 from generated.torch_parallel import context_parallel, plan
 from tests.support.ranks import ThreadRank, grid_of, run_ranks
@@ -74,6 +75,40 @@ def test_other_arguments_are_another_kind_of_call() -> None:
         assert torch.equal(call(q, k, 2 * k, size=8), 2 * call(q, k, k, size=8))
 
     run_ranks(2, of_rank)
+
+
+@pytest.mark.parametrize("strategy", ["heads", "gather", "exchange", "ring"])
+def test_a_tape_serves_every_seed(strategy: str) -> None:
+    def of_rank(comm: ThreadRank) -> None:
+        op = calls.load_op("causal_dropout")
+        layout = plan(op, comm, seq=SEQ, heads=HEADS, head_dim=DIM, strategy=strategy)
+        again, anew = context_parallel(op, layout), context_parallel(op, layout, check=False)
+        sizes = {"q": HEADS[0], "k": HEADS[1], "v": HEADS[1]}
+        tensors = {name: torch.randn(1, heads, layout.local, DIM) for name, heads in sizes.items()}
+        do, found = torch.randn(tensors["q"].shape), []
+        for seed in range(2**63 - 80, 2**63):
+            found.append(step(again, tensors, do, dropout_p=0.5, seed=seed))
+            if seed % 20 == 19:
+                anew._tapes.clear()
+                want = step(anew, tensors, do, dropout_p=0.5, seed=seed)
+                assert all(torch.equal(x, y) for x, y in zip(found[-1], want, strict=True))
+        assert not torch.equal(found[-1][0], found[-2][0])
+        assert [type(tape) for tape in again._tapes.values()] == [Tape, Tape], "a seed is another kind of call"
+        assert len(again._checked) == 1
+        with pytest.raises(ValueError, match="seed: expected an int from 0 to"):
+            again(**tensors, dropout_p=0.5, seed=2**63)
+
+    run_ranks(2, of_rank)
+
+
+def test_the_kinds_that_are_used_are_kept() -> None:
+    op, (q, k, v) = calls.load_op("window"), torch.randn(3, 1, HEADS[0], SEQ, DIM)
+    call = context_parallel(op, plan(op, 1, seq=SEQ, heads=(4, 4), head_dim=DIM, size=8))
+    for size in range(1, 200):
+        call(q, k, v, size=1000)
+        call(q, k, v, size=size)
+    assert len(call._tapes) == len(call._checked) == MOST_KINDS
+    assert [type(tape) for tape in call._tapes.values()].count(Tape) == 1
 
 
 def test_gradients_of_own_tensors_and_tensors_that_masks_read_are_computed_anew() -> None:

@@ -10,7 +10,7 @@ from ..checks import fail
 from .shards import Chunk, KeyNeeds, Layout
 from .work import Array, VariantWork
 
-NO_SINK = -1e30
+NO_SINK = float("-inf")
 """A sink that adds nothing to a row's denominator: the row's own sink counts in one step alone."""
 
 

@@ -12,12 +12,27 @@ from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork
 from .collectives import Collectives
 
+_FIELDS = ("ranks", "seq", "heads", "head_dim", "cu_seqlens", "segments_digest", "strategy", "head_groups")
+_TABLES = ("chunks", "needs")
+"""What a layout computes with. Estimates are no part of it: their last bits may differ on hosts with other CPUs."""
+
+_LONGEST = 100
+"""Longer texts are compared, and told, by a digest."""
+
 
 def described(layout: Layout, work: VariantWork, given: Mapping[str, Any]) -> dict[str, str]:
     """What must be equal on all ranks: the layout, and the dtype and shape of each tensor, or a number's value."""
-    digest = hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
     texts = {name: _text(value, is_number=name not in work.tensors) for name, value in sorted(given.items())}
-    return {"layout of plan(...)": digest} | texts
+    return {f"{name} of the layout": _short(text) for name, text in _fields(layout).items()} | texts
+
+
+def _fields(layout: Layout) -> dict[str, str]:
+    found = {name: repr(getattr(layout, name)) for name in (*_FIELDS, *_TABLES)}
+    return found if layout.nodes is None else found | {"nodes": repr(_fields(layout.nodes))}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"one with the digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _text(value: Any, *, is_number: bool) -> str:

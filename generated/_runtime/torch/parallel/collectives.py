@@ -172,6 +172,7 @@ def collectives_of(mesh: Any) -> Collectives | None:
     A pair of such arguments is a grid: the nodes, and the ranks of a node.
     """
     if getattr(mesh, "ndim", 1) == 2 and hasattr(mesh, "mesh_dim_names"):
+        _check_is_in(mesh)
         return GridCollectives(*(GroupCollectives(mesh.get_group(axis), mesh.device_type) for axis in (0, 1)))
     if isinstance(mesh, tuple) and len(mesh) == 2:
         outer, inner = map(_exchanges_of, mesh)
@@ -180,13 +181,15 @@ def collectives_of(mesh: Any) -> Collectives | None:
 
 
 def _exchanges_of(mesh: Any) -> Exchanges | None:
+    import torch.distributed as dist
+
     if isinstance(mesh, int) and not isinstance(mesh, bool):
+        if dist.is_available() and mesh == dist.GroupMember.NON_GROUP_MEMBER:
+            fail("plan", "mesh", "a process group that this rank is in", "GroupMember.NON_GROUP_MEMBER")
         return Alone() if mesh == 1 else None
     if all(hasattr(mesh, name) for name in ("all_gather", "all_to_all", "gather_objects")):
         found: Exchanges = mesh
         return found
-    import torch.distributed as dist
-
     if dist.is_available():
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -194,9 +197,16 @@ def _exchanges_of(mesh: Any) -> Exchanges | None:
             if mesh.ndim != 1:
                 expected = 'a mesh of one dim, such as `mesh["cp"]`, or of two, nodes and the ranks of a node'
                 fail("plan", "mesh", expected, f"one of {mesh.ndim} dims, {mesh.mesh_dim_names}")
+            _check_is_in(mesh)
             return GroupCollectives(mesh.get_group(), mesh.device_type)
         if isinstance(mesh, dist.ProcessGroup):
-            backend = str(dist.get_backend(mesh))
-            return GroupCollectives(mesh, "cuda" if "nccl" in backend else "cpu")
+            # Of a group with a backend for each kind of device, such as "cpu:gloo,cuda:nccl", get_backend knows none.
+            has_nccl = "nccl" in dist.get_backend_config(mesh) and torch.cuda.is_available()
+            return GroupCollectives(mesh, "cuda" if has_nccl else "cpu")
     expected = "a DeviceMesh of one dim or two, a process group, or a number of ranks"
     fail("plan", "mesh", expected, type(mesh).__name__)
+
+
+def _check_is_in(mesh: Any) -> None:
+    if mesh.get_coordinate() is None:
+        fail("plan", "mesh", "a mesh that this rank is in", f"one of the ranks {mesh.mesh.tolist()}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.checks import PACKED, ArgumentError, check_flag, fail
+from ...core.checks import PACKED, SEED_END, check_flag, fail
 from ...core.parallel.calls import TOKENS, check_call, form_of, local_axes, row_axis
 from ...core.parallel.shards import Layout
 from ...core.parallel.work import VariantWork, work_of
@@ -22,11 +22,11 @@ from .collectives import Collectives
 from .dtensors import LocalParts, is_distributed
 from .operators import attend, registered
 from .rank_call import LAYOUT, RankCall
-from .tape import Notes, Tape
+from .tape import Notes, Number, Tape
 from .transforms import attend as attend_transformed
 
 MOST_KINDS = 64
-"""The most kinds of calls whose checks, and whose tapes, are remembered. Before one more is, all are forgotten."""
+"""The most kinds of calls whose checks, and whose tapes, are remembered. Those used least recently are forgotten."""
 
 _INPUTS = ("q", "k", "v")
 _NEW, _SEEN = object(), object()  # States of a kind of call without a tape: never seen; seen once.
@@ -50,7 +50,7 @@ class ContextParallel:
         self.op, self.work, self.layout, self.comm = op, work, layout, comm
         self.check, self.sums_gradients = check, sums_gradients
         self._is_checked = False
-        self._checked: set[Any] = set()
+        self._checked: dict[Any, None] = {}
         self._tapes: dict[Any, Tape | object | None] = {}
         needs = (layout.nodes or layout).needs
         self._reads_values = any(isinstance(value, str) for each in needs for _, value in each.arguments)
@@ -71,11 +71,12 @@ class ContextParallel:
 
         The local parts of DTensors are taken. If q is a DTensor, o and lse are DTensors, too.
         """
-        wants_lse = check_flag(self.work.op, "return_lse", keywords.get("return_lse", False))
+        wants_lse = keywords.get("return_lse", False)
         if is_distributed(q):
             given: dict[str, Any] = {"q": q, "k": k, "v": v, **keywords}
             parts = LocalParts(self.work, self.layout, self.comm, given, LAYOUT, sums=self.sums_gradients)
-            parts.given["return_lse"] = True
+            if isinstance(wants_lse, bool):  # else it is refused
+                parts.given["return_lse"] = True
             results = parts.whole(*self(**parts.given))
             return results if wants_lse else results[0]
         if all(isinstance(x, Tensor) for x in (q, k, v)):
@@ -105,22 +106,22 @@ class ContextParallel:
             elif isinstance(value, float):
                 of_floats.append(name)
                 floats.append(value)
-            elif isinstance(value, int) and not isinstance(value, bool) and name != "seed":
+            elif isinstance(value, int) and not isinstance(value, bool):
                 of_integers.append(name)
                 integers.append(value)
             else:
-                words.append(f"{name}={value!r}")  # a seed may exceed a signed 64-bit integer
+                words.append(f"{name}={value!r}")
         kinds = (",".join(names), ",".join(of_integers), ",".join(of_floats))
         text = "|".join((PACKED if q.dim() == 3 else keywords.get("layout", LAYOUT), *kinds))
         o, lse = attend(self.key, text, "\n".join(words), tensors, integers, floats)
-        return (o, lse) if wants_lse else o
+        return (o, lse) if check_flag(self.work.op, "return_lse", wants_lse) else o
 
     # --------------------------------------------------------------------------------------- what the operators compute
 
     def forward(self, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """o and lse of the rows of this rank."""
-        if not self._is_checked and not torch.compiler.is_compiling():
-            self.checked(given)
+        # A graph may run with shapes and numbers with which no call was checked yet.
+        self.checked(given)
         o, lse, _ = self.computed(given, wants_lse=True)
         assert lse is not None
         return o, lse
@@ -128,13 +129,12 @@ class ContextParallel:
     def computed(self, given: Mapping[str, Any], *, wants_lse: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """o and lse from checked arguments, and tensors that `derived` may take in place of q, k, v, o and lse."""
 
-        def results(op: Any, comm: Collectives) -> list[Tensor | None]:
-            o, lse, kept = self._call(op, comm, given).forward(wants_lse=wants_lse)
+        def results(op: Any, comm: Collectives, seed: int | None) -> list[Tensor | None]:
+            o, lse, kept = self._call(op, comm, given, seed).forward(wants_lse=wants_lse)
             return [o, lse, *kept]
 
         tensors = [x for x in given.values() if isinstance(x, Tensor)]
-        others = [(name, repr(x)) for name, x in given.items() if not isinstance(x, Tensor)]
-        o, lse, *kept = self._again((tuple(given), *others, wants_lse), tensors, results)
+        o, lse, *kept = self._again((*_kind_of(given), wants_lse), tensors, _seed_of(given), results)
         return o, lse, kept
 
     def derived(
@@ -151,47 +151,52 @@ class ContextParallel:
         k and v are read.
         """
 
-        def results(op: Any, comm: Collectives) -> list[Tensor]:
-            found = self._call(op, comm, given).backward(saved, gradients, wanted, kept)
+        def results(op: Any, comm: Collectives, seed: int | None) -> list[Tensor]:
+            found = self._call(op, comm, given, seed).backward(saved, gradients, wanted, kept)
             return [found[name] for name in wanted]
 
         own = [x for name, x in given.items() if isinstance(x, Tensor) and (saved or name not in _INPUTS)]
         tensors = [x for x in (*own, *(saved or ()), *gradients, *kept) if x is not None]
-        others = [(name, repr(x)) for name, x in given.items() if not isinstance(x, Tensor)]
         shapes = [given[name].shape for name in _INPUTS]
-        looks = (tuple(given), *others, *shapes, tuple(wanted), saved is None, gradients[1] is None)
+        looks = (*_kind_of(given), *shapes, tuple(wanted), saved is None, gradients[1] is None)
         kind = looks if set(wanted) <= set(_INPUTS) else None
-        return dict(zip(wanted, self._again(kind, tensors, results), strict=True))
+        return dict(zip(wanted, self._again(kind, tensors, _seed_of(given), results), strict=True))
 
     def _again(
-        self, kind: Any, tensors: Sequence[Tensor], compute: Callable[[Any, Collectives], list[Any]]
+        self,
+        kind: Any,
+        tensors: Sequence[Tensor],
+        seed: int | None,
+        compute: Callable[[Any, Collectives, int | None], list[Any]],
     ) -> list[Any]:
-        """What `compute(op, collectives)` returns. If a call of this kind was recorded, its tape computes that.
+        """What `compute(op, collectives, seed)` returns. If a call of this kind was recorded, its tape computes that.
 
         Args:
-            kind: all that decides what is computed, except what `tensors` look like; None for a call that is never
-                recorded. No other tensors may be read.
+            kind: all that decides what is computed, except the seed and what `tensors` look like; None for a call that
+                is never recorded. No other tensors may be read.
         """
         if torch.is_grad_enabled() or torch.is_autocast_enabled(tensors[0].device.type):
             with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-                return self._again(kind, tensors, compute)
+                return self._again(kind, tensors, seed, compute)
         if kind is None or self._reads_values or is_seen_by_others() or not _is_current(tensors[0]):
-            return compute(self.op, self.comm)
+            return compute(self.op, self.comm, seed)
         key = (kind, *[(x.dtype, x.shape, x.stride(), x.storage_offset(), x.device) for x in tensors])
-        tape = self._tapes.get(key, _NEW)
+        # The kind that was used last is the last one of the dict.
+        tape = self._tapes.pop(key, _NEW)
+        self._tapes[key] = _SEEN if tape is _NEW else tape
         if isinstance(tape, Tape):
-            return tape(tensors)
+            return tape([*tensors, seed])
         if tape is not _SEEN:
-            if len(self._tapes) == MOST_KINDS:
-                self._tapes.clear()
-            self._tapes.setdefault(key, _SEEN)
-            return compute(self.op, self.comm)
-        with Notes(tensors, self.op, self.comm) as notes:
-            results = compute(notes.op, notes.comm)
+            _keep_the_last(self._tapes)
+            return compute(self.op, self.comm, seed)
+        number = None if seed is None else Number(seed)
+        with Notes([*tensors, number], self.op, self.comm) as notes:
+            results = compute(notes.op, notes.comm, number)
         self._tapes[key] = notes.tape(results)
         return results
 
-    def _call(self, op: Any, comm: Collectives, given: Mapping[str, Any]) -> RankCall:
+    def _call(self, op: Any, comm: Collectives, given: Mapping[str, Any], seed: int | None) -> RankCall:
+        given = given if seed is None else {**given, "seed": seed}
         return RankCall(op, self.work, self.layout, comm, given, sums_gradients=self.sums_gradients)
 
     # --------------------------------------------------------------------------------------------------------- checks
@@ -200,26 +205,31 @@ class ContextParallel:
         """Raise an error for arguments that cannot be computed, on every rank, before anything is sent."""
         looks = _looks(given)
         if looks in self._checked and not self.check:
+            self._checked[looks] = self._checked.pop(looks)
             return
         problem: Exception | None = None
         try:
             self._refuse(given)
-        except (ArgumentError, NotImplementedError) as error:
+        except Exception as error:
+            # Whatever it is, the other ranks are told of it: they would wait for this one.
             problem = error
         if self.check or (self.check is None and not self._is_checked):
             agree(self.comm, self.work.op, described(self.layout, self.work, given), problem)
         if problem is not None:
             raise problem
         self._is_checked = True
-        if len(self._checked) == MOST_KINDS:
-            self._checked.clear()
-        self._checked.add(looks)
+        self._checked[looks] = None
+        _keep_the_last(self._checked)
 
     def _refuse(self, given: Mapping[str, Any]) -> None:
         op, layout = self.work.op, self.layout
         for name in ("q", "k", "v"):
-            if not isinstance(given[name], Tensor):
-                fail(op, name, "a tensor", type(given[name]).__name__)
+            x = given[name]
+            if not isinstance(x, Tensor):
+                fail(op, name, "a tensor", type(x).__name__)
+            if x.layout is not torch.strided or x.is_meta:
+                fail(op, name, "a strided tensor with values", f"one of {x.layout} on {x.device}")
+        check_flag(op, "return_lse", given.get("return_lse", False))
         check_call(self.work, layout, self._parameters, given, LAYOUT)
         q = given["q"]
         for name in ("k", "v"):
@@ -233,6 +243,8 @@ class ContextParallel:
     def _check_tensor(self, name: str, x: Any, q: Tensor) -> None:
         """Check what the op cannot check of a meta tensor: its device, and ids and lengths with the rank's own rows."""
         op = self.work.op
+        if is_distributed(x):
+            fail(op, name, "a local tensor beside a q that is no DTensor, such as `x.to_local()`", "a DTensor")
         if isinstance(x, Tensor) and (x.dim() or name in self.work.tensors) and x.device != q.device:
             fail(op, name, f"device {q.device}, that of q", x.device)
         if name == "kv_lengths" or name in TOKENS:
@@ -287,11 +299,33 @@ def call_of(
 
 
 def _looks(given: Mapping[str, Any]) -> Any:
-    """What the checks of a call read of its arguments: they read no values of tensors."""
+    """What the checks of a call read of its arguments: no values of tensors, and of a seed only whether it is one."""
+    seed = _seed_of(given)
+    is_seed = seed is not None and 0 <= seed < SEED_END
     return tuple(
-        (name, x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else (name, type(x), repr(x))
+        (name, x.shape, x.dtype, x.device, x.requires_grad)
+        if isinstance(x, Tensor)
+        else (name, int if name == "seed" and is_seed else (type(x), repr(x)))
         for name, x in given.items()
     )
+
+
+def _kind_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The names of a call's arguments, and the values of those that are neither tensors nor its seed."""
+    is_seeded = _seed_of(given) is not None
+    others = (x for x in given.items() if not isinstance(x[1], Tensor) and not (is_seeded and x[0] == "seed"))
+    return tuple(given), *((name, repr(x)) for name, x in others)
+
+
+def _seed_of(given: Mapping[str, Any]) -> int | None:
+    """The seed of a call, which often is another one in each step; None for another kind of number."""
+    seed = given.get("seed")
+    return seed if type(seed) is int else None
+
+
+def _keep_the_last(found: dict[Any, Any]) -> None:
+    if len(found) > MOST_KINDS:
+        del found[next(iter(found))]
 
 
 def _is_current(x: Tensor) -> bool:
