@@ -45,9 +45,11 @@ def hadamard(columns: int, seed: int, like: Tensor | None, dtype: Any, device: A
         fail("hadamard", "dtype", "a torch.dtype of floats, as `like` is no array of JAX", repr(dtype))
     if not dtype.is_floating_point:
         fail("hadamard", "dtype", "a dtype of floats", dtype)
-    matrix = torch.ones(1, 1, dtype=torch.float64)
+    # Computed on the CPU, whatever torch's default device is: equal numbers everywhere.
+    on_cpu: Any = {"dtype": torch.float64, "device": "cpu"}
+    matrix = torch.ones(1, 1, **on_cpu)
     while len(matrix) < columns:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
-    signs = torch.randint(0, 2, (columns, 1), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], **on_cpu), matrix)
+    signs = torch.randint(0, 2, (columns, 1), generator=torch.Generator("cpu").manual_seed(seed), device="cpu") * 2 - 1
     turn: Tensor = (matrix * signs / columns**0.5).to(device=device, dtype=dtype)
     return turn

@@ -157,7 +157,7 @@ def dropout_seed(op: str, dropout_p: float, seed: object) -> int:
         return 0  # Nothing is drawn: the state of the generator stays.
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         fail(op, "seed", "an int under torch.compile and torch.jit.trace, which would repeat one drawn seed", None)
-    return int(drawn_seed().item())
+    return int(host_number(op, "seed", drawn_seed()))
 
 
 def drawn_seed() -> Tensor:

@@ -15,7 +15,7 @@ BEGINS = {"cu_seqlens_q": "q", "cu_seqlens_k": "k"}
 """For each argument that says where packed sequences begin, the tensor with their tokens."""
 
 
-def refuse_tangents(op: str, **tensors: Tensor) -> None:
+def refuse_tangents(op: str, /, **tensors: Tensor) -> None:
     """Refuse a derivative in forward mode, which neither the kernels nor the reference in their place have."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return

@@ -139,6 +139,11 @@ SHARED: list[tuple[str, Callable[[], Arguments], str]] = [
     ("layout_none", lambda: {"layout": None}, "layout: expected 'bhsd' or 'bshd', got None"),
     ("scale_nan", lambda: {"scale": float("nan")}, "scale: expected a finite number or None, got nan"),
     ("scale_inf", lambda: {"scale": float("-inf")}, "scale: expected a finite number or None, got -inf"),
+    (
+        "scale_near_the_end",
+        lambda: {"scale": 3e38},
+        "scale: expected a number between -2**127 and 2**127, or None, got 3e+38",
+    ),
     ("scale_too_large", lambda: {"scale": 1e39}, "scale: expected a number that float32 holds, got 1e+39"),
     ("scale_str", lambda: {"scale": "0.1"}, "scale: expected a finite number or None, got '0.1'"),
     ("scale_bool", lambda: {"scale": True}, "scale: expected a finite number or None, got True"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,10 +25,43 @@ def test_transforms_give_the_gradients_of_backward(variant: str) -> None:
         ("document", {"v", "doc"}, False),
         ("forgetting", {"q", "g"}, True),
         ("causal", {"v", "cu_seqlens_q"}, True),
+        ("gpt_oss", {"q"}, True),
+        ("alibi", {"k"}, True),
+        ("relative_bias", {"v"}, True),
+        ("forgetting", {"k"}, True),
     ],
 )
 def test_vmap_is_one_call_after_the_other(variant: str, mapped: set[str], packed: bool) -> None:
     transforms.check_mapped(variant, DEVICE, mapped, packed)
+
+
+@pytest.mark.parametrize(
+    ("variant", "mapped", "packed"),
+    [
+        ("gpt_oss", {"q", "sink"}, True),
+        ("alibi", {"q", "slope"}, False),
+        ("forgetting", {"g"}, True),
+        ("causal", {"q", "cu_seqlens_q"}, True),
+    ],
+)
+def test_vmap_over_the_last_axis(variant: str, mapped: set[str], packed: bool) -> None:
+    transforms.check_mapped(variant, DEVICE, mapped, packed, axis=-1)
+
+
+@pytest.mark.parametrize("mapped", [{"slope", "kv_lengths"}, {"kv_lengths"}])
+def test_vmap_over_the_last_axis_of_lengths(mapped: set[str]) -> None:
+    """Lengths also become the offsets of batch rows."""
+    lengths = torch.tensor([[3, 8], [9, 1]], dtype=torch.int32, device=DEVICE)
+    transforms.check_mapped("alibi", DEVICE, mapped, axis=-1, kv_lengths=lengths, q_offset="end")
+
+
+@pytest.mark.parametrize("mapped", [{"q", "q_positions"}, {"slope", "q_positions"}])
+def test_vmap_over_the_last_axis_of_positions(mapped: set[str]) -> None:
+    positions = torch.stack([torch.arange(transforms.TOKENS), torch.arange(transforms.TOKENS) // 2]).to(DEVICE)
+    both = positions.int()[:, None].expand(2, 2, -1)
+    ids = torch.zeros(2, transforms.TOKENS, dtype=torch.int32, device=DEVICE)
+    options: dict[str, Any] = {"q_segment_ids": ids, "kv_positions": both[0], "q_positions": both}
+    transforms.check_mapped("alibi", DEVICE, mapped, axis=-1, **options)
 
 
 def test_unsupported_derivatives_are_refused() -> None:

@@ -102,6 +102,12 @@ def test_rotations_keep_scores(columns: int) -> None:
     assert not torch.equal(turn, hadamard(columns, dtype=torch.float64, seed=4)) or columns == 1
 
 
+def test_a_rotation_does_not_depend_on_the_default_device() -> None:
+    want, like = hadamard(64, seed=1), torch.zeros(1)
+    with torch.device("meta"):
+        assert torch.equal(hadamard(64, seed=1, like=like), want)
+
+
 def test_a_rotation_makes_outliers_cost_less() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 256, 128, dtype=torch.float64)

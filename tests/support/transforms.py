@@ -28,6 +28,8 @@ def arguments(variant: str, device: str, *, lead: tuple[int, ...] = (), packed: 
     rows = [TOKENS] if packed else [2, TOKENS]
     if variant in ("alibi", "gpt_oss"):
         found["slope" if variant == "alibi" else "sink"] = draw(2)
+    if variant == "relative_bias":
+        found["bias"] = draw(2, 5)
     if variant == "forgetting":
         found["g"] = -draw(*rows, 2).abs()
     if variant == "document":
@@ -63,15 +65,21 @@ def check_gradients_of_transforms(variant: str, device: str, **options: Any) -> 
         torch.testing.assert_close(rows[name].sum(0), want, rtol=1e-5, atol=1e-5)
 
 
-def check_mapped(variant: str, device: str, mapped: set[str], packed: bool = False, **options: Any) -> None:
-    """`vmap` over some arguments gives the results of one call after the other, and so does `vmap` of the gradients."""
+def check_mapped(
+    variant: str, device: str, mapped: set[str], packed: bool = False, axis: int = 0, **options: Any
+) -> None:
+    """`vmap` over some arguments gives the results of one call after the other, and so does `vmap` of the gradients.
+
+    `axis`: the one that is mapped. Options that are named in `mapped` have it first.
+    """
     many = arguments(variant, device, lead=(2,), packed=packed)
     if "cu_seqlens_q" in mapped:
         many["cu_seqlens_q"] = torch.tensor([[0, 4, TOKENS], [0, 0, TOKENS]], device=device)
     elif packed:
         options["cu_seqlens_q"] = torch.tensor([0, 5, TOKENS], dtype=torch.int32, device=device)
+    many |= {name: options.pop(name) for name in mapped & set(options)}
     given = {name: x if name in mapped else x[0] for name, x in many.items()}
-    axes = {name: 0 if name in mapped else None for name in given}
+    axes = {name: axis if name in mapped else None for name in given}
     call = called(variant, **options)
 
     def gradients(x: Arguments) -> Arguments:
@@ -80,6 +88,8 @@ def check_mapped(variant: str, device: str, mapped: set[str], packed: bool = Fal
         return found
 
     each = [{name: x[i] if name in mapped else x for name, x in given.items()} for i in range(2)]
+    # Elements of another axis than the first are views with gaps.
+    given = {name: x.movedim(0, axis).contiguous() if name in mapped else x for name, x in given.items()}
     got = torch.func.vmap(call, in_dims=(axes,))(given)
     torch.testing.assert_close(got, torch.stack([call(one) for one in each]), rtol=1e-6, atol=1e-6)
     found, wanted = torch.func.vmap(gradients, in_dims=(axes,))(given), [gradients(one) for one in each]

@@ -18,6 +18,7 @@ INT_LIMIT = 2**30
 # Loop bounds add a scalar to the position of a row, and round the sum up to whole blocks.
 OFFSET_LIMIT = 2**29
 LARGEST_FLOAT = 3.4028234663852886e38
+LARGEST_SCALE = 2.0**127
 SEED_END = 2**63
 # Dropout counts heads over all batch rows in one 32-bit word, which JAX carries as an int32.
 HEADS_END = 2**31
@@ -94,7 +95,13 @@ def host_number(op: str, argument: str, value: Any) -> Any:
             fail(op, argument, expected, f"a tensor [] on {value.device}; its item() waits")
         if value.requires_grad:
             fail(op, argument, "a number, which has no gradient", "a tensor [] that requires grad; detach it")
-        return value.item()
+        try:
+            return value.item()
+        except RuntimeError as error:
+            if "vmap" in str(error):
+                expected = "a number that is the same in all elements of a torch.func.vmap"
+                fail(op, argument, expected, "one that differs between them")
+            raise
     return value
 
 
@@ -155,7 +162,9 @@ def check_sizes(op: str, argument: str, shape: Sequence[int], expected: Sequence
 
 
 def check_scale(op: str, scale: object) -> None:
-    check_finite(op, "scale", scale, "a finite number or None", lambda _: True)
+    if abs(check_finite(op, "scale", scale, "a finite number or None", lambda _: True)) > LARGEST_SCALE:
+        # Kernels multiply it by log2(e), which float32 must hold.
+        fail(op, "scale", "a number between -2**127 and 2**127, or None", repr(scale))
 
 
 def check_finite(op: str, argument: str, value: Any, expected: str, fits: Callable[[float], bool]) -> float:

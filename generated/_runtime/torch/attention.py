@@ -45,6 +45,12 @@ _TYPES = {
 
 _ROWS = ("q", "k", "v", "o", "do")
 
+_DENSE = ("lse", "dlse", "decay", "row_offsets", "cu_seqlens_q", "cu_seqlens_k")
+"""Arguments that kernels read without strides."""
+
+_DENSE_ROWS = ("q_positions", "kv_positions")
+"""Arguments of which kernels know the stride of rows alone."""
+
 
 class Kernels:
     """The kernels of a variant in one mode of calls.
@@ -186,7 +192,6 @@ class Kernels:
             return plain_backward(self._reference, results, named["do"], named["dlse"], places, whole, *forwarded)
         wait_for_backward(self)
         given = _in_memory(self._as_rows(named))
-        given["dlse"] = None if given["dlse"] is None else given["dlse"].contiguous()
         dq, dk, dv, *own = self.modules.launch.backward(backend, **given)
         if self._own_gradients is not None:
             sums = dict(zip(self._sums, own, strict=True))
@@ -270,8 +275,12 @@ class Kernels:
 
 
 def _in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a launch, as kernels read them."""
-    return {name: in_memory(x) for name, x in given.items()}
+    """The arguments of a launch, as kernels read them. Those of an element of a `vmap` may be views of any strides."""
+    found = {name: in_memory(x) for name, x in given.items()}
+    for name, x in found.items():
+        if (name in _DENSE and x is not None) or (name in _DENSE_ROWS and x is not None and x.stride(-1) != 1):
+            found[name] = x.contiguous()
+    return found
 
 
 def dequantised(x: Tensor, scale: Tensor, cu_seqlens: Tensor | None) -> Tensor:

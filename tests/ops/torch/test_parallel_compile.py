@@ -184,7 +184,8 @@ def test_arguments_of_every_call_are_compared_if_asked_for() -> None:
 
 def test_seeds_share_a_graph() -> None:
     """The first seed may have a graph of its own; each call drops what an eager call drops."""
-    op, kept = calls.load_op("causal_dropout"), []
+    op = calls.load_op("causal_dropout")
+    kept: list[Any] = []
     layout = plan(op, 1, seq=SEQ, heads=HEADS, head_dim=DIM)
     call, q, k = context_parallel(op, layout), torch.randn(1, 4, SEQ, DIM), torch.randn(1, 2, SEQ, DIM)
     attend = torch.compile(

@@ -7,7 +7,7 @@ import time
 from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -79,8 +79,8 @@ def distributed_tensors(mesh: Any, *, sums: bool) -> None:
     traced = torch.compile(
         lambda q, k, v, slope: call(q, k, v, slope=slope, return_lse=True), fullgraph=True, backend="aot_eager"
     )
-    of_graph = torch.autograd.grad(traced(q, k, v, slope), (q, k, v, slope), (do, dlse))
-    assert all(torch.equal(x.full_tensor(), y.full_tensor()) for x, y in zip(of_graph, found, strict=True))
+    of_graph: Any = torch.autograd.grad(traced(q, k, v, slope), (q, k, v, slope), (do, dlse))
+    assert all(torch.equal(x.full_tensor(), y.full_tensor()) for x, y in zip(of_graph, cast(Any, found), strict=True))
     got = dict(zip(("dq", "dk", "dv", "dslope"), found, strict=True)) | {"o": o.detach(), "lse": lse.detach()}
     for name, x in got.items():
         whole = x.full_tensor() if name == "dslope" else layout.unshard(x.to_local(), 2)

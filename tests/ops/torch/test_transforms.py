@@ -89,6 +89,19 @@ def test_batched_gradients_are_those_of_one_backward_each(results: str) -> None:
         torch.autograd.grad(outputs, wanted, gradients, is_grads_batched=True, create_graph=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("scale", torch.tensor([1.0, 2.0])), ("q_offset", torch.tensor([1, 2])), ("seed", torch.tensor([1, 2]))],
+)
+def test_vmap_over_a_number_is_refused(name: str, value: Tensor) -> None:
+    q, op = torch.randn(1, 2, 4, 16), load_op("causal_dropout")
+    text = f"causal_dropout: {name}: expected a number that is the same in all elements of a torch.func.vmap"
+    with pytest.raises(ValueError, match=text):
+        torch.func.vmap(lambda x: op(q, q, q, **{"dropout_p": 0.5, "seed": 1, name: x}))(value)
+    with pytest.raises(ValueError, match="causal_dropout: seed: expected a number that is the same"):
+        torch.func.vmap(lambda q: op(q, q, q, dropout_p=0.5), randomness="different")(q[None])
+
+
 def test_vmap_over_packings() -> None:
     transforms.check_mapped("forgetting", "cpu", {"q", "cu_seqlens_q"}, packed=True)
 
